@@ -1,0 +1,117 @@
+"""The candidate operations of a block. Each computes what the block adds to its input: block(x) = x + operation(x).
+
+Returning the addition, not the sum, lets a search weigh what an operation does without the term in x that all
+candidates share. Shape letters as in models/attention.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import RelativeAttention
+
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What every operation is built from. norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x)))."""
+
+    d_model: int
+    heads: int
+    d_ffn: int
+    dropout: float = 0.0
+    norm: str = "pre"
+    activation: str = "relu"
+
+
+class Operation(nn.Module):
+    """A branch with its own normalisation and dropout; subclasses give branch().
+
+    needs_memory says whether the operation reads positions before the segment.
+    """
+
+    needs_memory = False
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.post_norm = sizes.norm == "post"
+        self.norm = nn.LayerNorm(sizes.d_model)
+        self.dropout = nn.Dropout(sizes.dropout)
+
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
+        """x [B, L, D], memory [B, M, D] or None, positions [>= K, D] of descending distance. Returns [B, L, D]."""
+        context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)
+        if self.post_norm:
+            return self.norm(x + self.dropout(self.branch(context, x.shape[1], positions))) - x
+        return self.dropout(self.branch(self.norm(context), x.shape[1], positions))
+
+    def branch(self, context: Tensor, length: int, positions: Tensor) -> Tensor:
+        """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
+        raise NotImplementedError
+
+    @staticmethod
+    def flops(sizes: Sizes, batch: int, segment: int, memory: int) -> float:
+        """Floating-point operations of a forward pass, per token of the segment; a multiply-add counts as two.
+        Matrix products alone are counted, as computed (with the masked half of the scores)."""
+        raise NotImplementedError
+
+
+class Attention(Operation):
+    """Relative multi-head attention (arXiv 1901.02860)."""
+
+    needs_memory = True
+
+    def __init__(self, sizes: Sizes):
+        super().__init__(sizes)
+        self.attention = RelativeAttention(sizes.d_model, sizes.heads)
+
+    def branch(self, context, length, positions):
+        return self.attention(context, length, positions[-context.shape[1] :])
+
+    @staticmethod
+    def flops(sizes, batch, segment, memory):
+        keys_per_query = (segment + memory) / segment
+        square = 2 * sizes.d_model**2
+        projections = square * (2 + 2 * keys_per_query + keys_per_query / batch)  # q, o; k, v; positions once a batch
+        scores = 3 * 2 * sizes.d_model * (segment + memory)  # content, position, mixture of values
+        return projections + scores
+
+
+class Dense(Operation):
+    """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__(sizes)
+        self.expand = nn.Linear(sizes.d_model, sizes.d_ffn)
+        self.activation = ACTIVATIONS[sizes.activation]()
+        self.inner_dropout = nn.Dropout(sizes.dropout)
+        self.contract = nn.Linear(sizes.d_ffn, sizes.d_model)
+
+    def branch(self, context, length, positions):
+        return self.contract(self.inner_dropout(self.activation(self.expand(context))))
+
+    @staticmethod
+    def flops(sizes, batch, segment, memory):
+        return 2 * 2 * sizes.d_model * sizes.d_ffn
+
+
+class Identity(nn.Module):
+    """Adds nothing: the block that a search may leave out."""
+
+    needs_memory = False
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+
+    def forward(self, x, memory, positions):
+        """Returns a zero that broadcasts over [B, L, D]."""
+        return x.new_zeros(())
+
+    @staticmethod
+    def flops(sizes, batch, segment, memory):
+        return 0.0
+
+
+OPERATIONS = {"attention": Attention, "dense": Dense, "identity": Identity}

@@ -1,0 +1,118 @@
+"""Transformer-XL by composition (Dai et al. 2019, arXiv 1901.02860): embedding, blocks, output layer, memories.
+
+The backbone is given its blocks and cannot tell searched ones from fixed ones. Shape letters as in attention.py.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.attention import sinusoids
+from models.operations import OPERATIONS, Sizes
+from models.softmax import AdaptiveSoftmax, FullSoftmax
+
+Memories = list[Tensor | None]
+
+
+class Embedding(nn.Module):
+    """Token embedding, scaled by sqrt(D) so that a table small enough for a tied output layer gives inputs of size 1."""
+
+    def __init__(self, vocab_size: int, d_model: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, L] -> [B, L, D]"""
+        return F.embedding(tokens, self.weight) * self.weight.shape[1] ** 0.5
+
+
+class Block(nn.Module):
+    """x + operation(x): a block whose operation is fixed."""
+
+    def __init__(self, operation: nn.Module):
+        super().__init__()
+        self.operation = operation
+        self.needs_memory = operation.needs_memory
+
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
+        return x + self.operation(x, memory, positions)
+
+
+def extend_memory(memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
+    """The last memory_length positions of memory [B, M, D] and x [B, L, D], without gradient; None for length 0."""
+    if memory_length == 0:
+        return None
+    x = x.detach()
+    if memory is None or x.shape[1] >= memory_length:
+        return x[:, -memory_length:]
+    return torch.cat([memory, x], dim=1)[:, -memory_length:]
+
+
+class TransformerXL(nn.Module):
+    """A language model that reads a stream segment by segment, with a memory of each block's earlier inputs."""
+
+    def __init__(self, embedding: nn.Module, blocks: Sequence[nn.Module], head: nn.Module, sizes: Sizes):
+        super().__init__()
+        self.d_model = sizes.d_model
+        self.embedding = embedding
+        self.blocks = nn.ModuleList(blocks)
+        self.final_norm = nn.LayerNorm(sizes.d_model) if sizes.norm == "pre" else nn.Identity()
+        self.head = head
+        self.dropout = nn.Dropout(sizes.dropout)
+        initialise(self)
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
+    ) -> tuple[Tensor, Memories]:
+        """tokens, targets [B, L]; memories: one [B, M, D] or None per block, or None for a fresh stream.
+
+        Returns the nll of each target in nats, [B, L], and the memories for the next segment, each at most
+        memory_length long; a block that never looks back gets None.
+        """
+        memories = memories or [None] * len(self.blocks)
+        x = self.dropout(self.embedding(tokens))
+        longest = max((memory.shape[1] for memory in memories if memory is not None), default=0)
+        positions = sinusoids(longest + tokens.shape[1], self.d_model, x.dtype, x.device)
+        extended = []
+        for block, memory in zip(self.blocks, memories, strict=True):
+            extended.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)
+            x = block(x, memory, positions)
+        hidden = self.dropout(self.final_norm(x))
+        nll = self.head(hidden.flatten(0, 1), targets.flatten())
+        return nll.view(targets.shape), extended
+
+
+def initialise(model: nn.Module) -> None:
+    """Normal weights with standard deviation 1 / sqrt(inputs), so that a unit input stays of size 1; biases stay zero."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and not name.endswith("bias"):
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+
+
+def build_output(d_model: int, vocab_size: int, cutoffs: list[int], division: int, weight: nn.Parameter | None):
+    """Adaptive softmax where there are cutoffs, full softmax otherwise; tied where a weight is given."""
+    if cutoffs:
+        return AdaptiveSoftmax(d_model, vocab_size, cutoffs, division, weight)
+    return FullSoftmax(d_model, vocab_size, weight)
+
+
+def build_backbone(
+    blocks: Sequence[nn.Module],
+    sizes: Sizes,
+    vocab_size: int,
+    cutoffs: Sequence[int] = (),
+    tie_embeddings: bool = True,
+    division: int = 1,
+) -> TransformerXL:
+    """Compose a TransformerXL around the given blocks."""
+    embedding = Embedding(vocab_size, sizes.d_model)
+    tied = embedding.weight if tie_embeddings else None
+    head = build_output(sizes.d_model, vocab_size, list(cutoffs), division, tied)
+    return TransformerXL(embedding, blocks, head, sizes)
+
+
+def build_pattern(pattern: Sequence[str], sizes: Sizes, vocab_size: int, **output) -> TransformerXL:
+    """The ordinary Transformer-XL of a fixed layer pattern, a list of operation names."""
+    return build_backbone([Block(OPERATIONS[name](sizes)) for name in pattern], sizes, vocab_size, **output)

@@ -1,0 +1,299 @@
+"""Every option, with its meaning, unit, default and range. The one place where options stand; imports no torch.
+
+defaults < YAML file < section.key=value, all checked strictly: an error names the key, what was given and what is
+allowed, before anything is written.
+"""
+
+import difflib
+import json
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from nas.errors import InputError
+from nas.pattern import OPERATIONS
+
+
+def option(default, meaning, *, choices=None, minimum=None, above=None, maximum=None, below=None):
+    """A dataclass field that carries its documentation and its range."""
+    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "below": below}
+    metadata = {"meaning": meaning, **{name: limit for name, limit in limits.items() if limit is not None}}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class DataOptions:
+    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt, or a file")
+    tokenizer: str = option("sentencepiece", "sentencepiece (trained on the train split), bytes, words, or a .model file")
+    vocab_size: int | None = option(
+        8000, "pieces of sentencepiece, or most words of `words` (null: all); others have their own", minimum=2
+    )
+    lowercase: bool = option(False, "lowercase the text first; word figures are then not comparable")
+    newline: str = option("keep", "whether line ends are tokens; word figures need keep", choices=("keep", "drop"))
+    cache: str = option("~/.cache/par-nas", "folder for downloads and prepared tokens")
+
+
+@dataclass
+class ModelOptions:
+    d_model: int = option(128, "width of the residual stream", minimum=2)
+    heads: int = option(4, "attention heads; must divide d_model", minimum=1)
+    d_ffn: int = option(512, "inner width of a dense block", minimum=1)
+    blocks: int = option(6, "blocks of the SuperNet (a pattern file brings its own number)", minimum=1)
+    dropout: float = option(0.1, "dropout of embeddings, branches and dense blocks", minimum=0, below=1)
+    norm: str = option("pre", "where a block normalises", choices=("pre", "post"))
+    activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
+    cutoffs: list[int] = option([], "adaptive softmax: ids at which its clusters begin, increasing; []: full softmax")
+    division: int = option(1, "adaptive softmax: width of tail i is d_model / division^i (1 where tied)", minimum=1)
+    tie_embeddings: bool = option(True, "output layer shares the embedding's table")
+
+
+@dataclass
+class TrainOptions:
+    steps: int | None = option(1000, "training steps", minimum=1)
+    epochs: float | None = option(None, "passes over the training stream, instead of steps", above=0)
+    batch_size: int = option(32, "rows, each a contiguous stretch of the corpus", minimum=1)
+    segment: int = option(64, "tokens of a row per step", minimum=1)
+    memory: int = option(64, "positions each block remembers", minimum=0)
+    lr: float = option(3e-3, "peak learning rate of the weights (AdamW)", above=0)
+    lr_final: float = option(0.0, "learning rate at the end of the cosine, as a share of the peak", minimum=0, maximum=1)
+    warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
+    weight_decay: float = option(0.01, "AdamW weight decay of matrices", minimum=0)
+    clip: float = option(1.0, "largest gradient norm of the weights; 0: no clipping", minimum=0)
+    evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
+    log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
+    checkpoint_every: int = option(500, "steps between checkpoints", minimum=1)
+    patience: int = option(0, "retrain: evaluations without improvement before stopping early; 0: never", minimum=0)
+    threads: int | None = option(None, "CPU threads (null: PyTorch's choice)", minimum=1)
+
+
+@dataclass
+class TemperatureOptions:
+    start: float = option(1.0, "Gumbel-softmax temperature when the logits begin to learn", above=0)
+    end: float = option(0.1, "temperature at the last step, exactly", above=0)
+    schedule: str = option("exponential", "the way from start to end", choices=("exponential", "linear", "cosine"))
+
+
+@dataclass
+class LogitsOptimizerOptions:
+    lr: float = option(0.02, "learning rate of the logits (Adam)", above=0)
+    weight_decay: float = option(0.0, "Adam weight decay of the logits", minimum=0)
+
+
+@dataclass
+class LatencyOptions:
+    source: str = option("none", "cost of an operation: none, or flops (the same everywhere)", choices=("none", "flops"))
+    target: float = option(0.65, "cost as a ratio to the interleaved pattern's above which the loss grows", above=0)
+    weight: float = option(1.0, "nats added to the loss per unit of that ratio", minimum=0)
+    mode: str = option("target", "add the cost above the target, or always (penalty)", choices=("target", "penalty"))
+
+
+@dataclass
+class SearchOptions:
+    operations: list[str] = option(list(OPERATIONS), f"candidates of every block, of {', '.join(OPERATIONS)}")
+    sampling: str = option("hard", "hard: one sampled operation per block; soft: a mixture of all", choices=("hard", "soft"))
+    estimator: str = option(
+        "leave_one_out", "how logits learn in hard mode", choices=("leave_one_out", "straight_through")
+    )
+    paths: int = option(4, "leave_one_out: paths evaluated per logits step", minimum=2)
+    split: str = option(
+        "heldout", "logits learn on held-out training text, or on the weights' batches", choices=("heldout", "shared")
+    )
+    arch_fraction: float = option(
+        0.2, "heldout: share of the training stream, and of the steps, for the logits", above=0, maximum=0.5
+    )
+    warmup_steps: int = option(300, "steps in which weights train alone, with uniform paths", minimum=0)
+    stable_share: float = option(0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1)
+    stable_steps: int = option(1000, "for how many steps it must have kept it", minimum=1)
+    temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
+    optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
+    latency: LatencyOptions = field(default_factory=LatencyOptions)
+
+
+@dataclass
+class EvaluateOptions:
+    batch_size: int = option(16, "rows evaluated at once; figures do not depend on it", minimum=1)
+    segment: int | None = option(None, "tokens per step (null: train.segment)", minimum=1)
+    memory: int | None = option(None, "positions remembered (null: train.memory)", minimum=0)
+
+
+@dataclass
+class Config:
+    seed: int = option(1, "seed of initialisation, dropout and sampling", minimum=0)
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+
+
+TYPE_WORDS = {
+    int: "a whole number",
+    int | None: "a whole number or null",
+    float: "a number",
+    float | None: "a number or null",
+    bool: "true or false",
+    str: "text",
+    list[int]: "a list of whole numbers, such as [250, 2500]",
+    list[str]: "a list of names, such as [attention, dense]",
+}
+
+
+def options(config=Config, prefix=""):
+    """(dotted key, field) of every option, in order."""
+    for item in fields(config):
+        nested = item.default_factory if is_dataclass(item.default_factory) else None
+        if nested:
+            yield from options(nested, f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, item
+
+
+def document() -> str:
+    """A line per option: key, default, meaning, what is allowed."""
+    lines = []
+    for key, item in options():
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        shown = json.dumps(default).replace('"', "")
+        choices = item.metadata.get("choices")
+        allowed = f"  [{' | '.join(choices)}]" if choices else ""
+        lines.append(f"  {f'{key}={shown}':<34} {item.metadata['meaning']}{allowed}")
+    return "\n".join(lines)
+
+
+def load_config(path: str | Path, overrides: list[str]) -> Config:
+    """defaults < the YAML file < section.key=value overrides, checked. Raises InputError."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    layers = []
+    try:
+        layers.append((f"{path}: ", OmegaConf.load(path)))
+    except OSError as error:
+        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {error}") from None
+    for text in overrides:
+        key, separator, _ = text.partition("=")
+        if not separator or not key:
+            raise InputError(f"{text!r} is not of the form section.key=value")
+        check_known(key)
+        try:
+            layers.append(("", OmegaConf.from_dotlist([text])))
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise InputError(f"{text!r}: {first_line(error)}") from None
+
+    config = OmegaConf.structured(Config)
+    types = {key: item.type for key, item in options()}
+    for origin, layer in layers:
+        if layer is None or OmegaConf.is_list(layer) or not OmegaConf.is_config(layer):
+            raise InputError(f"{origin}the file must hold sections with keys, such as `train: {{steps: 100}}`")
+        given = flatten(OmegaConf.to_container(layer), origin)
+        try:
+            for key, value in given.items():
+                if isinstance(value, str) and "${" in value:
+                    raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}}) is not supported; give the value")
+                if types[key] is bool and not isinstance(value, bool):
+                    raise InputError(f"{origin}{key}={value!r} must be true or false")
+                OmegaConf.update(config, key, value)
+        except OmegaConfBaseException as error:
+            raise InputError(f"{origin}{key}={value!r} must be {TYPE_WORDS[types[key]]}") from error
+        # The later of the two ways to give the length wins, so that train.steps=10 shortens a run given in epochs.
+        if given.get("train.epochs") is not None and given.get("train.steps") is None:
+            config.train.steps = None
+        elif given.get("train.steps") is not None and given.get("train.epochs") is None:
+            config.train.epochs = None
+    result = OmegaConf.to_object(config)
+    check(result)
+    return result
+
+
+def first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def flatten(mapping: dict, origin: str, prefix: str = "") -> dict[str, Any]:
+    """{section: {key: value}} -> {"section.key": value}; raises InputError on an unknown key."""
+    sections = {key.rpartition(".")[0] for key, _ in options()} | {"search"}
+    flat = {}
+    for name, value in mapping.items():
+        key = f"{prefix}{name}"
+        if key in sections:
+            if not isinstance(value, dict):
+                raise InputError(f"{origin}{key} is a section; give its keys, such as {example_of(key)}")
+            flat.update(flatten(value, origin, f"{key}."))
+        else:
+            check_known(key, origin)
+            if isinstance(value, dict):
+                raise InputError(f"{origin}{key} takes a value, not a mapping")
+            flat[key] = value
+    return flat
+
+
+def example_of(section: str) -> str:
+    return next(key for key, _ in options() if key.startswith(f"{section}."))
+
+
+def check_known(key: str, origin: str = "") -> None:
+    known = [name for name, _ in options()]
+    if key in known:
+        return
+    below = [name for name in known if name.startswith(f"{key}.")]
+    if below:
+        raise InputError(f"{origin}{key} is a section; give one of its keys, such as {below[0]}")
+    same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    nearest = same_name[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0)
+    raise InputError(f"{origin}unknown key {key!r}; the nearest is {nearest[0]!r} (--help lists all)")
+
+
+def check(config: Config) -> None:
+    """Ranges, choices and what must fit together. Raises InputError that names the key."""
+    for key, item in options():
+        value = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        check_range(key, value, item.metadata)
+    model, train, search = config.model, config.train, config.search
+    if model.d_model % model.heads:
+        divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0]
+        raise InputError(
+            f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {', '.join(divisors)}"
+        )
+    if model.d_model % 2:
+        raise InputError(f"model.d_model={model.d_model} must be even: positions are pairs of sine and cosine")
+    if any(low >= high for low, high in zip([0, *model.cutoffs], model.cutoffs, strict=False)):
+        raise InputError(f"model.cutoffs={model.cutoffs} must be positive and increasing, such as [250, 2500]")
+    if model.tie_embeddings and model.division != 1:
+        raise InputError(f"model.division={model.division} needs model.tie_embeddings=false: a tied table has one width")
+    if train.steps is None and train.epochs is None:
+        raise InputError("train.steps and train.epochs are both null: give one of them")
+    if train.steps is not None and train.epochs is not None:
+        raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
+    if not search.operations or len(set(search.operations)) < len(search.operations):
+        raise InputError(f"search.operations={search.operations} must name different operations of {', '.join(OPERATIONS)}")
+    for name in search.operations:
+        if name not in OPERATIONS:
+            nearest = difflib.get_close_matches(name, OPERATIONS, n=1, cutoff=0)[0]
+            raise InputError(f"search.operations: unknown operation {name!r}; the nearest is {nearest!r} of {', '.join(OPERATIONS)}")
+
+
+def check_range(key: str, value, limits) -> None:
+    if value is None:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{key}={value} must be a finite number")
+    if "choices" in limits and value not in limits["choices"]:
+        nearest = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0)[0]
+        raise InputError(f"{key}={value} must be one of {', '.join(limits['choices'])}; the nearest is {nearest}")
+    tests = {
+        "minimum": (lambda limit: value >= limit, "at least"),
+        "above": (lambda limit: value > limit, "greater than"),
+        "maximum": (lambda limit: value <= limit, "at most"),
+        "below": (lambda limit: value < limit, "less than"),
+    }
+    for name, (passes, words) in tests.items():
+        if name in limits and not passes(limits[name]):
+            raise InputError(f"{key}={value} must be {words} {limits[name]}")

@@ -1,0 +1,83 @@
+"""Prepared tokens as memory maps, and context batches over them: each row is one contiguous stretch of the corpus."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from models.transformer_xl import Memories
+from nas.errors import InputError
+from nas.tokenizer import load_tokenizer
+
+
+class Corpus:
+    """A folder that nas.prepare made: the splits as memory maps of ranked ids, and how to read them as text."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.meta = yaml.safe_load((folder / "meta.yaml").read_text())
+        self.vocab_size = self.meta["vocab_size"]
+
+    def tokens(self, split: str) -> np.ndarray:
+        """Ranked ids [tokens] of a split, as a memory map."""
+        if self.meta["splits"][split]["tokens"] == 0:
+            return np.empty(0, dtype=self.meta["dtype"])
+        return np.memmap(self.folder / f"{split}.bin", dtype=self.meta["dtype"], mode="r")
+
+    def counts(self) -> np.ndarray:
+        """Frequency of each rank in the train split [V], descending."""
+        return np.load(self.folder / "counts.npy")
+
+    def decode(self, ranks: np.ndarray) -> bytes:
+        """Ranked ids -> the text they stand for."""
+        tokenizer = load_tokenizer(self.folder, self.meta["tokenizer"], self.meta["newline"] == "keep")
+        return tokenizer.decode(np.load(self.folder / "ids.npy")[ranks])
+
+
+@dataclass
+class Batch:
+    """tokens and targets [B, L]; memories of the same rows, from the segments before (None at the stream's start)."""
+
+    tokens: Tensor
+    targets: Tensor
+    memories: Memories | None
+
+
+class ContextBatches:
+    """An endless walk over a stream in B contiguous rows, a segment at a time, with the rows' memories.
+
+    At the end of the rows the walk starts again with empty memories. Up to B - 1 tokens at the end of the stream and a
+    remainder shorter than a segment at the end of a row are not trained on.
+    Raises InputError where a row is shorter than one segment and its last target.
+    """
+
+    def __init__(self, stream: np.ndarray, batch_size: int, segment: int, name: str = "train"):
+        row = len(stream) // batch_size
+        self.segment = segment
+        self.per_pass = (row - 1) // segment
+        if self.per_pass < 1:
+            raise InputError(
+                f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
+                f"train.segment={segment} tokens and a target (needs {batch_size * (segment + 1):,}); "
+                "make one of them smaller"
+            )
+        self.rows = stream[: batch_size * row].reshape(batch_size, row)
+        self.position = 0  # segments read in this pass
+        self.memories: Memories | None = None  # set by whoever has run the model on a batch
+
+    def next(self) -> Batch:
+        if self.position == self.per_pass:
+            self.position, self.memories = 0, None
+        start = self.position * self.segment
+        self.position += 1
+        window = torch.from_numpy(self.rows[:, start : start + self.segment + 1].astype(np.int64))
+        return Batch(window[:, :-1], window[:, 1:], self.memories)
+
+    def state_dict(self) -> dict:
+        return {"position": self.position, "memories": self.memories}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position, self.memories = state["position"], state["memories"]

@@ -1,0 +1,41 @@
+"""What a user sees when something is wrong: one line and an exit status, never a traceback."""
+
+import sys
+from collections.abc import Callable
+
+
+class InputError(Exception):
+    """What the user gave cannot work; the message names what is wrong and what would be right. Exit status 2."""
+
+
+class RunError(Exception):
+    """A run failed on its way; the message says where and what is left usable. Exit status 1."""
+
+
+class Interrupted(Exception):
+    """The user stopped the run; the message says how to go on. Exit status 130."""
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Run a script's main(); turn the errors above, Ctrl-C and failing disks into one line and an exit status."""
+    try:
+        main()
+    except InputError as error:
+        fail(2, f"error: {error}")
+    except RunError as error:
+        fail(1, f"error: {error}")
+    except Interrupted as stop:
+        fail(130, str(stop))
+    except KeyboardInterrupt:
+        fail(130, "interrupted")
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away (`| head`): nothing to tell it
+        sys.exit(1)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        fail(1, f"error: {error.strerror or error}{where}")
+
+
+def fail(status: int, message: str) -> None:
+    print(" ".join(message.split()), file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,83 @@
+"""The evaluation protocol: the stream in order, from an empty memory, every token but the first predicted once.
+
+Several rows are read at once for speed. So that the figures do not depend on how many, each row first reads the
+segments that its memories reach back to, without counting them: a block sees at most ceil(memory / segment) segments
+back, so all N of them together N times as many.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from nas.data import Corpus
+
+
+@torch.no_grad()
+def total_nll(
+    model: nn.Module, tokens: np.ndarray, batch_size: int, segment: int, memory: int, looking_back: int
+) -> tuple[float, int]:
+    """Sum of the nll of tokens[1:] in nats, and how many they are.
+
+    model(tokens [B, L], targets [B, L], memories, memory_length) -> (nll [B, L], memories); looking_back: how many of
+    its blocks have a memory. The model's mode (train or eval) is restored. Raises ValueError below two tokens.
+    """
+    predictions = len(tokens) - 1
+    if predictions < 1:
+        raise ValueError(f"a stream of {len(tokens)} tokens has nothing to predict")
+    segments = -(-predictions // segment)
+    warm = min(segments, looking_back * -(-memory // segment))
+    per_row = max(1, -(-(segments - warm) // batch_size))
+    rows = max(1, -(-(segments - warm) // per_row))
+    # Row r reads the segments r * per_row, ..., r * per_row + warm + per_row - 1; all but row 0 count only the last
+    # per_row of them. The end is padded; causality keeps the padding from mattering.
+    padded = torch.zeros((rows * per_row + warm) * segment + 1, dtype=torch.int64)
+    padded[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+    starts = torch.arange(rows)[:, None] * per_row * segment
+    offsets = torch.arange(segment + 1)[None, :]
+
+    was_training, total, counted, memories = model.training, 0.0, 0, None
+    model.eval()
+    for step in range(warm + per_row):
+        places = starts + step * segment + offsets  # [rows, segment + 1]
+        window = padded[places]
+        nll, memories = model(window[:, :-1], window[:, 1:], memories, memory)
+        counts = places[:, 1:] <= predictions
+        if step < warm:
+            counts[1:] = False
+        total += nll.double()[counts].sum().item()
+        counted += int(counts.sum())
+    model.train(was_training)
+    return total, counted
+
+
+def count_looking_back(blocks) -> int:
+    return sum(block.needs_memory for block in blocks)
+
+
+def evaluate_split(
+    model: nn.Module, corpus: Corpus, split: str, batch_size: int, segment: int, memory: int, looking_back: int
+) -> dict:
+    """The figures of section 7 of the design for one split; bits and word perplexity refer to the original text."""
+    total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back)
+    about = corpus.meta["splits"][split]
+    return {
+        "nll": total,
+        "tokens": counted,
+        "nll_per_token": total / counted,
+        "perplexity": exp(total / counted),
+        "words": about["words"],
+        "word_perplexity": exp(total / about["words"]),
+        "word_perplexity_comparable": about["words_kept"],
+        "bytes": about["bytes"],
+        "bits_per_byte": total / math.log(2) / about["bytes"],
+        "bits_per_byte_comparable": about["lossless"],
+    }
+
+
+def exp(x: float) -> float:
+    """exp that says `infinite` instead of raising OverflowError."""
+    return math.exp(x) if x < 700 else math.inf
+
+

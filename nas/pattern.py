@@ -1,0 +1,50 @@
+"""The pattern file: a fixed list of operations as YAML that a person can read, edit and share. Imports no torch."""
+
+from pathlib import Path
+
+import yaml
+
+from nas.errors import InputError
+
+FORMAT = "par-pattern/1"
+OPERATIONS = ("attention", "dense", "identity")  # the keys of models.operations.OPERATIONS, known here without torch
+
+
+def interleaved(blocks: int) -> list[str]:
+    """The usual Transformer: attention and dense in turn."""
+    return [OPERATIONS[index % 2] for index in range(blocks)]
+
+
+def abbreviate(blocks: list[str]) -> str:
+    """One letter per block: a attention, d dense, i identity."""
+    return "".join(name[0] for name in blocks)
+
+
+def read_pattern(path: str | Path) -> dict:
+    """Read and check a pattern file; returns its mapping, in which `blocks` is a list of known operations.
+
+    Raises InputError that names the file and what is wrong in it.
+    """
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the pattern file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise InputError(f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`")
+    if content["format"] != FORMAT:
+        raise InputError(f"{path} has format {content['format']!r}; this version reads {FORMAT!r}")
+    blocks = content.get("blocks")
+    if not isinstance(blocks, list) or not blocks:
+        raise InputError(f"{path}: `blocks` must be a list of at least one operation of {', '.join(OPERATIONS)}")
+    for index, name in enumerate(blocks, start=1):
+        if name not in OPERATIONS:
+            raise InputError(f"{path}: block {index} is {name!r}; known operations are {', '.join(OPERATIONS)}")
+    return content
+
+
+def dump_pattern(content: dict) -> str:
+    """YAML text with the keys in their order and short lists on one line."""
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)

@@ -1,0 +1,417 @@
+"""What a step of each phase does: Search trains a SuperNet and its logits, Retraining a fixed pattern.
+
+N blocks, O candidate operations, K paths.
+"""
+
+import math
+import time
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.operations import Sizes
+from models.transformer_xl import TransformerXL, build_pattern
+from nas.checkpoint import load_checkpoint, save_checkpoint
+from nas.config import Config
+from nas.data import Batch, ContextBatches, Corpus
+from nas.errors import InputError
+from nas.evaluation import count_looking_back, evaluate_split
+from nas.gumbel import (
+    gumbel_like,
+    leave_one_out_gradient,
+    relax,
+    sample_path,
+    straight_through,
+    temperature_at,
+)
+from nas.latency import FlopCosts, measure_latency
+from nas.record import RunFolder
+from nas.supernet import SuperNet
+from nas.trainer import WeightsOptimizer
+
+BEST = "best.pt"
+RESULTS_FORMAT = "par-results/1"
+NEAR_UNIFORM_MARGIN = 0.1  # first minus second probability
+UNSETTLED_SHARE = 0.9  # a change after this share of the steps is late
+
+
+def model_sizes(config: Config) -> Sizes:
+    model = config.model
+    return Sizes(model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation)
+
+
+def output_options(config: Config, vocab_size: int) -> dict:
+    """How the output layer is built. Raises InputError where the cutoffs do not fit the vocabulary."""
+    model = config.model
+    if model.cutoffs and model.cutoffs[-1] >= vocab_size:
+        raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
+    return {"cutoffs": model.cutoffs, "tie_embeddings": model.tie_embeddings, "division": model.division}
+
+
+def flop_costs(config: Config, head: nn.Module, corpus: Corpus) -> FlopCosts:
+    train = config.train
+    return FlopCosts(model_sizes(config), train.batch_size, train.segment, train.memory, head, corpus.counts())
+
+
+def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
+    output = output_options(config, corpus.vocab_size)
+    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **output)
+
+
+def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
+    output = output_options(config, corpus.vocab_size)
+    return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **output)
+
+
+def check_evaluation_text(corpus: Corpus) -> None:
+    for split in ("valid", "test"):
+        if len(corpus.tokens(split)) < 2:
+            raise InputError(f"the {split} split has {len(corpus.tokens(split))} tokens: it needs at least 2")
+
+
+def count_steps(config: Config, stream_tokens: int) -> int:
+    """train.steps, or what train.epochs passes over a stream take."""
+    if config.train.steps is not None:
+        return config.train.steps
+    return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
+
+
+def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: int) -> Tensor:
+    """Mean nll of a batch, checked; the stream keeps the memories for its next batch."""
+    nll, stream.memories = model(batch.tokens, batch.targets, batch.memories, memory)
+    loss = nll.mean()
+    if not math.isfinite(loss.item()):
+        raise FloatingPointError(f"the training loss is {loss.item()}")
+    return loss
+
+
+def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
+    """The evaluation protocol at the configured lengths."""
+    segment, memory = evaluation_lengths(config)
+    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, count_looking_back(blocks))
+
+
+def evaluation_lengths(config: Config) -> tuple[int, int]:
+    """(segment, memory) of evaluation; null stands for training's."""
+    options, train = config.evaluate, config.train
+    segment = train.segment if options.segment is None else options.segment
+    return segment, train.memory if options.memory is None else options.memory
+
+
+class Retraining:
+    """A fixed pattern, trained as an ordinary Transformer-XL; keeps the weights that were best on valid."""
+
+    def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
+        self.model, self.corpus, self.config = model, corpus, config
+        check_evaluation_text(corpus)
+        train = config.train
+        tokens = corpus.tokens("train")
+        self.stream = ContextBatches(tokens, train.batch_size, train.segment)
+        self.total_steps = count_steps(config, len(tokens))
+        self.weights = WeightsOptimizer(list(model.parameters()), train, self.total_steps)
+        self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0
+
+    def step(self, step: int) -> tuple[float, int]:
+        self.model.train()
+        batch = self.stream.next()
+        loss = run_batch(self.model, batch, self.stream, self.config.train.memory)
+        self.weights.clear()
+        loss.backward()
+        self.weights.apply(step)
+        return loss.item(), batch.targets.numel()
+
+    def scalars(self) -> dict[str, float]:
+        return {"lr": self.weights.lr}
+
+    def record(self, run: RunFolder, step: int) -> None:
+        pass
+
+    def evaluate(self, run: RunFolder, step: int) -> dict:
+        figures = evaluate_with(self.config, self.model, self.model.blocks, self.corpus, "valid")
+        if figures["nll_per_token"] < self.best_nll:
+            self.best_nll, self.best_step, self.without_improvement = figures["nll_per_token"], step, 0
+            save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
+        else:
+            self.without_improvement += 1
+        return figures
+
+    def finished(self, step: int) -> str | None:
+        patience = self.config.train.patience
+        if patience and self.without_improvement >= patience:
+            return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
+        return None
+
+    def state_dict(self) -> dict:
+        return {
+            "model": self.model.state_dict(),
+            "weights_optimizer": self.weights.adam.state_dict(),
+            "stream": self.stream.state_dict(),
+            "best": [self.best_nll, self.best_step, self.without_improvement],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.model.load_state_dict(state["model"])
+        self.weights.adam.load_state_dict(state["weights_optimizer"])
+        self.stream.load_state_dict(state["stream"])
+        self.best_nll, self.best_step, self.without_improvement = state["best"]
+
+
+def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
+    """The results of section 7: the best weights on valid and test, size, cost and measured latency."""
+    config, model, corpus = phase.config, phase.model, phase.corpus
+    best = load_checkpoint(run.path / BEST)
+    model.load_state_dict(best["model"])
+    segment, memory = evaluation_lengths(config)
+    started = time.perf_counter()
+    splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
+    seconds = time.perf_counter() - started
+    pattern = run.config["pattern"]
+    costs = flop_costs(config, model.head, corpus)
+    return {
+        "format": RESULTS_FORMAT,
+        "pattern": pattern,
+        **splits,
+        "segment": segment,
+        "memory": memory,
+        "best_step": best["step"],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_per_token": costs.pattern(pattern),
+        "flops_ratio_to_interleaved": costs.ratio(pattern),
+        "latency": measure_latency(model, corpus.vocab_size, config.evaluate.batch_size, segment, memory),
+        "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
+    }
+
+
+class Search:
+    """A SuperNet whose weights and logits learn in turn (arXiv 2009.04534, section 3).
+
+    With split `heldout` the logits learn on the end of the training stream, which the weights never see, in one step
+    of every 1 / arch_fraction; with `shared` both learn on every batch. During the warm-up the logits rest, at uniform
+    pi.
+    """
+
+    def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config):
+        self.supernet, self.corpus, self.config, self.options = supernet, corpus, config, config.search
+        check_evaluation_text(corpus)
+        train, tokens = config.train, corpus.tokens("train")
+        self.arch_stream, self.every = None, 1
+        stream = tokens
+        if self.options.split == "heldout":
+            border = round(len(tokens) * (1 - self.options.arch_fraction))
+            stream = tokens[:border]
+            self.arch_stream = ContextBatches(
+                tokens[border:], train.batch_size, train.segment, "held-out (search.arch_fraction)"
+            )
+            self.every = max(2, round(1 / self.options.arch_fraction))
+        self.stream = ContextBatches(stream, train.batch_size, train.segment)
+        self.total_steps = count_steps(config, len(tokens))
+        if self.options.warmup_steps >= self.total_steps:
+            raise InputError(
+                f"search.warmup_steps={self.options.warmup_steps} must be less than the {self.total_steps} training "
+                "steps: the logits would never learn"
+            )
+        self.weights = WeightsOptimizer(list(supernet.backbone.parameters()), train, self.total_steps)
+        optimizer = self.options.optimizer
+        self.logits_optimizer = torch.optim.Adam(
+            [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay
+        )
+        self.costs = flop_costs(config, supernet.backbone.head, corpus)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.temperature = self.options.temperature.start
+        self.path = supernet.argmax_path()
+        self.path_since = [0] * len(self.path)  # step at which each block's likeliest operation last changed
+
+    # --- one step
+
+    def step(self, step: int) -> tuple[float, int]:
+        self.supernet.train()
+        self.temperature = self.temperature_of(step)
+        learns = step > self.options.warmup_steps
+        if learns and self.arch_stream and step % self.every == 0:
+            nll, tokens = self.heldout_logits_step(self.arch_stream.next())
+        elif learns and not self.arch_stream:
+            nll, tokens = self.shared_step(step, self.stream.next())
+        else:
+            nll, tokens = self.weights_step(step, self.stream.next())
+        if learns:
+            self.note_changes(step)
+        return nll, tokens
+
+    def temperature_of(self, step: int) -> float:
+        warmup, schedule = self.options.warmup_steps, self.options.temperature
+        progress = (step - warmup) / (self.total_steps - warmup)
+        return temperature_at(progress, schedule.start, schedule.end, schedule.schedule)
+
+    def weights_step(self, step: int, batch: Batch) -> tuple[float, int]:
+        """Weights alone, along a sample that no gradient follows back to the logits."""
+        self.draw(self.supernet.logits.detach())
+        loss = run_batch(self.supernet, batch, self.stream, self.config.train.memory)
+        self.weights.clear()
+        loss.backward()
+        self.weights.apply(step)
+        return loss.item(), batch.targets.numel()
+
+    def shared_step(self, step: int, batch: Batch) -> tuple[float, int]:
+        """Weights and logits on the same batch; where the estimator has no backward pass, the paths come first."""
+        if self.scores_paths:
+            self.score_paths(batch, self.stream)
+            result = self.weights_step(step, batch)
+        else:
+            self.draw(self.supernet.logits)
+            loss = run_batch(self.supernet, batch, self.stream, self.config.train.memory)
+            self.weights.clear()
+            self.logits_optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.weights.apply(step)
+            result = loss.item(), batch.targets.numel()
+        self.update_logits()
+        return result
+
+    def heldout_logits_step(self, batch: Batch) -> tuple[float, int]:
+        """Logits alone, on text that the weights never see, without dropout."""
+        self.supernet.eval()
+        if self.scores_paths:
+            nll = self.score_paths(batch, self.arch_stream)
+        else:
+            self.draw(self.supernet.logits)
+            loss = run_batch(self.supernet, batch, self.arch_stream, self.config.train.memory)
+            (self.supernet.logits.grad,) = torch.autograd.grad(loss, [self.supernet.logits])
+            nll = loss.item()
+        self.update_logits()
+        return nll, batch.targets.numel()
+
+    @property
+    def scores_paths(self) -> bool:
+        return self.options.sampling == "hard" and self.options.estimator == "leave_one_out"
+
+    def draw(self, logits: Tensor) -> None:
+        """Set the SuperNet to a fresh sample; logits that ask for gradients get them through it."""
+        if self.options.sampling == "soft":
+            self.supernet.mix(relax(logits, gumbel_like(logits, self.generator), self.temperature))
+        elif logits.requires_grad:
+            noise = gumbel_like(logits, self.generator)
+            self.supernet.take(*straight_through(logits, noise, self.temperature))
+        else:
+            self.supernet.take(sample_path(logits, self.generator))
+
+    @torch.no_grad()
+    def score_paths(self, batch: Batch, stream: ContextBatches) -> float:
+        """Evaluate K sampled paths on one batch, forward only and without dropout, and set the logits' gradient.
+
+        Returns the paths' mean nll. A path that was drawn twice is run once; the stream keeps the last one's memories.
+        """
+        was_training = self.supernet.training
+        self.supernet.eval()
+        paths = [sample_path(self.supernet.logits, self.generator) for _ in range(self.options.paths)]
+        known: dict[tuple[int, ...], float] = {}
+        for path in paths:
+            if tuple(path) not in known:
+                self.supernet.take(path)
+                known[tuple(path)] = run_batch(self.supernet, batch, stream, self.config.train.memory).item()
+        losses = [known[tuple(path)] for path in paths]
+        self.supernet.logits.grad = leave_one_out_gradient(self.supernet.logits, paths, losses)
+        self.supernet.train(was_training)
+        return float(np.mean(losses))
+
+    def update_logits(self) -> None:
+        """Add the price of the expected cost to the logits' gradient, then step."""
+        latency, logits = self.options.latency, self.supernet.logits
+        if latency.source != "none":
+            ratio = self.costs.expected_ratio(logits, self.supernet.operations)
+            above = ratio if latency.mode == "penalty" else (ratio - latency.target).clamp_min(0)
+            (gradient,) = torch.autograd.grad(latency.weight * above, [logits])
+            logits.grad = logits.grad + gradient
+        if not torch.isfinite(logits.grad).all():
+            raise FloatingPointError("the gradient of the logits is not finite")
+        self.logits_optimizer.step()
+        self.logits_optimizer.zero_grad(set_to_none=True)
+
+    # --- what is seen of it
+
+    def note_changes(self, step: int) -> None:
+        path = self.supernet.argmax_path()
+        changes = zip(path, self.path, self.path_since, strict=True)
+        self.path_since = [step if new != old else since for new, old, since in changes]
+        self.path = path
+
+    def entropy(self) -> Tensor:
+        """Entropy of pi per block in nats [N]."""
+        pi = self.supernet.pi()
+        return -(pi * pi.clamp_min(torch.finfo(pi.dtype).tiny).log()).sum(dim=-1)
+
+    def expected_ratio(self) -> float:
+        """Expected FLOPs over the interleaved pattern's."""
+        return self.costs.expected_ratio(self.supernet.logits.detach(), self.supernet.operations).item()
+
+    def scalars(self) -> dict[str, float]:
+        return {
+            "lr": self.weights.lr,
+            "temperature": self.temperature,
+            "entropy": self.entropy().mean().item(),
+            "flops_ratio": self.expected_ratio(),
+        }
+
+    def record(self, run: RunFolder, step: int) -> None:
+        run.append(
+            "pi.jsonl",
+            {
+                "step": step,
+                "temperature": self.temperature,
+                "operations": self.supernet.operations,
+                "pi": self.supernet.pi().double().tolist(),
+                "expected_latency_ms": None,
+                "expected_flops_ratio": self.expected_ratio(),
+            },
+        )
+
+    def evaluate(self, run: RunFolder, step: int) -> dict:
+        """Along the likeliest path, without noise."""
+        self.supernet.take(self.supernet.argmax_path())
+        return evaluate_with(self.config, self.supernet, self.supernet.backbone.blocks, self.corpus, "valid")
+
+    def finished(self, step: int) -> str | None:
+        share, steps = self.options.stable_share, self.options.stable_steps
+        stable = sum(step - max(since, self.options.warmup_steps) >= steps for since in self.path_since)
+        if share and stable >= share * len(self.path_since):
+            return f"{stable} of {len(self.path_since)} blocks kept their choice for {steps} steps"
+        return None
+
+    def warnings(self, step: int) -> list[str]:
+        """What makes the outcome doubtful, one sentence each."""
+        pi = self.supernet.pi()
+        top = pi.topk(min(2, pi.shape[1])).values
+        found = []
+        names = self.supernet.names(self.supernet.argmax_path())
+        if names.count("identity") > len(names) / 2:
+            found.append(f"identity has taken over {names.count('identity')} of {len(names)} blocks")
+        unsure = [i + 1 for i, row in enumerate(top) if len(row) > 1 and row[0] - row[1] < NEAR_UNIFORM_MARGIN]
+        if unsure:
+            found.append(f"pi is near uniform in block {', '.join(map(str, unsure))}: the choice there is arbitrary")
+        recent = [i + 1 for i, since in enumerate(self.path_since) if since > UNSETTLED_SHARE * step]
+        if recent:
+            found.append(f"the pattern has not settled: block {', '.join(map(str, recent))} changed in the last tenth")
+        return found
+
+    def state_dict(self) -> dict:
+        return {
+            "supernet": self.supernet.state_dict(),
+            "weights_optimizer": self.weights.adam.state_dict(),
+            "logits_optimizer": self.logits_optimizer.state_dict(),
+            "stream": self.stream.state_dict(),
+            "arch_stream": self.arch_stream.state_dict() if self.arch_stream else None,
+            "generator": self.generator.get_state(),
+            "path": [self.path, self.path_since],
+            "temperature": self.temperature,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.supernet.load_state_dict(state["supernet"])
+        self.weights.adam.load_state_dict(state["weights_optimizer"])
+        self.logits_optimizer.load_state_dict(state["logits_optimizer"])
+        self.stream.load_state_dict(state["stream"])
+        if self.arch_stream:
+            self.arch_stream.load_state_dict(state["arch_stream"])
+        self.generator.set_state(state["generator"])
+        self.path, self.path_since = state["path"]
+        self.temperature = state["temperature"]

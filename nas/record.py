@@ -1,0 +1,191 @@
+"""The run folder: configuration, provenance, metrics and pi as JSON lines, the log. Imports no torch."""
+
+import fcntl
+import json
+import math
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+
+from nas.config import Config, options
+from nas.errors import InputError
+
+PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
+FREE_TO_CHANGE = ("data.cache",)  # says where, not what
+CHECKPOINT = "checkpoint.pt"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def write_yaml(path: Path, content: dict) -> None:
+    write_text(path, yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120))
+
+
+def read_yaml(path: Path) -> dict:
+    """Raises InputError where the file is missing or no mapping."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise InputError(f"{path} is damaged: not YAML") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged: not a mapping")
+    return content
+
+
+def flat_config(content: dict) -> dict:
+    """{dotted key: value} of every known option in a nested mapping; a key it lacks is None."""
+    flat = {}
+    for key, _ in options():
+        value = content
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        flat[key] = value
+    return flat
+
+
+class RunFolder:
+    """A run's files. Lines are appended one by one, so that a kill loses at most the last."""
+
+    def __init__(self, path: Path, config: dict):
+        self.path, self.config = path, config
+
+    def start(self, provenance: dict) -> None:
+        """Create the folder, unless it is there, and take it for this process alone."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock = open(self.path / ".lock", "w")  # held until the process ends
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"--run {self.path} is in use by another process; wait for it, or name another folder") from None
+        if not (self.path / "config.yaml").exists():
+            write_yaml(self.path / "provenance.yaml", provenance)
+            write_yaml(self.path / "config.yaml", self.config)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / CHECKPOINT
+
+    def append(self, name: str, line: dict) -> None:
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def log(self, text: str) -> None:
+        with open(self.path / "train.log", "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
+        """A line of metrics.jsonl; nll in nats per token."""
+        perplexity = math.exp(min(nll, 700.0))
+        self.append("metrics.jsonl", {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity, **more})
+
+    def cut_after(self, step: int) -> None:
+        """Drop the lines after a step, and half-written ones: what a resumed run writes again."""
+        for name in ("metrics.jsonl", "pi.jsonl"):
+            if (self.path / name).exists():
+                lines = read_lines(self.path / name)
+                kept = [line for line in lines if line["step"] <= step and line.get("split") != "test"]
+                write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The whole lines of a JSON lines file; a last line that a kill cut short is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def read_pi(run: Path) -> list[dict]:
+    """The lines of pi.jsonl. Raises InputError where the folder is no search run."""
+    if not run.is_dir():
+        raise InputError(f"{run} is no run folder: give the --run folder of a search")
+    lines = read_lines(run / "pi.jsonl") if (run / "pi.jsonl").is_file() else []
+    if not lines:
+        raise InputError(f"{run} holds no pi.jsonl with a logged step: give the --run folder of a search, not of a retrain")
+    for line in lines:
+        if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
+            raise InputError(f"{run / 'pi.jsonl'} is damaged: a line lacks step, temperature, operations or pi")
+    return lines
+
+
+def open_run(
+    path: str | Path, config: Config, stage: str, resume: bool, extra: dict | None = None, free: tuple[str, ...] = ()
+) -> RunFolder:
+    """Check that a run may start, or go on, in a folder; nothing is written before RunFolder.start().
+
+    `extra` (a pattern, say) belongs to the configuration; keys that begin with one of `free` may differ on resumption.
+    Raises InputError where the folder holds a run and resume is off, where that run was configured otherwise (naming
+    the keys that differ), or where it is another stage's.
+    """
+    path, extra = Path(path), extra or {}
+    content = {"stage": stage, **asdict(config), **extra}
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--run {path} is a file; give a folder")
+    if (path / "config.yaml").exists():
+        if not resume:
+            raise InputError(f"--run {path} already holds a run; add --resume to go on with it, or name another folder")
+        check_same(path, content, extra, (*FREE_TO_CHANGE, *free))
+    elif path.exists() and any(entry.name != ".lock" for entry in path.iterdir()):
+        raise InputError(f"--run {path} is not empty and holds no run; name another folder")
+    return RunFolder(path, content)
+
+
+def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) -> None:
+    before = read_yaml(path / "config.yaml")
+    if before.get("stage") != content["stage"]:
+        raise InputError(f"--run {path} holds a {before.get('stage')} run, not a {content['stage']} run; name another folder")
+    old = {**flat_config(before), **{key: before.get(key) for key in extra}}
+    new = {**flat_config(content), **extra}
+    changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if old[key] != new[key] and not key.startswith(free)]
+    if changed:
+        raise InputError(f"--run {path} was started with another configuration: {', '.join(changed)}")
+
+
+def git_commit() -> str | None:
+    """The commit of this program, with a mark where files have changed since; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=-changed", "--match="]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def provenance(config: Config, corpus_meta: dict, device: str, threads: int) -> dict:
+    """What is needed to know where a run's figures come from."""
+    return {
+        "command": " ".join(sys.argv),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "device": device,
+        "processor": processor(),
+        "threads": threads,
+        "platform": platform.platform(),
+        "seed": config.seed,
+        "data_sha256": {split: about["sha256"] for split, about in corpus_meta["splits"].items()},
+        "tokenizer_sha256": corpus_meta["tokenizer_sha256"],
+        "vocab_size": corpus_meta["vocab_size"],
+    }

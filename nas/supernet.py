@@ -1,0 +1,71 @@
+"""The SuperNet: a Transformer-XL whose blocks each hold all candidate operations, and the logits that choose.
+
+Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operations.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.operations import OPERATIONS, Sizes
+from models.transformer_xl import Memories, build_backbone
+
+Choice = list[tuple[int, Tensor | float]]  # (operation, its weight), for the operations that a block is to run
+
+
+class StochasticBlock(nn.Module):
+    """x + sum of weight * operation(x) over the operations that `choice` names; the others are not run.
+
+    Memory is kept whatever was chosen: the next segment may choose an operation that looks back.
+    """
+
+    def __init__(self, operations: list[str], sizes: Sizes):
+        super().__init__()
+        self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
+        self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
+        self.choice: Choice = []
+
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
+        total = x
+        for index, weight in self.choice:
+            branch = self.candidates[index](x, memory, positions)
+            total = total + (branch if isinstance(weight, float) else weight * branch)
+        return total
+
+
+class SuperNet(nn.Module):
+    """A backbone of stochastic blocks and the architecture logits [N, O]; pi = softmax(logits), uniform at first."""
+
+    def __init__(self, blocks: int, operations: list[str], sizes: Sizes, vocab_size: int, **output):
+        super().__init__()
+        self.operations = list(operations)
+        self.backbone = build_backbone(
+            [StochasticBlock(operations, sizes) for _ in range(blocks)], sizes, vocab_size, **output
+        )
+        self.logits = nn.Parameter(torch.zeros(blocks, len(operations)))
+
+    def pi(self) -> Tensor:
+        """Probability of each operation in each block [N, O], detached."""
+        return self.logits.detach().softmax(dim=-1)
+
+    def argmax_path(self) -> list[int]:
+        return self.logits.detach().argmax(dim=-1).tolist()
+
+    def names(self, path: list[int]) -> list[str]:
+        return [self.operations[index] for index in path]
+
+    def mix(self, weights: Tensor) -> None:
+        """Run all candidates, weighted by a relaxed sample [N, O]."""
+        for block, row in zip(self.backbone.blocks, weights, strict=True):
+            block.choice = list(enumerate(row))
+
+    def take(self, path: list[int], gates: list[Tensor] | None = None) -> None:
+        """Run one operation per block, with a gate on its branch where logits learn straight through."""
+        gates = gates or [1.0] * len(path)
+        for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
+            block.choice = [(index, gate)]
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
+    ) -> tuple[Tensor, Memories]:
+        """As TransformerXL.forward, along what mix() or take() chose last."""
+        return self.backbone(tokens, targets, memories, memory_length)

@@ -1,0 +1,228 @@
+"""The one training loop, for both phases: steps, logs, evaluations, checkpoints, interruption and exact resume.
+
+The loop knows nothing of what a step does; nas/phases.py does.
+"""
+
+import math
+import signal
+import sys
+import time
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nas.checkpoint import load_checkpoint, save_checkpoint
+from nas.config import TrainOptions
+from nas.errors import Interrupted, RunError
+from nas.record import RunFolder
+
+
+class Phase(Protocol):
+    """What the loop drives. Its state_dict holds all that an exact continuation needs."""
+
+    total_steps: int
+
+    def step(self, step: int) -> tuple[float, int]:
+        """Train step number `step` (from 1); returns its mean nll in nats and its tokens. Raises FloatingPointError
+        on a loss or gradient that is not finite, before any weight has changed."""
+
+    def scalars(self) -> dict[str, float]:
+        """What a log line shows beside the loss."""
+
+    def record(self, run: RunFolder, step: int) -> None:
+        """Write what this phase logs of its own, at step 0, every log_every steps and at the last."""
+
+    def evaluate(self, run: RunFolder, step: int) -> dict:
+        """Figures on the validation split; `nll_per_token`, `perplexity` and `tokens` among them."""
+
+    def finished(self, step: int) -> str | None:
+        """Why to stop before the last step, or None."""
+
+    def state_dict(self) -> dict: ...
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+
+def learning_rate(step: int, total: int, peak: float, warmup: int, final: float) -> float:
+    """Linear warm-up to `peak` at step `warmup`, then a cosine to final * peak at step `total`."""
+    if step < warmup:
+        return peak * step / warmup
+    progress = (step - warmup) / max(1, total - warmup)
+    return peak * (final + (1 - final) * (1 + math.cos(math.pi * min(1.0, progress))) / 2)
+
+
+class WeightsOptimizer:
+    """AdamW (arXiv 1711.05101) with warm-up, cosine and clipping; decays matrices alone, not biases and norms."""
+
+    def __init__(self, parameters: list[Tensor], options: TrainOptions, total_steps: int):
+        self.parameters, self.options, self.total_steps = parameters, options, total_steps
+        matrices = [p for p in parameters if p.ndim >= 2]
+        vectors = [p for p in parameters if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.99), fused=True)
+
+    @property
+    def lr(self) -> float:
+        return self.adam.param_groups[0]["lr"]
+
+    def clear(self) -> None:
+        self.adam.zero_grad(set_to_none=True)
+
+    def apply(self, step: int) -> None:
+        """One update from the gradients at hand. Raises FloatingPointError where they are not finite."""
+        clip = self.options.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip).item()
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient's norm is {norm}")
+        options = self.options
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.lr_final)
+        self.adam.step()
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM as a flag that the loop reads between steps; a second signal interrupts at once."""
+
+    def __init__(self):
+        self.received: int | None = None
+
+    def __enter__(self) -> "StopSignal":
+        self.before = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def handle(self, number, frame) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class Trainer:
+    """Drives a phase to its last step, or on from its checkpoint."""
+
+    def __init__(self, phase: Phase, run: RunFolder, options: TrainOptions):
+        self.phase, self.run, self.options = phase, run, options
+        self.step = 0
+        self.tokens = 0
+        self.elapsed = 0.0  # seconds of training, over all resumptions
+        self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
+        self.stopped: str | None = None
+        self.saved_step: int | None = None
+        self.valid: dict | None = None
+
+    def fit(self) -> None:
+        """Raises RunError on a non-finite loss, Interrupted on a signal; the last checkpoint stays usable."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.restore()
+        steps = self.phase.total_steps
+        board = SummaryWriter(self.run.path / "tensorboard", purge_step=self.step + 1)
+        bar = tqdm(total=steps, initial=self.step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        rate_from = (time.perf_counter(), self.tokens)
+        with StopSignal() as stop, bar, board:
+            self.board, self.bar = board, bar
+            if self.step == 0:
+                self.phase.record(self.run, 0)
+            while self.step < steps and not self.stopped:
+                started = time.perf_counter()
+                self.train_step()
+                bar.update()
+                last = self.step == steps
+                self.stopped = self.phase.finished(self.step)
+                if self.due(self.options.log_every) or last or self.stopped:
+                    now = time.perf_counter()
+                    self.log_train((self.tokens - rate_from[1]) / (now - rate_from[0]))
+                    rate_from = (now, self.tokens)
+                if self.due(self.options.evaluate_every) or last or self.stopped:
+                    self.log_valid()
+                    self.stopped = self.stopped or self.phase.finished(self.step)
+                    rate_from = (time.perf_counter(), self.tokens)
+                self.elapsed += time.perf_counter() - started
+                if self.due(self.options.checkpoint_every) or last or self.stopped or stop.received:
+                    self.save()
+                if stop.received and self.step < steps and not self.stopped:
+                    raise Interrupted(f"stopped at step {self.step} of {steps}; saved; go on with the same command and --resume")
+        if self.stopped:
+            self.say(f"stopped early at step {self.step}: {self.stopped}")
+
+    def due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def train_step(self) -> None:
+        try:
+            nll, tokens = self.phase.step(self.step + 1)
+        except FloatingPointError as error:
+            saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "there is no checkpoint yet"
+            raise RunError(
+                f"step {self.step + 1}: {error}; {saved}; try a smaller train.lr, longer train.warmup_steps or train.clip"
+            ) from None
+        self.step += 1
+        self.tokens += tokens
+        self.window_nll += nll * tokens
+        self.window_tokens += tokens
+
+    def log_train(self, tokens_per_s: float) -> None:
+        nll = self.window_nll / self.window_tokens
+        self.window_nll, self.window_tokens = 0.0, 0
+        scalars = self.phase.scalars()
+        self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
+        self.phase.record(self.run, self.step)
+        self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
+        left = (self.phase.total_steps - self.step) * self.window_rate(tokens_per_s)
+        self.say(
+            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {math.exp(min(nll, 99)):.2f}  {shown}  "
+            f"{tokens_per_s:,.0f} tokens/s  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+        )
+
+    def window_rate(self, tokens_per_s: float) -> float:
+        """Seconds a step takes."""
+        return self.tokens / self.step / tokens_per_s if tokens_per_s else 0.0
+
+    def log_valid(self) -> None:
+        self.valid = self.phase.evaluate(self.run, self.step)
+        nll = self.valid["nll_per_token"]
+        self.run.metrics(self.step, self.tokens, "valid", nll, evaluated_tokens=self.valid["tokens"])
+        self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
+        self.say(f"step {self.step}/{self.phase.total_steps}  valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}")
+
+    def write_board(self, split: str, scalars: dict[str, float]) -> None:
+        for name, value in scalars.items():
+            self.board.add_scalar(f"{split}/{name}", value, self.step)
+
+    def say(self, text: str) -> None:
+        """To the terminal and the log."""
+        self.run.log(text)
+        tqdm.write(text)
+
+    def save(self) -> None:
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "elapsed": self.elapsed,
+            "window": [self.window_nll, self.window_tokens],
+            "stopped": self.stopped,
+            "random": torch.get_rng_state(),
+            "phase": self.phase.state_dict(),
+        }
+        save_checkpoint(self.run.checkpoint, state)
+        self.saved_step = self.step
+
+    def restore(self) -> None:
+        """Go back to the checkpoint, if there is one, and drop what was logged after it."""
+        if not self.run.checkpoint.exists():
+            self.run.cut_after(-1)
+            return
+        state = load_checkpoint(self.run.checkpoint)
+        self.step, self.tokens, self.elapsed = state["step"], state["tokens"], state["elapsed"]
+        self.window_nll, self.window_tokens = state["window"]
+        self.stopped, self.saved_step = state["stopped"], state["step"]
+        torch.set_rng_state(state["random"])
+        self.phase.load_state_dict(state["phase"])
+        self.run.cut_after(self.step)
+        self.say(f"going on from step {self.step} of {self.phase.total_steps}")

@@ -1,0 +1,80 @@
+"""Stage 3: train a fixed layer pattern from scratch as an ordinary Transformer-XL, and evaluate it."""
+
+import argparse
+
+from nas.config import document, load_config
+from nas.errors import InputError, run_command
+from nas.pattern import abbreviate, read_pattern
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="options and their defaults (in CONFIG.yaml as sections, or as section.key=value):\n" + document(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pattern", metavar="PATTERN.yaml")
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--run", required=True, metavar="RUN_DIR", help="folder for this run")
+    parser.add_argument("--resume", action="store_true", help="go on from the run's checkpoint, if it has one")
+    parser.add_argument(
+        "--eval-only",
+        action="store_true",
+        help="evaluate the run's best.pt, at other evaluate.segment and evaluate.memory if you like",
+    )
+    return parser.parse_intermixed_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    pattern = read_pattern(arguments.pattern)["blocks"]
+    config = load_config(arguments.config, arguments.overrides)
+
+    # Imported only now: --help and errors of the configuration need not wait for torch.
+    from nas.data import Corpus
+    from nas.device import set_up
+    from nas.phases import BEST, Retraining, build_fixed, evaluate_best
+    from nas.prepare import prepare
+    from nas.record import open_run, provenance, read_yaml, write_yaml
+    from nas.trainer import Trainer
+
+    free = ("evaluate.", "train.threads") if arguments.eval_only else ()
+    again = arguments.resume or arguments.eval_only
+    run = open_run(arguments.run, config, "retrain", again, {"pattern": pattern}, free)
+    if arguments.eval_only and not (run.path / BEST).exists():
+        raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
+    device, threads = set_up(config.seed, config.train.threads)
+    corpus = Corpus(prepare(config.data))
+    phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
+
+    if arguments.eval_only:
+        results = evaluate_best(phase, run)
+        out = run.path / f"results-segment{results['segment']}-memory{results['memory']}.yaml"
+    else:
+        run.start(provenance(config, corpus.meta, device, threads))
+        trainer = Trainer(phase, run, config.train)
+        trainer.fit()
+        out = run.path / "results.yaml"
+        if out.exists():  # an earlier call had finished
+            results = read_yaml(out)
+        else:
+            results = evaluate_best(phase, run)
+            results |= {"train_steps": trainer.step, "train_tokens": trainer.tokens, "wall_time_s": trainer.elapsed}
+            results["train_tokens_per_s"] = trainer.tokens / trainer.elapsed
+            test = results["test"]
+            run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
+    write_yaml(out, results)
+    print(f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters, {results['flops_per_token']:,.0f} FLOPs per token")
+    for split in ("valid", "test"):
+        about = results[split]
+        print(
+            f"{split}: perplexity {about['perplexity']:.2f} per token, {about['word_perplexity']:.2f} per word, "
+            f"{about['bits_per_byte']:.4f} bits per byte"
+            + ("" if about["word_perplexity_comparable"] else " (word figure not comparable: the tokens do not keep all words)")
+        )
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    run_command(main)

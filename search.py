@@ -1,0 +1,57 @@
+"""Stage 1: train a SuperNet and the probabilities pi of each block's operations on a text."""
+
+import argparse
+import math
+
+from nas.config import document, load_config
+from nas.errors import run_command
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="options and their defaults (in CONFIG.yaml as sections, or as section.key=value):\n" + document(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--run", required=True, metavar="RUN_DIR", help="folder for this run")
+    parser.add_argument("--resume", action="store_true", help="go on from the run's checkpoint, if it has one")
+    return parser.parse_intermixed_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    config = load_config(arguments.config, arguments.overrides)
+
+    # Imported only now: --help and errors of the configuration need not wait for torch.
+    from nas.data import Corpus
+    from nas.device import set_up
+    from nas.phases import Search, build_supernet
+    from nas.prepare import prepare
+    from nas.record import open_run, provenance, write_yaml
+    from nas.trainer import Trainer
+
+    run = open_run(arguments.run, config, "search", arguments.resume)
+    device, threads = set_up(config.seed, config.train.threads)
+    corpus = Corpus(prepare(config.data))
+    phase = Search(build_supernet(config, corpus), corpus, config)
+    trainer = Trainer(phase, run, config.train)
+
+    run.start(provenance(config, corpus.meta, device, threads))
+    write_yaml(run.path / "flops.yaml", phase.costs.table())
+    trainer.fit()
+
+    for warning in phase.warnings(trainer.step):
+        trainer.say(f"WARNING: {warning}")
+    valid = phase.evaluate(run, trainer.step) if trainer.valid is None else trainer.valid
+    trainer.say(f"likeliest pattern: {', '.join(phase.supernet.names(phase.supernet.argmax_path()))}")
+    trainer.say(
+        f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.elapsed:,.0f} s; "
+        f"SuperNet on valid: nll {valid['nll_per_token']:.4f}, perplexity {math.exp(valid['nll_per_token']):.2f}"
+    )
+    trainer.say(f"next: python derive.py {run.path}; python animate.py {run.path}")
+
+
+if __name__ == "__main__":
+    run_command(main)
