@@ -65,13 +65,20 @@ def main() -> None:
             test = results["test"]
             run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     write_yaml(out, results)
-    print(f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters, {results['flops_per_token']:,.0f} FLOPs per token")
+    print(
+        f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters, "
+        f"{results['flops_per_token']:,.0f} FLOPs per token"
+    )
     for split in ("valid", "test"):
         about = results[split]
         print(
             f"{split}: perplexity {about['perplexity']:.2f} per token, {about['word_perplexity']:.2f} per word, "
             f"{about['bits_per_byte']:.4f} bits per byte"
-            + ("" if about["word_perplexity_comparable"] else " (word figure not comparable: the tokens do not keep all words)")
+            + (
+                ""
+                if about["word_perplexity_comparable"]
+                else " (word figure not comparable: the tokens do not keep all words)"
+            )
         )
     print(f"written to {out}")
 

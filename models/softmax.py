@@ -51,7 +51,9 @@ class AdaptiveSoftmax(nn.Module):
         super().__init__()
         borders = [0, *cutoffs, vocab_size]
         if not cutoffs or any(low >= high for low, high in pairwise(borders)):
-            raise ValueError(f"cutoffs={list(cutoffs)} must increase strictly between 0 and the vocabulary size {vocab_size}")
+            raise ValueError(
+                f"cutoffs={list(cutoffs)} must increase strictly between 0 and the vocabulary size {vocab_size}"
+            )
         if weight is not None and division != 1:
             raise ValueError(f"division={division} must be 1 where the output layer is tied to the embedding")
         self.borders = borders

@@ -17,7 +17,7 @@ Memories = list[Tensor | None]
 
 
 class Embedding(nn.Module):
-    """Token embedding, scaled by sqrt(D) so that a table small enough for a tied output layer gives inputs of size 1."""
+    """Token embedding times sqrt(D): a table small enough for a tied output layer then gives inputs of size 1."""
 
     def __init__(self, vocab_size: int, d_model: int):
         super().__init__()
@@ -85,7 +85,7 @@ class TransformerXL(nn.Module):
 
 
 def initialise(model: nn.Module) -> None:
-    """Normal weights with standard deviation 1 / sqrt(inputs), so that a unit input stays of size 1; biases stay zero."""
+    """Normal weights of standard deviation 1 / sqrt(inputs): an input of size 1 stays so. Biases stay zero."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and not name.endswith("bias"):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)

@@ -26,8 +26,12 @@ def option(default, meaning, *, choices=None, minimum=None, above=None, maximum=
 
 @dataclass
 class DataOptions:
-    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt, or a file")
-    tokenizer: str = option("sentencepiece", "sentencepiece (trained on the train split), bytes, words, or a .model file")
+    source: str = option(
+        "pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt, or a file"
+    )
+    tokenizer: str = option(
+        "sentencepiece", "sentencepiece (trained on the train split), bytes, words, or a .model file"
+    )
     vocab_size: int | None = option(
         8000, "pieces of sentencepiece, or most words of `words` (null: all); others have their own", minimum=2
     )
@@ -58,7 +62,9 @@ class TrainOptions:
     segment: int = option(64, "tokens of a row per step", minimum=1)
     memory: int = option(64, "positions each block remembers", minimum=0)
     lr: float = option(3e-3, "peak learning rate of the weights (AdamW)", above=0)
-    lr_final: float = option(0.0, "learning rate at the end of the cosine, as a share of the peak", minimum=0, maximum=1)
+    lr_final: float = option(
+        0.0, "learning rate at the end of the cosine, as a share of the peak", minimum=0, maximum=1
+    )
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.01, "AdamW weight decay of matrices", minimum=0)
     clip: float = option(1.0, "largest gradient norm of the weights; 0: no clipping", minimum=0)
@@ -84,7 +90,9 @@ class LogitsOptimizerOptions:
 
 @dataclass
 class LatencyOptions:
-    source: str = option("none", "cost of an operation: none, or flops (the same everywhere)", choices=("none", "flops"))
+    source: str = option(
+        "none", "cost of an operation: none, or flops (the same everywhere)", choices=("none", "flops")
+    )
     target: float = option(0.65, "cost as a ratio to the interleaved pattern's above which the loss grows", above=0)
     weight: float = option(1.0, "nats added to the loss per unit of that ratio", minimum=0)
     mode: str = option("target", "add the cost above the target, or always (penalty)", choices=("target", "penalty"))
@@ -93,7 +101,9 @@ class LatencyOptions:
 @dataclass
 class SearchOptions:
     operations: list[str] = option(list(OPERATIONS), f"candidates of every block, of {', '.join(OPERATIONS)}")
-    sampling: str = option("hard", "hard: one sampled operation per block; soft: a mixture of all", choices=("hard", "soft"))
+    sampling: str = option(
+        "hard", "hard: one sampled operation per block; soft: a mixture of all", choices=("hard", "soft")
+    )
     estimator: str = option(
         "leave_one_out", "how logits learn in hard mode", choices=("leave_one_out", "straight_through")
     )
@@ -105,7 +115,9 @@ class SearchOptions:
         0.2, "heldout: share of the training stream, and of the steps, for the logits", above=0, maximum=0.5
     )
     warmup_steps: int = option(300, "steps in which weights train alone, with uniform paths", minimum=0)
-    stable_share: float = option(0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1)
+    stable_share: float = option(
+        0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1
+    )
     stable_steps: int = option(1000, "for how many steps it must have kept it", minimum=1)
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
@@ -195,7 +207,9 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         try:
             for key, value in given.items():
                 if isinstance(value, str) and "${" in value:
-                    raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}}) is not supported; give the value")
+                    raise InputError(
+                        f"{origin}{key}={value!r}: interpolation (${{...}}) is not supported; give the value"
+                    )
                 if types[key] is bool and not isinstance(value, bool):
                     raise InputError(f"{origin}{key}={value!r} must be true or false")
                 OmegaConf.update(config, key, value)
@@ -267,17 +281,23 @@ def check(config: Config) -> None:
     if any(low >= high for low, high in zip([0, *model.cutoffs], model.cutoffs, strict=False)):
         raise InputError(f"model.cutoffs={model.cutoffs} must be positive and increasing, such as [250, 2500]")
     if model.tie_embeddings and model.division != 1:
-        raise InputError(f"model.division={model.division} needs model.tie_embeddings=false: a tied table has one width")
+        raise InputError(
+            f"model.division={model.division} needs model.tie_embeddings=false: a tied table has one width"
+        )
     if train.steps is None and train.epochs is None:
         raise InputError("train.steps and train.epochs are both null: give one of them")
     if train.steps is not None and train.epochs is not None:
         raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
     if not search.operations or len(set(search.operations)) < len(search.operations):
-        raise InputError(f"search.operations={search.operations} must name different operations of {', '.join(OPERATIONS)}")
+        raise InputError(
+            f"search.operations={search.operations} must name different operations of {', '.join(OPERATIONS)}"
+        )
     for name in search.operations:
         if name not in OPERATIONS:
             nearest = difflib.get_close_matches(name, OPERATIONS, n=1, cutoff=0)[0]
-            raise InputError(f"search.operations: unknown operation {name!r}; the nearest is {nearest!r} of {', '.join(OPERATIONS)}")
+            raise InputError(
+                f"search.operations: unknown operation {name!r}; the nearest is {nearest!r} of {', '.join(OPERATIONS)}"
+            )
 
 
 def check_range(key: str, value, limits) -> None:

@@ -6,7 +6,6 @@ from nas.pattern import FORMAT, interleaved
 
 TIE = 1e-6  # margins below this are a tie
 NEAR_UNIFORM_MARGIN = 0.1  # first minus second probability
-NEAR_UNIFORM_ENTROPY = 0.95  # of the greatest entropy that so many operations can have
 
 
 def block_confidence(operations: list[str], pi: list[float]) -> dict:
@@ -48,11 +47,10 @@ def doubts(pattern: dict) -> list[str]:
     """What a reader must not overlook, one sentence each: ties and near-uniform blocks."""
     found = []
     for index, about in enumerate(pattern["confidence"], start=1):
-        most = math.log(len(about["pi"])) if len(about["pi"]) > 1 else 1.0
         ranked = sorted(about["pi"], key=lambda name: -about["pi"][name])
         if len(ranked) > 1 and about["margin"] < TIE:
             found.append(f"block {index} is a TIE between {ranked[0]} and {ranked[1]}: its operation is arbitrary")
-        elif about["margin"] < NEAR_UNIFORM_MARGIN or about["entropy"] > NEAR_UNIFORM_ENTROPY * most:
+        elif len(ranked) > 1 and about["margin"] < NEAR_UNIFORM_MARGIN:
             found.append(
                 f"block {index} is UNDECIDED: {ranked[0]} leads {ranked[1]} by only {about['margin']:.3f}; "
                 f"{ranked[1]} may be as good"

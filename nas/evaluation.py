@@ -79,5 +79,3 @@ def evaluate_split(
 def exp(x: float) -> float:
     """exp that says `infinite` instead of raising OverflowError."""
     return math.exp(x) if x < 700 else math.inf
-
-

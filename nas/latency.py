@@ -51,7 +51,9 @@ def cluster_mass(head: AdaptiveSoftmax, counts: np.ndarray) -> list[float]:
 
 
 @torch.no_grad()
-def measure_latency(model: nn.Module, vocab_size: int, batch: int, segment: int, memory: int, repeats: int = 20) -> dict:
+def measure_latency(
+    model: nn.Module, vocab_size: int, batch: int, segment: int, memory: int, repeats: int = 20
+) -> dict:
     """Milliseconds of one forward pass over a segment with a full memory: median and quartiles of `repeats` passes.
 
     model is called as TransformerXL.forward; its mode (train or eval) is restored.

@@ -33,7 +33,9 @@ def read_pattern(path: str | Path) -> dict:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict) or "format" not in content:
-        raise InputError(f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`")
+        raise InputError(
+            f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
+        )
     if content["format"] != FORMAT:
         raise InputError(f"{path} has format {content['format']!r}; this version reads {FORMAT!r}")
     blocks = content.get("blocks")

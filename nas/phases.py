@@ -15,6 +15,7 @@ from models.transformer_xl import TransformerXL, build_pattern
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import Config
 from nas.data import Batch, ContextBatches, Corpus
+from nas.derivation import NEAR_UNIFORM_MARGIN
 from nas.errors import InputError
 from nas.evaluation import count_looking_back, evaluate_split
 from nas.gumbel import (
@@ -32,7 +33,6 @@ from nas.trainer import WeightsOptimizer
 
 BEST = "best.pt"
 RESULTS_FORMAT = "par-results/1"
-NEAR_UNIFORM_MARGIN = 0.1  # first minus second probability
 UNSETTLED_SHARE = 0.9  # a change after this share of the steps is late
 
 

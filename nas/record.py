@@ -64,11 +64,13 @@ class RunFolder:
     def start(self, provenance: dict) -> None:
         """Create the folder, unless it is there, and take it for this process alone."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = open(self.path / ".lock", "w")  # held until the process ends
+        self.lock = open(self.path / ".lock", "w")  # noqa: SIM115  (held until the process ends)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"--run {self.path} is in use by another process; wait for it, or name another folder") from None
+            raise InputError(
+                f"--run {self.path} is in use by another process; wait for it, or name another folder"
+            ) from None
         if not (self.path / "config.yaml").exists():
             write_yaml(self.path / "provenance.yaml", provenance)
             write_yaml(self.path / "config.yaml", self.config)
@@ -88,7 +90,10 @@ class RunFolder:
     def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
         """A line of metrics.jsonl; nll in nats per token."""
         perplexity = math.exp(min(nll, 700.0))
-        self.append("metrics.jsonl", {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity, **more})
+        self.append(
+            "metrics.jsonl",
+            {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity, **more},
+        )
 
     def cut_after(self, step: int) -> None:
         """Drop the lines after a step, and half-written ones: what a resumed run writes again."""
@@ -116,7 +121,9 @@ def read_pi(run: Path) -> list[dict]:
         raise InputError(f"{run} is no run folder: give the --run folder of a search")
     lines = read_lines(run / "pi.jsonl") if (run / "pi.jsonl").is_file() else []
     if not lines:
-        raise InputError(f"{run} holds no pi.jsonl with a logged step: give the --run folder of a search, not of a retrain")
+        raise InputError(
+            f"{run} holds no pi.jsonl with a logged step: give the --run folder of a search, not of a retrain"
+        )
     for line in lines:
         if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
             raise InputError(f"{run / 'pi.jsonl'} is damaged: a line lacks step, temperature, operations or pi")
@@ -148,7 +155,9 @@ def open_run(
 def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) -> None:
     before = read_yaml(path / "config.yaml")
     if before.get("stage") != content["stage"]:
-        raise InputError(f"--run {path} holds a {before.get('stage')} run, not a {content['stage']} run; name another folder")
+        raise InputError(
+            f"--run {path} holds a {before.get('stage')} run, not a {content['stage']} run; name another folder"
+        )
     old = {**flat_config(before), **{key: before.get(key) for key in extra}}
     new = {**flat_config(content), **extra}
     changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if old[key] != new[key] and not key.startswith(free)]
@@ -158,7 +167,16 @@ def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) ->
 
 def git_commit() -> str | None:
     """The commit of this program, with a mark where files have changed since; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=-changed", "--match="]
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty=-changed",
+        "--match=",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):

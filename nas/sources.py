@@ -84,7 +84,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-# --- the embedded corpus ---------------------------------------------------------------------------------------------
+# --- the embedded corpus
 
 
 def pydoc_text() -> str:
@@ -113,7 +113,7 @@ def write_pydoc(cache: Path) -> Path:
     return path
 
 
-# --- one file ----------------------------------------------------------------------------------------------------------
+# --- one file
 
 
 def write_atomically(path: Path, blocks) -> None:
@@ -163,7 +163,7 @@ def split_file(path: Path, cache: Path, borders: tuple[int, int] | None = None) 
     return parts
 
 
-# --- downloads ---------------------------------------------------------------------------------------------------------
+# --- downloads
 
 
 def fetch_archive(name: str, archive: Archive, cache: Path) -> dict[str, Path]:
@@ -225,7 +225,9 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
         except OSError as error:
             if attempt == attempts - 1:
                 have = part.stat().st_size if part.exists() else 0
-                raise RunError(f"the transfer broke off after {have} bytes ({error}); run again to go on from there") from None
+                raise RunError(
+                    f"the transfer broke off after {have} bytes ({error}); run again to go on from there"
+                ) from None
     found = sha256_of(part)
     if found != sha256:
         part.unlink()

@@ -146,7 +146,9 @@ class Trainer:
                 if self.due(self.options.checkpoint_every) or last or self.stopped or stop.received:
                     self.save()
                 if stop.received and self.step < steps and not self.stopped:
-                    raise Interrupted(f"stopped at step {self.step} of {steps}; saved; go on with the same command and --resume")
+                    raise Interrupted(
+                        f"stopped at step {self.step} of {steps}; saved; go on with the same command and --resume"
+                    )
         if self.stopped:
             self.say(f"stopped early at step {self.step}: {self.stopped}")
 
@@ -157,9 +159,13 @@ class Trainer:
         try:
             nll, tokens = self.phase.step(self.step + 1)
         except FloatingPointError as error:
-            saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "there is no checkpoint yet"
+            saved = (
+                f"the checkpoint of step {self.saved_step} is usable"
+                if self.saved_step
+                else "there is no checkpoint yet"
+            )
             raise RunError(
-                f"step {self.step + 1}: {error}; {saved}; try a smaller train.lr, longer train.warmup_steps or train.clip"
+                f"step {self.step + 1}: {error}; {saved}; try a smaller train.lr or a longer train.warmup_steps"
             ) from None
         self.step += 1
         self.tokens += tokens
@@ -176,8 +182,8 @@ class Trainer:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
         left = (self.phase.total_steps - self.step) * self.window_rate(tokens_per_s)
         self.say(
-            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {math.exp(min(nll, 99)):.2f}  {shown}  "
-            f"{tokens_per_s:,.0f} tokens/s  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {math.exp(min(nll, 99)):.2f}  "
+            f"{shown}  {tokens_per_s:,.0f} tokens/s  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
         )
 
     def window_rate(self, tokens_per_s: float) -> float:
@@ -189,7 +195,9 @@ class Trainer:
         nll = self.valid["nll_per_token"]
         self.run.metrics(self.step, self.tokens, "valid", nll, evaluated_tokens=self.valid["tokens"])
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
-        self.say(f"step {self.step}/{self.phase.total_steps}  valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}")
+        self.say(
+            f"step {self.step}/{self.phase.total_steps}  valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
+        )
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
         for name, value in scalars.items():

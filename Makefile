@@ -1,0 +1,42 @@
+# `make demo` and `make test` set everything up in .venv first. PYTHON=python3.12 chooses another interpreter.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+CONFIGS := experiments/demo
+
+.PHONY: help setup demo test lint clean
+help:
+	@echo "make demo   search, derive, retrain and animate on the text that Python carries (under 4 minutes)"
+	@echo "make test   format, lint and tests (under 10 minutes)"
+	@echo "make clean  remove $(DEMO) and caches; .venv stays"
+
+setup: $(VENV)/installed
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; name one with PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# Every stage goes on where an earlier, interrupted `make demo` stopped.
+demo: setup
+	$(BIN)/python search.py $(CONFIGS)/search.yaml --run $(DEMO)/search --resume
+	$(BIN)/python derive.py $(DEMO)/search
+	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/retrain --resume
+	$(BIN)/python animate.py $(DEMO)/retrain
+	$(BIN)/python animate.py $(DEMO)/search
+	@echo
+	@echo "The search, as a picture:  $(DEMO)/search/pi.gif"
+	@echo "The pattern it found:      $(DEMO)/search/pattern.yaml"
+	@echo "What the pattern reaches:  $(DEMO)/retrain/results.yaml"
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+clean:
+	rm -rf $(DEMO) build *.egg-info .pytest_cache .ruff_cache
