@@ -1,0 +1,72 @@
+"""Slow versions, written to be obviously right, that the fast ones are held to. All in float64."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+
+def relative_attention(query, key, value, position, content_bias, position_bias) -> Tensor:
+    """Equation for A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py."""
+    batch, heads, length, width = query.shape
+    keys = key.shape[2]
+    memory = keys - length
+    result = torch.zeros_like(query)
+    for b, h, i in itertools.product(range(batch), range(heads), range(length)):
+        scores = []
+        for j in range(memory + i + 1):  # the whole memory, and the segment up to the query itself
+            distance = memory + i - j
+            encoding = position[h, keys - 1 - distance]  # row 0 holds the largest distance
+            content_term = query[b, h, i] @ key[b, h, j]  # (a)
+            position_term = query[b, h, i] @ encoding  # (b)
+            global_content = content_bias[h] @ key[b, h, j]  # (c)
+            global_position = position_bias[h] @ encoding  # (d)
+            scores.append((content_term + position_term + global_content + global_position) / math.sqrt(width))
+        weights = torch.stack(scores).softmax(dim=0)
+        result[b, h, i] = sum(weight * value[b, h, j] for j, weight in enumerate(weights))
+    return result
+
+
+def relative_shift(scores: Tensor) -> Tensor:
+    """Entry (i, j) from the column of distance M + i - j; zero where the key lies in the future."""
+    length, keys = scores.shape[-2:]
+    memory = keys - length
+    result = torch.zeros_like(scores)
+    for i, j in itertools.product(range(length), range(keys)):
+        distance = memory + i - j
+        if distance >= 0:
+            result[..., i, j] = scores[..., i, keys - 1 - distance]
+    return result
+
+
+def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
+    """p(token) of an adaptive softmax, one token at a time from the parameters: hidden [N, D] -> [N, V]."""
+    borders, sizes = layer.borders, layer.sizes
+    columns = []
+    for token in range(borders[-1]):
+        cluster = next(i for i in range(len(sizes)) if token < borders[i + 1])
+        tables = layer.tables if layer.tables is not None else [layer.weight[a:b] for a, b in itertools.pairwise(borders)]
+        head_bias = layer.bias[: sizes[0] + len(sizes) - 1]
+        head_scores = torch.cat([hidden @ tables[0].T, hidden @ layer.clusters.T], dim=1) + head_bias
+        head = head_scores.exp() / head_scores.exp().sum(dim=1, keepdim=True)
+        if cluster == 0:
+            columns.append(head[:, token])
+            continue
+        projection = layer.projections[cluster]
+        projected = hidden if projection is None else hidden @ projection.weight.T
+        start = borders[cluster] + len(sizes) - 1
+        tail_scores = projected @ tables[cluster].T + layer.bias[start : start + sizes[cluster]]
+        tail = tail_scores.exp() / tail_scores.exp().sum(dim=1, keepdim=True)
+        columns.append(head[:, sizes[0] + cluster - 1] * tail[:, token - borders[cluster]])
+    return torch.stack(columns, dim=1)
+
+
+def expected_loss(logits: Tensor, loss_of_path) -> Tensor:
+    """sum over all paths of p(path) * loss(path); differentiable in logits [N, O]."""
+    pi = logits.softmax(dim=-1)
+    total = logits.new_zeros(())
+    for path in itertools.product(range(logits.shape[1]), repeat=logits.shape[0]):
+        probability = math.prod(pi[block, choice] for block, choice in enumerate(path))
+        total = total + probability * loss_of_path(list(path))
+    return total

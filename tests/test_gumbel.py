@@ -1,0 +1,111 @@
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from nas import gumbel
+from tests import reference
+
+LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_noise_is_finite_at_the_ends_and_over_many_draws():
+    eps = torch.finfo(torch.float64).eps
+    # 10^8 draws come no nearer to the ends than about 1e-8; these are far beyond, to the ends themselves.
+    ends = [0.0, 5e-324, 1e-308, 1e-300, 1e-17, 1e-9, 1e-8, 1 - 1e-8, 1 - 1e-9, 1 - eps, 1 - eps / 2, 1.0]
+    noise = gumbel.gumbel(torch.tensor(ends, dtype=torch.float64))
+    assert torch.isfinite(noise).all()
+    assert (noise.diff() >= 0).all()
+    many = gumbel.gumbel_like(torch.empty(2_000_000, 3), generator())
+    assert torch.isfinite(many).all()
+    assert many.mean().item() == pytest.approx(0.5772, abs=5e-3)  # Euler's constant
+    assert many.var().item() == pytest.approx(math.pi**2 / 6, rel=1e-2)
+
+
+def test_noise_asks_for_float64():
+    with pytest.raises(ValueError, match="float64"):
+        gumbel.gumbel(torch.rand(3))
+
+
+def test_soft_sample_gradients():
+    noise = gumbel.gumbel_like(LOGITS, generator())
+    for temperature in (0.1, 1.0, 5.0):
+        assert torch.autograd.gradcheck(
+            lambda logits, t=temperature: gumbel.relax(logits, noise, t), LOGITS.clone().requires_grad_()
+        )
+
+
+def test_frequencies_of_hard_samples_follow_pi():
+    draws, source = 20_000, generator(1)
+    counts = Counter(tuple(gumbel.sample_path(LOGITS, source)) for _ in range(draws))
+    pi = LOGITS.softmax(dim=-1)
+    chi_square = 0.0
+    for first in range(3):
+        for second in range(3):
+            expected = draws * (pi[0, first] * pi[1, second]).item()
+            chi_square += (counts[(first, second)] - expected) ** 2 / expected
+    assert chi_square < 26.1  # 99.9% of a chi-square of 8 degrees of freedom
+
+
+def test_straight_through_gradient_is_the_closed_form():
+    """d gate_b / d logits = w_i (1[i = j] - w_j) / temperature for the chosen i, and the gate's value is 1."""
+    logits, temperature = LOGITS.clone().requires_grad_(), 0.7
+    noise = gumbel.gumbel_like(logits, generator(2))
+    path, gates = gumbel.straight_through(logits, noise, temperature)
+    weights = gumbel.relax(logits, noise, temperature).detach()
+    assert path == (logits + noise).argmax(dim=-1).tolist()
+    for block, (choice, gate) in enumerate(zip(path, gates, strict=True)):
+        assert gate.item() == 1.0
+        (gradient,) = torch.autograd.grad(gate, logits, retain_graph=True)
+        chosen = weights[block, choice]
+        expected = torch.zeros_like(logits)
+        expected[block] = chosen * (torch.nn.functional.one_hot(torch.tensor(choice), 3) - weights[block]) / temperature
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_leave_one_out_equals_its_definition():
+    paths, losses = [[0, 1], [2, 2], [0, 0]], [1.0, 4.0, 2.5]
+    total = torch.zeros_like(LOGITS)
+    for k, path in enumerate(paths):
+        logits = LOGITS.clone().requires_grad_()
+        (score,) = torch.autograd.grad(gumbel.log_probability(logits, path), logits)
+        others = [loss for j, loss in enumerate(losses) if j != k]
+        total += (losses[k] - sum(others) / len(others)) * score / len(paths)
+    torch.testing.assert_close(gumbel.leave_one_out_gradient(LOGITS, paths, losses), total)
+
+
+def test_leave_one_out_needs_two_paths():
+    with pytest.raises(ValueError, match="at least 2"):
+        gumbel.leave_one_out_gradient(LOGITS, [[0, 0]], [1.0])
+
+
+def test_leave_one_out_is_unbiased_where_the_cost_of_a_path_is_any_number():
+    costs = torch.randn(3, 3, dtype=torch.float64, generator=generator(5))
+    logits = LOGITS.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(reference.expected_loss(logits, lambda path: costs[path[0], path[1]]), logits)
+    source, draws = generator(6), []
+    for _ in range(4000):
+        paths = [gumbel.sample_path(LOGITS, source) for _ in range(4)]
+        draws.append(gumbel.leave_one_out_gradient(LOGITS, paths, [costs[a, b].item() for a, b in paths]))
+    draws = torch.stack(draws)
+    deviation = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / len(draws) ** 0.5)
+    assert deviation.abs().max().item() < 4
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])
+def test_temperature_goes_from_start_to_exactly_end(schedule):
+    values = [gumbel.temperature_at(step / 40, 1.7, 0.1, schedule) for step in range(41)]
+    assert values[0] == 1.7
+    assert values[-1] == 0.1
+    assert all(high > low for high, low in zip(values, values[1:], strict=False))
+    assert gumbel.temperature_at(-0.5, 1.7, 0.1, schedule) == 1.7
+
+
+def test_unknown_schedule():
+    with pytest.raises(ValueError, match="unknown schedule 'step'"):
+        gumbel.temperature_at(0.5, 1, 0.1, "step")

@@ -1,0 +1,43 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.attention import sinusoids
+from models.operations import OPERATIONS, Sizes
+from nas.pattern import OPERATIONS as NAMES
+
+
+def test_the_names_known_without_torch_are_the_operations():
+    assert tuple(OPERATIONS) == NAMES
+
+
+@pytest.mark.parametrize("name", ["attention", "dense"])
+@pytest.mark.parametrize("memory", [0, 6])
+def test_flops_are_what_the_products_cost(name, memory):
+    batch, segment = 3, 8
+    sizes = Sizes(d_model=16, heads=4, d_ffn=40)
+    operation = OPERATIONS[name](sizes)
+    past = torch.randn(batch, memory, 16) if memory else None
+    with FlopCounterMode(display=False) as counter:
+        operation(torch.randn(batch, segment, 16), past, sinusoids(memory + segment, 16))
+    expected = OPERATIONS[name].flops(sizes, batch, segment, memory) * batch * segment
+    assert counter.get_total_flops() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_branch_is_what_the_block_adds(norm):
+    torch.manual_seed(0)
+    sizes = Sizes(d_model=8, heads=2, d_ffn=12, norm=norm)
+    dense = OPERATIONS["dense"](sizes).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+
+    def network(inputs):
+        return dense.contract(dense.expand(inputs).relu())
+
+    expected = x + network(dense.norm(x)) if norm == "pre" else dense.norm(x + network(x))
+    torch.testing.assert_close(x + dense(x, None, None), expected)
+
+
+def test_identity_adds_nothing():
+    x = torch.randn(2, 3, 8)
+    assert torch.equal(x + OPERATIONS["identity"](Sizes(8, 2, 12))(x, None, None), x)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from models.softmax import AdaptiveSoftmax, FullSoftmax
+from tests import reference
+
+
+def random_layer(cutoffs, division=1, tied=False, vocab=23, d_model=8):
+    torch.manual_seed(1)
+    weight = torch.nn.Parameter(torch.empty(vocab, d_model)) if tied else None
+    layer = AdaptiveSoftmax(d_model, vocab, cutoffs, division, weight).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer
+
+
+CASES = [([5], 1, False), ([3, 11], 1, True), ([3, 11], 1, False), ([1, 2, 22], 1, False), ([4, 9], 2, False)]
+
+
+@pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
+def test_adaptive_softmax_is_the_distribution_it_factorises(cutoffs, division, tied):
+    layer = random_layer(cutoffs, division, tied)
+    hidden = torch.randn(6, 8, dtype=torch.float64)
+    expected = reference.adaptive_probabilities(hidden, layer)
+    torch.testing.assert_close(expected.sum(dim=1), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(layer.log_probabilities(hidden).exp(), expected)
+    for token in range(23):
+        nll = layer(hidden, torch.full((6,), token))
+        torch.testing.assert_close(nll, -expected[:, token].log())
+
+
+@pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
+def test_adaptive_softmax_gradients(cutoffs, division, tied):
+    layer = random_layer(cutoffs, division, tied)
+    hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 1, 2, 5, 10, 11, 12, 22, 3])
+    wanted = [hidden, *layer.parameters()]
+    fast = torch.autograd.grad(layer(hidden, targets).sum(), wanted)
+    probabilities = reference.adaptive_probabilities(hidden, layer)
+    slow = torch.autograd.grad(-probabilities[torch.arange(9), targets].log().sum(), wanted)
+    for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_full_softmax_equals_its_definition():
+    layer = FullSoftmax(4, 7).double()
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    hidden, targets = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 6, 2])
+    scores = hidden @ layer.weight.T + layer.bias
+    expected = (scores.exp() / scores.exp().sum(dim=1, keepdim=True)).log()
+    torch.testing.assert_close(layer.log_probabilities(hidden), expected)
+    torch.testing.assert_close(layer(hidden, targets), -expected[torch.arange(3), targets])
+
+
+@pytest.mark.parametrize("cutoffs", [[], [0, 5], [5, 5], [9, 3], [23], [30]])
+def test_cutoffs_that_cannot_be_are_named(cutoffs):
+    with pytest.raises(ValueError, match="must increase strictly between 0 and the vocabulary size 23"):
+        AdaptiveSoftmax(8, 23, cutoffs)
+
+
+def test_a_tied_layer_has_one_width():
+    with pytest.raises(ValueError, match="division=2 must be 1"):
+        AdaptiveSoftmax(8, 23, [5], division=2, weight=torch.nn.Parameter(torch.empty(23, 8)))
+
+
+def test_flops_follow_the_mass_of_the_clusters():
+    layer = random_layer([3, 11])
+    head, first, second = 2 * 8 * (3 + 2), 2 * 8 * 8, 2 * 8 * 12
+    assert layer.flops([1.0, 0.0, 0.0]) == head
+    assert layer.flops([0.5, 0.25, 0.25]) == pytest.approx(head + 0.25 * first + 0.25 * second)

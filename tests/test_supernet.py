@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from models.operations import Sizes
+from nas import gumbel
+from nas.supernet import SuperNet
+from tests import reference
+
+SIZES = Sizes(d_model=8, heads=2, d_ffn=12)
+OPERATIONS = ["attention", "dense", "identity"]
+VOCAB = 11
+
+
+def small_supernet(blocks=2):
+    torch.manual_seed(0)
+    supernet = SuperNet(blocks, OPERATIONS, SIZES, VOCAB).double().eval()
+    with torch.no_grad():
+        supernet.logits.copy_(torch.tensor([[0.4, -0.3, 0.0], [-0.5, 0.2, 0.6]], dtype=torch.float64)[:blocks])
+    return supernet
+
+
+def batch(length=6):
+    tokens = torch.randint(VOCAB, (2, length + 1), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_along(supernet, path, gates=None):
+    supernet.take(path, gates)
+    return supernet(*batch(), None, 4)[0].mean()
+
+
+def test_soft_mixture_is_the_weighted_sum_of_the_candidates_outputs():
+    block = small_supernet().backbone.blocks[0]
+    x, positions = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    block.choice = list(enumerate(weights))
+    outputs = [x + candidate(x, None, positions) for candidate in block.candidates]
+    expected = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
+    torch.testing.assert_close(block(x, None, positions), expected)
+
+
+def test_a_taken_path_runs_only_its_operations_and_equals_the_fixed_model():
+    supernet, ran = small_supernet(), []
+    for index, block in enumerate(supernet.backbone.blocks):
+        for name, candidate in zip(OPERATIONS, block.candidates, strict=True):
+            candidate.register_forward_hook(lambda *_, label=(index, name): ran.append(label))
+    with_path = loss_along(supernet, [1, 0])
+    assert ran == [(0, "dense"), (1, "attention")]
+    one_hot = torch.tensor([[0.0, 1, 0], [1, 0, 0]], dtype=torch.float64)
+    supernet.mix(one_hot)
+    torch.testing.assert_close(supernet(*batch(), None, 4)[0].mean(), with_path)
+
+
+def test_operations_that_did_not_run_get_no_gradient():
+    supernet = small_supernet()
+    loss_along(supernet, [1, 2]).backward()
+    first, second = (block.candidates for block in supernet.backbone.blocks)
+    assert all(p.grad is not None for p in first[1].parameters())
+    assert all(p.grad is None for p in [*first[0].parameters(), *second[0].parameters(), *second[1].parameters()])
+
+
+def test_memory_is_kept_whatever_ran():
+    supernet = small_supernet()
+    supernet.take([2, 1])
+    _, memories = supernet(*batch(), None, 4)
+    assert [memory.shape for memory in memories] == [(2, 4, 8), (2, 4, 8)]
+
+
+def exact_gradient(supernet):
+    losses = {}
+
+    def loss_of_path(path):
+        with torch.no_grad():
+            return losses.setdefault(tuple(path), loss_along(supernet, path))
+
+    (gradient,) = torch.autograd.grad(reference.expected_loss(supernet.logits, loss_of_path), supernet.logits)
+    return gradient, losses
+
+
+def test_the_mean_leave_one_out_gradient_is_the_exact_gradient_and_straight_through_is_biased(capsys):
+    """The expected loss of a small SuperNet, enumerated over all paths, against many draws of both estimators."""
+    supernet = small_supernet()
+    exact, losses = exact_gradient(supernet)
+    source = torch.Generator().manual_seed(7)
+    logits = supernet.logits.detach()
+    unbiased = []
+    for _ in range(6000):
+        paths = [gumbel.sample_path(logits, source) for _ in range(4)]
+        unbiased.append(gumbel.leave_one_out_gradient(logits, paths, [losses[tuple(p)].item() for p in paths]))
+    unbiased = torch.stack(unbiased)
+    error = unbiased.std(dim=0) / len(unbiased) ** 0.5
+    assert ((unbiased.mean(dim=0) - exact).abs() < 4 * error).all()
+    assert (error < 0.1 * exact.abs().max()).all()  # tight enough to notice a wrong estimator
+
+    relaxed = []
+    for _ in range(1500):
+        noise = gumbel.gumbel_like(logits, source)
+        loss = loss_along(supernet, *gumbel.straight_through(supernet.logits, noise, 1.0))
+        relaxed.append(torch.autograd.grad(loss, supernet.logits)[0])
+    relaxed = torch.stack(relaxed)
+    bias = relaxed.mean(dim=0) - exact
+    relaxed_error = relaxed.std(dim=0) / len(relaxed) ** 0.5
+    print("\nexact gradient\n", exact, "\nleave-one-out, minus exact\n", unbiased.mean(dim=0) - exact)
+    print("straight-through, minus exact (its bias)\n", bias, "\nits standard error\n", relaxed_error)
+    assert ((bias.abs() / relaxed_error) > 6).any()
+
+
+def test_log_probability_sums_over_blocks():
+    supernet = small_supernet()
+    total = sum(gumbel.log_probability(supernet.logits, [a, b]).exp() for a in range(3) for b in range(3))
+    assert total.item() == pytest.approx(1.0)
