@@ -73,8 +73,7 @@ def make_tokenizer(train: Path, options: DataOptions):
     if options.vocab_size is None:
         raise InputError("data.vocab_size=null: data.tokenizer=sentencepiece needs a number")
     lines = training_lines(chunks, train.stat().st_size)
-    # The line end is a token beside the pieces, and counts.
-    return SentencePieceTokenizer.train(lines, options.vocab_size - keep, keep)
+    return SentencePieceTokenizer.train(lines, options.vocab_size, keep)
 
 
 def describe_split(path: Path, options: DataOptions) -> dict:

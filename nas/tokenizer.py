@@ -97,7 +97,8 @@ class SentencePieceTokenizer(LineTokenizer):
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int, keep_newline: bool) -> "SentencePieceTokenizer":
-        """Learn vocab_size pieces, losslessly: no normalisation, and bytes for characters that have no piece.
+        """Learn a vocabulary losslessly: no normalisation, and bytes for characters that have no piece. A line end
+        that is kept is one of the vocab_size tokens.
 
         Raises InputError where the corpus cannot fill the vocabulary, or the vocabulary has no room for the bytes.
         """
@@ -108,7 +109,7 @@ class SentencePieceTokenizer(LineTokenizer):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(text),
                 model_writer=model,
-                vocab_size=vocab_size,
+                vocab_size=vocab_size - keep_newline,
                 model_type="unigram",
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
@@ -121,17 +122,18 @@ class SentencePieceTokenizer(LineTokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            raise InputError(explain_training(str(error), vocab_size)) from None
+            raise InputError(explain_training(str(error), vocab_size, keep_newline)) from None
         return cls(model.getvalue(), keep_newline)
 
 
-def explain_training(reason: str, vocab_size: int) -> str:
+def explain_training(reason: str, vocab_size: int, extra: int) -> str:
     largest = re.search(r"value <= (\d+)", reason)
     if largest:
-        return f"data.vocab_size={vocab_size} is too large for this corpus: at most {largest[1]} pieces can be made"
-    smallest = re.search(r"required_chars.*?(\d+) vs (\d+)", reason) or re.search(r"smaller than.*?(\d+)", reason)
-    if smallest or "vocab_size" in reason.lower() or "Vocabulary size is smaller" in reason:
-        return f"data.vocab_size={vocab_size} is too small: 256 bytes and the text's characters must fit ({reason})"
+        return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"
+    smallest = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", reason)
+    if smallest:
+        needed = int(smallest[2]) + extra
+        return f"data.vocab_size={vocab_size} is too small: the 256 bytes and this text's characters alone are {needed}"
     return f"data.tokenizer=sentencepiece could not be trained on this text: {reason}"
 
 

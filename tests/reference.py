@@ -46,7 +46,9 @@ def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
     columns = []
     for token in range(borders[-1]):
         cluster = next(i for i in range(len(sizes)) if token < borders[i + 1])
-        tables = layer.tables if layer.tables is not None else [layer.weight[a:b] for a, b in itertools.pairwise(borders)]
+        tables = (
+            layer.tables if layer.tables is not None else [layer.weight[a:b] for a, b in itertools.pairwise(borders)]
+        )
         head_bias = layer.bias[: sizes[0] + len(sizes) - 1]
         head_scores = torch.cat([hidden @ tables[0].T, hidden @ layer.clusters.T], dim=1) + head_bias
         head = head_scores.exp() / head_scores.exp().sum(dim=1, keepdim=True)

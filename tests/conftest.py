@@ -1,0 +1,85 @@
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from nas.config import load_config
+
+SUBJECTS = ["the old man", "a red fox", "my sister", "the small ship", "every child", "one crow", "the café"]
+VERBS = ["sees", "follows", "remembers", "builds", "leaves", "paints", "calls"]
+OBJECTS = ["the river", "two houses", "a long road", "the naïve king", "her garden", "it", "nothing", "£5"]
+
+
+def made_up_text(sentences: int, seed: int = 0) -> str:
+    """English-looking lines with a grammar to learn, some of them empty, some with odd spaces."""
+    source, lines = random.Random(seed), []
+    for _ in range(sentences):
+        line = f"{source.choice(SUBJECTS)} {source.choice(VERBS)} {source.choice(OBJECTS)} ."
+        lines.append(source.choice([line, line, line, f" {line} ", f"{line}  And  {line}", ""]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for seed, (split, sentences) in enumerate([("train", 900), ("valid", 60), ("test", 70)]):
+        (folder / f"{split}.txt").write_text(made_up_text(sentences, seed), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
+    """A configuration that trains in seconds, on text of the test's own making."""
+    content = {
+        "data": {"source": str(text_folder), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
+        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3},
+        "train": {
+            "steps": 24,
+            "batch_size": 4,
+            "segment": 8,
+            "memory": 8,
+            "log_every": 3,
+            "evaluate_every": 8,
+            "checkpoint_every": 5,
+            "warmup_steps": 4,
+            "threads": 1,
+        },
+        "search": {"warmup_steps": 6},
+    }
+    path = tmp_path_factory.mktemp("config") / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def small_config(small_yaml):
+    """config(*overrides) -> Config"""
+    return lambda *overrides: load_config(small_yaml, list(overrides))
+
+
+class MemoryCorpus:
+    """What the phases need of a corpus, from token arrays: for tests that make their own tokens."""
+
+    def __init__(self, vocab_size: int, train, valid, test=None):
+        self.vocab_size = vocab_size
+        self.splits = {"train": train, "valid": valid, "test": valid if test is None else test}
+        about = {"words": 1, "bytes": 1, "words_kept": False, "lossless": False}
+        self.meta = {"splits": {split: {**about, "tokens": len(self.splits[split])} for split in self.splits}}
+
+    def tokens(self, split):
+        return np.asarray(self.splits[split])
+
+    def counts(self):
+        return np.bincount(self.splits["train"], minlength=self.vocab_size)
+
+
+@pytest.fixture
+def memory_corpus():
+    return MemoryCorpus

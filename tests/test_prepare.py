@@ -1,0 +1,213 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from nas import prepare as preparation
+from nas.config import DataOptions
+from nas.data import ContextBatches, Corpus
+from nas.errors import InputError
+from nas.prepare import prepare
+from nas.tokenizer import SentencePieceTokenizer, training_lines
+
+
+def options(source, cache, **more):
+    return DataOptions(source=str(source), cache=str(cache), **more)
+
+
+@pytest.fixture(scope="module")
+def piece_model(text_folder, tmp_path_factory) -> Path:
+    """A .model file, as a user brings one."""
+    lines = training_lines(iter([(text_folder / "train.txt").read_bytes()]), 1)
+    path = tmp_path_factory.mktemp("model") / "mine.model"
+    path.write_bytes(SentencePieceTokenizer.train(lines, 300, keep_newline=True).model)
+    return path
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 20])
+@pytest.mark.parametrize(
+    "choice",
+    [{"tokenizer": "sentencepiece", "vocab_size": 310}, {"tokenizer": "bytes"}, {"tokenizer": "model"}],
+    ids=lambda choice: choice["tokenizer"],
+)
+def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_model, monkeypatch):
+    monkeypatch.setattr(preparation, "CHUNK", chunk)  # small chunks must change nothing
+    choice = {**choice, "tokenizer": str(piece_model) if choice["tokenizer"] == "model" else choice["tokenizer"]}
+    corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
+    for split in ("train", "valid", "test"):
+        assert corpus.decode(corpus.tokens(split)) == (text_folder / f"{split}.txt").read_bytes()
+        assert corpus.meta["splits"][split]["lossless"]
+
+
+def test_words_come_back_with_single_spaces(text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=None)))
+    original = (text_folder / "valid.txt").read_text()
+    expected = "\n".join(" ".join(line.split()) for line in original.split("\n"))
+    assert corpus.decode(corpus.tokens("valid")).decode() == expected
+    about = corpus.meta["splits"]["valid"]
+    assert about["words_kept"] and not about["lossless"]
+
+
+def test_a_word_vocabulary_that_leaves_words_out_says_so(text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=12)))
+    assert corpus.vocab_size == 12
+    assert not corpus.meta["splits"]["valid"]["words_kept"]
+    assert b"<unk>" in corpus.decode(corpus.tokens("valid"))
+
+
+@pytest.mark.parametrize("change", [{"lowercase": True}, {"newline": "drop"}])
+def test_lossy_options_are_recorded(change, text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="bytes", **change)))
+    about = corpus.meta["splits"]["test"]
+    assert not about["lossless"] and not about["words_kept"]
+    decoded = corpus.decode(corpus.tokens("test"))
+    text = (text_folder / "test.txt").read_bytes()
+    assert decoded == (text.lower() if "lowercase" in change else text.replace(b"\n", b""))
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words", "sentencepiece"])
+def test_ids_are_ranked_by_training_frequency(tokenizer, text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer=tokenizer, vocab_size=310)))
+    counts = np.bincount(corpus.tokens("train"), minlength=corpus.vocab_size)
+    assert (np.diff(counts) <= 0).all()
+    np.testing.assert_array_equal(counts, corpus.counts())
+
+
+def test_words_and_bytes_are_counted_on_the_original_text(text_folder, tmp_path):
+    for choice in ({"tokenizer": "bytes"}, {"tokenizer": "words"}, {"tokenizer": "bytes", "newline": "drop"}):
+        meta = Corpus(prepare(options(text_folder, tmp_path, **choice))).meta
+        for split in ("train", "valid", "test"):
+            text = (text_folder / f"{split}.txt").read_text()
+            assert meta["splits"][split]["words"] == len(text.split()) + text.count("\n")
+            assert meta["splits"][split]["bytes"] == len(text.encode())
+    assert (
+        Corpus(prepare(options(text_folder, tmp_path, tokenizer="words"))).meta["splits"]["train"]["tokens"]
+        == (meta["splits"]["train"]["words"])
+    )
+
+
+@pytest.mark.skipif("PAR_WIKITEXT2" not in os.environ, reason="PAR_WIKITEXT2 names no folder with WikiText-2")
+def test_word_counts_are_wikitexts_own(tmp_path):
+    meta = Corpus(prepare(options(os.environ["PAR_WIKITEXT2"], tmp_path, tokenizer="words", vocab_size=None))).meta
+    words = {split: about["words"] for split, about in meta["splits"].items()}
+    assert words == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+    assert all(about["words_kept"] and about["tokens"] == about["words"] for about in meta["splits"].values())
+
+
+def test_a_large_vocabulary_needs_wider_tokens(tmp_path):
+    text = "\n".join(f"w{i}" for i in range(80_000))
+    path = tmp_path / "many.txt"
+    path.write_text(text)
+    corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))
+    assert corpus.meta["dtype"] == "uint32"
+    assert corpus.decode(corpus.tokens("train")).decode() == text[: len(corpus.decode(corpus.tokens("train")))]
+
+
+def test_preparing_twice_is_a_cache_hit_and_changed_text_is_not(text_folder, tmp_path, monkeypatch):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_bytes((text_folder / f"{split}.txt").read_bytes())
+    first = prepare(options(folder, tmp_path, tokenizer="bytes"))
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "write_corpus", None)  # must not be called
+        assert prepare(options(folder, tmp_path, tokenizer="bytes", vocab_size=77)) == first
+    with open(folder / "valid.txt", "a") as file:
+        file.write("more\n")
+    assert prepare(options(folder, tmp_path, tokenizer="bytes")) != first
+    assert prepare(options(folder, tmp_path, tokenizer="bytes", lowercase=True)) != first
+
+
+def test_a_failed_preparation_leaves_nothing_behind(text_folder, tmp_path):
+    with pytest.raises(InputError, match="too large for this corpus"):
+        prepare(options(text_folder, tmp_path, vocab_size=60_000))
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
+def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
+    def fails(match, source=text_folder, **more):
+        with pytest.raises(InputError, match=match):
+            prepare(options(source, tmp_path / "cache", **more))
+
+    fails("no such file or folder, and no known name", source=tmp_path / "nowhere")
+    fails("lacks train.txt", source=tmp_path)
+    empty, binary, short = tmp_path / "empty.txt", tmp_path / "binary", tmp_path / "short.txt"
+    empty.write_text("")
+    binary.write_bytes(b"text \xff\xfe\n" * 50)
+    short.write_text("a\n")
+    fails("is empty", source=empty)
+    fails("too short to split", source=short)
+    fails("not UTF-8 text .byte 5.; data.tokenizer=bytes reads any file", source=binary)
+    prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))
+    fails("must be sentencepiece, bytes, words or a .model file that exists", tokenizer="wordpiece")
+    fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
+    fails("too small: the 256 bytes and this text's characters alone are", vocab_size=100)
+
+
+def test_a_line_without_end_is_cut_between_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "CHUNK", 50)
+    path = tmp_path / "line.txt"
+    path.write_text("größer als weiß nicht was " * 100)
+    corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))
+    assert set(corpus.decode(corpus.tokens("train")).decode().split()) <= {
+        "größer",
+        "als",
+        "weiß",
+        "nicht",
+        "was",
+        "<unk>",
+    }
+
+
+def test_the_embedded_corpus_repeats_no_paragraph(tmp_path):
+    corpus = Corpus(prepare(options("pydoc", tmp_path, tokenizer="bytes")))
+    text = b"".join(corpus.decode(corpus.tokens(split)) for split in ("train", "valid", "test")).decode()
+    paragraphs = [" ".join(p.split()) for p in text.split("\n\n")]
+    assert len(paragraphs) == len(set(paragraphs)) > 500
+
+
+def test_context_batches_are_contiguous_rows():
+    stream = np.arange(107)
+    batches = ContextBatches(stream, batch_size=3, segment=8)
+    assert batches.per_pass == 4
+    seen = []
+    for step in range(6):
+        batch = batches.next()
+        assert (batch.targets == batch.tokens + 1).all()
+        assert (batch.memories is None) == (step in (0, 4))  # a fresh start at the beginning of every pass
+        batches.memories = ["memory"]
+        seen.append(batch.tokens)
+    first_row = np.concatenate([batch[1] for batch in seen[:4]])
+    assert first_row.tolist() == list(range(35, 67))
+    assert (seen[4] == seen[0]).all()
+
+
+def test_context_batches_resume_where_they_were():
+    stream = np.arange(200)
+    one, two = (ContextBatches(stream, 2, 5) for _ in range(2))
+    for _ in range(3):
+        one.next()
+    two.load_state_dict(one.state_dict())
+    assert (one.next().tokens == two.next().tokens).all()
+
+
+def test_a_stream_too_short_for_a_row_is_refused():
+    with pytest.raises(InputError, match=r"has 40 tokens: too short for train.batch_size=8 rows .*needs 72"):
+        ContextBatches(np.arange(40), 8, 8)
+
+
+def test_concurrent_preparation_ends_in_one_folder(text_folder, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        yaml.safe_dump({"data": {"source": str(text_folder), "tokenizer": "bytes", "cache": str(tmp_path / "cache")}})
+    )
+    command = [sys.executable, "-m", "nas.prepare", str(config)]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    time.sleep(0.05)
+    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1

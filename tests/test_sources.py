@@ -1,0 +1,143 @@
+import hashlib
+import http.server
+import threading
+import zipfile
+
+import pytest
+
+from nas import sources
+from nas.errors import RunError
+
+CONTENT = bytes(range(256)) * 2000
+
+
+class BreakingServer(http.server.BaseHTTPRequestHandler):
+    """Serves CONTENT with ranges, but breaks off in the middle as often as it is told to."""
+
+    breaks = 0
+    ranges = True
+    wrong = False
+    requests: list
+
+    def do_GET(self):
+        state = type(self)
+        asked = self.headers.get("Range")
+        state.requests.append(asked)
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and state.ranges else 0
+        if start >= len(CONTENT):
+            self.send_error(416)
+            return
+        body = bytes(reversed(CONTENT)) if state.wrong else CONTENT[start:]
+        self.send_response(206 if asked and state.ranges else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if state.breaks:
+            state.breaks -= 1
+            self.wfile.write(body[: len(body) // 3])
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    handler = type("Handler", (BreakingServer,), {"requests": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        handler.url = f"http://127.0.0.1:{running.server_port}/text.zip"
+        yield handler
+        running.shutdown()
+        thread.join()
+
+
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(server, tmp_path):
+    server.breaks = 2
+    target = tmp_path / "text.zip"
+    sources.download(server.url, target, DIGEST)
+    assert target.read_bytes() == CONTENT
+    third = len(CONTENT) // 3
+    assert server.requests[0] is None
+    assert server.requests[1] == f"bytes={third}-"
+    assert len(server.requests) == 3
+    assert not target.with_name("text.zip.part").exists()
+
+
+def test_a_later_call_goes_on_too(server, tmp_path):
+    server.breaks = 1
+    target = tmp_path / "text.zip"
+    with pytest.raises(RunError, match=f"broke off after {len(CONTENT) // 3} bytes .*run again to go on"):
+        sources.download(server.url, target, DIGEST, attempts=1)
+    assert not target.exists()
+    sources.download(server.url, target, DIGEST, attempts=1)
+    assert target.read_bytes() == CONTENT
+    assert server.requests[-1] == f"bytes={len(CONTENT) // 3}-"
+
+
+def test_a_server_without_ranges_starts_again(server, tmp_path):
+    server.breaks, server.ranges = 1, False
+    sources.download(server.url, tmp_path / "text.zip", DIGEST)
+    assert (tmp_path / "text.zip").read_bytes() == CONTENT
+
+
+def test_all_had_arrived_before_the_rename(server, tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(CONTENT)
+    sources.download(server.url, tmp_path / "text.zip", DIGEST)
+    assert (tmp_path / "text.zip").read_bytes() == CONTENT
+
+
+def test_wrong_bytes_are_refused_and_deleted(server, tmp_path):
+    server.wrong = True
+    with pytest.raises(RunError, match=f"wrong content: SHA-256 .*expected {DIGEST}; nothing was kept"):
+        sources.download(server.url, tmp_path / "text.zip", DIGEST)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_address_is_tried_and_all_reasons_are_told(server, tmp_path):
+    nowhere = "http://127.0.0.1:9/text.zip"
+    sources.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
+    assert (tmp_path / "text.zip").read_bytes() == CONTENT
+    with pytest.raises(RunError, match=r"could not download mine .*127.0.0.1:9.*give data.source=FOLDER"):
+        sources.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
+
+
+def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    for name, members in {
+        "three": {f"three/wiki.{split}.tokens": f"{split} text\n" for split in sources.SPLITS},
+        "one": {"one": "0123456789"},
+    }.items():
+        (cache / "downloads").mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(cache / "downloads" / f"{name}.zip", "w") as archive:
+            for member, text in members.items():
+                archive.writestr(member, text)
+    three = sources.Archive(("unused",), "unused", tuple(f"three/wiki.{split}.tokens" for split in sources.SPLITS))
+    found = sources.fetch_archive("three", three, cache)
+    assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in sources.SPLITS}
+    one = sources.Archive(("unused",), "unused", ("one",), (6, 8))
+    found = sources.fetch_archive("one", one, cache)
+    assert [found[split].read_text() for split in sources.SPLITS] == ["012345", "67", "89"]
+
+
+def test_a_file_is_split_in_order_at_line_ends(tmp_path):
+    lines = [f"line {i} is here\n" for i in range(1000)]
+    path = tmp_path / "mine.txt"
+    path.write_text("".join(lines))
+    parts = sources.find_text(str(path), tmp_path / "cache")
+    texts = [parts[split].read_text() for split in sources.SPLITS]
+    assert "".join(texts) == "".join(lines)
+    assert all(text.endswith("\n") for text in texts)
+    sizes = [len(text) / len("".join(lines)) for text in texts]
+    assert sizes == pytest.approx([0.90, 0.05, 0.05], abs=0.002)
+
+
+def test_the_original_names_of_wikitext_are_found(tmp_path):
+    for split in sources.SPLITS:
+        (tmp_path / f"wiki.{split}.tokens").write_text(split)
+    assert sources.find_text(str(tmp_path), tmp_path)["valid"].read_text() == "valid"
