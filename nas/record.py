@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -64,7 +65,7 @@ class RunFolder:
     def start(self, provenance: dict) -> None:
         """Create the folder, unless it is there, and take it for this process alone."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = open(self.path / ".lock", "w")  # noqa: SIM115  (held until the process ends)
+        self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -21,24 +21,16 @@ def made_up_text(sentences: int, seed: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.fixture(scope="session")
-def text_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
+def write_text_folder(folder: Path) -> Path:
     for seed, (split, sentences) in enumerate([("train", 900), ("valid", 60), ("test", 70)]):
         (folder / f"{split}.txt").write_text(made_up_text(sentences, seed), encoding="utf-8")
     return folder
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
-def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
+def small_content(source: Path, cache: Path) -> dict:
     """A configuration that trains in seconds, on text of the test's own making."""
-    content = {
-        "data": {"source": str(text_folder), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
+    return {
+        "data": {"source": str(source), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
         "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3},
         "train": {
             "steps": 24,
@@ -53,8 +45,22 @@ def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
         },
         "search": {"warmup_steps": 6},
     }
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory) -> Path:
+    return write_text_folder(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
     path = tmp_path_factory.mktemp("config") / "small.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(small_content(text_folder, cache)))
     return path
 
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections import Counter
 
@@ -102,7 +103,7 @@ def test_temperature_goes_from_start_to_exactly_end(schedule):
     values = [gumbel.temperature_at(step / 40, 1.7, 0.1, schedule) for step in range(41)]
     assert values[0] == 1.7
     assert values[-1] == 0.1
-    assert all(high > low for high, low in zip(values, values[1:], strict=False))
+    assert all(high > low for high, low in itertools.pairwise(values))
     assert gumbel.temperature_at(-0.5, 1.7, 0.1, schedule) == 1.7
 
 

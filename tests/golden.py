@@ -1,0 +1,21 @@
+"""Record the golden losses anew, after a change that is meant to alter them: `python -m tests.golden`."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from nas.config import load_config
+from tests.conftest import small_content, write_text_folder
+from tests.test_phases import GOLDEN, STAGES, losses_of
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "small.yaml"
+        path.write_text(json.dumps(small_content(write_text_folder(Path(folder)), Path(folder) / "cache")))
+        losses = {stage: losses_of(stage, load_config(path, overrides)) for stage, overrides in STAGES.items()}
+    GOLDEN.write_text(json.dumps(losses, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

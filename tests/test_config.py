@@ -1,0 +1,107 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nas.config import Config, document, load_config, options
+from nas.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(*overrides, text="train: {steps: 5}\n"):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        return load_config(path, list(overrides))
+
+    return load
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(load):
+    config = load("train.lr=1e-4", "search.temperature.end=0.5", text="train: {lr: 1, steps: 7}\nseed: 3\n")
+    assert (config.train.lr, config.train.steps, config.seed) == (1e-4, 7, 3)
+    assert config.search.temperature.end == 0.5
+    assert config.model.d_model == Config().model.d_model
+
+
+def test_the_later_way_to_give_the_length_wins(load):
+    assert load("train.epochs=2").train.steps is None
+    config = load("train.steps=9", text="train: {epochs: 3}\n")
+    assert (config.train.steps, config.train.epochs) == (9, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trian.lr=3", "unknown key 'trian.lr'; the nearest is 'train.lr'"),
+        ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is"),
+        ("lr=3", "unknown key 'lr'; the nearest is 'train.lr'"),
+        ("train=4", "train is a section; give one of its keys, such as train.steps"),
+        ("search.temperature=3", "search.temperature is a section"),
+        ("train.steps", "'train.steps' is not of the form section.key=value"),
+        ("train.steps=many", "train.steps='many' must be a whole number"),
+        ("train.steps=2.5", "train.steps=2.5 must be a whole number"),
+        ("train.steps=true", "train.steps=True must be a whole number"),
+        ("train.steps=0", "train.steps=0 must be at least 1"),
+        ("train.steps=null", "train.steps and train.epochs are both null"),
+        ("train.lr=fast", "train.lr='fast' must be a number"),
+        ("train.lr=nan", "train.lr=nan must be a finite number"),
+        ("train.lr=0", "train.lr=0.0 must be greater than 0"),
+        ("model.dropout=1", "model.dropout=1.0 must be less than 1"),
+        ("data.lowercase=3", "data.lowercase=3 must be true or false"),
+        ("data.source=null", "data.source=None must be text"),
+        ("data.source=${seed}", "interpolation"),
+        ("data.source={a: 1}", "data.source takes a value, not a mapping"),
+        ("data.source=[", r"'data.source=\['"),
+        ("model.norm=Pre", "model.norm=Pre must be one of pre, post; the nearest is pre"),
+        ("model.heads=3", "model.heads=3 must divide model.d_model=128: one of 1, 2, 4,"),
+        ("model.cutoffs=[5,2]", r"model.cutoffs=\[5, 2\] must be positive and increasing"),
+        ("model.cutoffs=[0]", r"model.cutoffs=\[0\] must be positive and increasing"),
+        ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
+        ("model.division=4", "model.division=4 needs model.tie_embeddings=false"),
+        ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
+        ("search.operations=[]", "must name different operations"),
+        ("search.operations=[dense,dense]", "must name different operations"),
+        ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
+    ],
+)
+def test_bad_values_are_named(load, override, message):
+    with pytest.raises(InputError, match=message):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {stepz: 3}\n", "unknown key 'train.stepz'; the nearest is 'train.steps'"),
+        ("train: 3\n", "train is a section; give its keys, such as train.steps"),
+        ("- a\n- b\n", "must hold sections"),
+        ("train: {steps: [\n", "is not YAML"),
+        ("train: {steps: 3, epochs: 2}\n", "both given"),
+    ],
+)
+def test_bad_files_are_named(load, text, message):
+    with pytest.raises(InputError, match=message):
+        load(text=text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read the configuration .*none.yaml: No such file"):
+        load_config(tmp_path / "none.yaml", [])
+
+
+def test_every_option_is_documented_with_its_default():
+    text = document()
+    for key, item in options():
+        assert f"\n  {key}=" in "\n" + text
+        assert item.metadata["meaning"]
+
+
+def test_the_configuration_loads_without_torch():
+    code = (
+        "import sys, nas.config, nas.pattern, nas.record, nas.derivation, nas.prepare; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

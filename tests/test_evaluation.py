@@ -1,0 +1,74 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from models.operations import Sizes
+from models.transformer_xl import build_pattern
+from nas.evaluation import count_looking_back, evaluate_split, exp, total_nll
+
+
+class CountingModel(torch.nn.Module):
+    """Gives each prediction an nll that names its place: target t costs 1 + t / 1024. It also checks its inputs."""
+
+    def forward(self, tokens, targets, memories, memory_length):
+        real = targets > 0
+        assert (targets[real] == tokens[real] + 1).all()
+        return 1 + targets / 1024, memories
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 9, 10, 64, 65, 101, 333])
+@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize(
+    ("segment", "memory", "looking_back"), [(8, 8, 3), (8, 5, 1), (4, 11, 2), (16, 0, 3), (500, 8, 2)]
+)
+def test_every_token_but_the_first_is_predicted_exactly_once(length, batch_size, segment, memory, looking_back):
+    stream = np.arange(length)
+    total, counted = total_nll(CountingModel(), stream, batch_size, segment, memory, looking_back)
+    assert counted == length - 1
+    assert total == pytest.approx(sum(1 + t / 1024 for t in range(1, length)), abs=1e-9)
+
+
+@pytest.mark.parametrize("memory", [0, 3, 8, 20])
+def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
+    torch.manual_seed(0)
+    pattern = ["attention", "dense", "attention", "attention"]
+    model = build_pattern(pattern, Sizes(16, 2, 24, dropout=0.5), 30).double()
+    stream = torch.randint(30, (231,), generator=torch.Generator().manual_seed(2)).numpy()
+
+    model.eval()
+    plain, memories = 0.0, None
+    for start in range(0, 230, 8):
+        window = torch.from_numpy(stream[start : start + 9])[None]
+        with torch.no_grad():
+            nll, memories = model(window[:, :-1], window[:, 1:], memories, memory)
+        plain += nll.sum().item()
+
+    model.train()
+    for batch_size in (1, 2, 7, 100):
+        total, counted = total_nll(model, stream, batch_size, 8, memory, count_looking_back(model.blocks))
+        assert counted == 230
+        assert total == pytest.approx(plain, abs=1e-9)
+    assert model.training
+
+
+def test_a_stream_of_one_token_has_nothing_to_predict():
+    with pytest.raises(ValueError, match="nothing to predict"):
+        total_nll(CountingModel(), np.array([1]), 1, 8, 0, 0)
+
+
+def test_word_and_byte_figures_refer_to_the_original_text(memory_corpus):
+    corpus = memory_corpus(1000, np.arange(50), np.arange(101))
+    corpus.meta["splits"]["valid"] |= {"words": 40, "bytes": 300, "words_kept": True}
+    figures = evaluate_split(CountingModel(), corpus, "valid", 3, 8, 8, 1)
+    nll = sum(1 + t / 1024 for t in range(1, 101))
+    assert figures["nll"] == pytest.approx(nll)
+    assert figures["perplexity"] == pytest.approx(math.exp(nll / 100))
+    assert figures["word_perplexity"] == pytest.approx(math.exp(nll / 40))
+    assert figures["bits_per_byte"] == pytest.approx(nll / math.log(2) / 300)
+    assert figures["word_perplexity_comparable"] and not figures["bits_per_byte_comparable"]
+
+
+def test_huge_losses_give_infinity_not_an_error():
+    assert exp(1e4) == math.inf

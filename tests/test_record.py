@@ -1,0 +1,118 @@
+import json
+import os
+
+import pytest
+import torch
+
+from nas.checkpoint import load_checkpoint, save_checkpoint
+from nas.errors import InputError, RunError
+from nas.record import open_run, read_lines, read_pi
+
+
+def start(path, config, stage="search", resume=False, **more):
+    run = open_run(path, config, stage, resume, **more)
+    run.start({"seed": 1})
+    return run
+
+
+def test_a_run_is_never_overwritten(tmp_path, small_config):
+    start(tmp_path / "run", small_config())
+    with pytest.raises(InputError, match="already holds a run; add --resume"):
+        open_run(tmp_path / "run", small_config(), "search", False)
+
+
+def test_opening_writes_nothing(tmp_path, small_config):
+    open_run(tmp_path / "run", small_config(), "search", False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_config):
+    start(tmp_path / "run", small_config(), extra={"pattern": ["dense"]})
+    changed = small_config("train.lr=0.5", "search.paths=7", "data.cache=/elsewhere")
+    with pytest.raises(InputError, match=r"configuration: train.lr \(0.003 -> 0.5\), search.paths \(4 -> 7\)$"):
+        open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]})
+    with pytest.raises(InputError, match="pattern"):
+        open_run(tmp_path / "run", small_config(), "search", True, {"pattern": ["identity"]})
+    with pytest.raises(InputError, match="holds a search run, not a retrain run"):
+        open_run(tmp_path / "run", small_config(), "retrain", True)
+    open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, free=("train.", "search."))
+
+
+def test_foreign_folders_and_files_are_left_alone(tmp_path, small_config):
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(InputError, match="not empty and holds no run"):
+        open_run(tmp_path, small_config(), "search", True)
+    with pytest.raises(InputError, match="is a file"):
+        open_run(tmp_path / "thesis.txt", small_config(), "search", False)
+
+
+def test_two_processes_cannot_share_a_run(tmp_path, small_config):
+    first = start(tmp_path / "run", small_config())
+    with pytest.raises(InputError, match="in use by another process"):
+        start(tmp_path / "run", small_config(), resume=True)
+    os.close(first.lock)
+    start(tmp_path / "run", small_config(), resume=True)
+
+
+def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):
+    run = start(tmp_path / "run", small_config())
+    for step in range(1, 6):
+        run.metrics(step, step * 10, "train", 1.5)
+    run.metrics(3, 30, "test", 1.5)
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "tok')  # cut short by a kill
+    assert len(read_lines(run.path / "metrics.jsonl")) == 6
+    run.cut_after(3)
+    assert [line["step"] for line in read_lines(run.path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_pi_is_read_with_clear_errors(tmp_path):
+    with pytest.raises(InputError, match="is no run folder"):
+        read_pi(tmp_path / "none")
+    with pytest.raises(InputError, match=r"holds no pi.jsonl .*not of a retrain"):
+        read_pi(tmp_path)
+    (tmp_path / "pi.jsonl").write_text(json.dumps({"step": 0}) + "\n")
+    with pytest.raises(InputError, match="is damaged: a line lacks"):
+        read_pi(tmp_path)
+
+
+def test_checkpoints_survive_damage_with_an_error(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"weights": torch.arange(1000.0), "list": [1, None, "x"]})
+    assert load_checkpoint(path)["list"] == [1, None, "x"]
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"not a checkpoint at all", whole[:100] + b"\0" * 200 + whole[300:]):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="is damaged or no checkpoint"):
+            load_checkpoint(path)
+
+
+class Malicious:
+    def __reduce__(self):
+        return (exec, ("import pathlib; pathlib.Path('ran').touch()",))
+
+
+def test_foreign_checkpoints_run_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": "par-checkpoint/1", "payload": Malicious()}, "bad.pt")
+    with pytest.raises(InputError, match="damaged or no checkpoint"):
+        load_checkpoint(tmp_path / "bad.pt")
+    assert not (tmp_path / "ran").exists()
+    torch.save({"state_dict": {}}, "other.pt")
+    with pytest.raises(InputError, match="not of the format par-checkpoint/1"):
+        load_checkpoint(tmp_path / "other.pt")
+
+
+def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"step": 1})
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="No space left on device; the previous one is untouched"):
+        save_checkpoint(path, {"step": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(path)["step"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
