@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nas.config import load_config
+from nas.evaluation import total_nll
+from nas.pattern import read_pattern
+from nas.phases import Retraining, Search, build_fixed, build_supernet
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+FOLDERS = ["demo", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXPERIMENTS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_every_yaml_loads(path):
+    if path.parent.name == "patterns":
+        read_pattern(path)
+    elif path.name == "expected.yaml":
+        content = yaml.safe_load(path.read_text())
+        assert content["format"] == "par-expected/1"
+    else:
+        load_config(path, [])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_an_experiment_is_complete(name):
+    assert {"search.yaml", "retrain.yaml", "expected.yaml", "README.md"} <= {
+        p.name for p in (EXPERIMENTS / name).iterdir()
+    }
+
+
+def test_search_and_retrain_of_an_experiment_share_text_and_sizes():
+    for name in FOLDERS:
+        search, retrain = (load_config(EXPERIMENTS / name / f"{stage}.yaml", []) for stage in ("search", "retrain"))
+        assert search.data == retrain.data
+        assert search.model.cutoffs == retrain.model.cutoffs
+        assert (search.model.d_model, search.model.heads) == (retrain.model.d_model, retrain.model.heads)
+
+
+REDUCED = [
+    "model.d_model=32",
+    "model.d_ffn=64",
+    "model.cutoffs=[50,120]",
+    "train.batch_size=2",
+    "train.segment=24",
+    "train.memory=24",
+    "train.warmup_steps=0",
+    "train.lr=0.005",
+    "search.warmup_steps=1",
+]
+
+
+def zipf_corpus(memory_corpus):
+    import numpy as np
+
+    draws = np.random.default_rng(0).zipf(1.5, 4000)
+    return memory_corpus(300, np.minimum(draws, 300) - 1, (np.minimum(draws, 300) - 1)[:400])
+
+
+@pytest.mark.parametrize("sampling", ["soft", "hard"])
+def test_the_papers_scale_takes_steps_at_reduced_width(memory_corpus, sampling):
+    config = load_config(EXPERIMENTS / "wikitext103" / "search.yaml", [*REDUCED, f"search.sampling={sampling}"])
+    corpus = zipf_corpus(memory_corpus)
+    phase = Search(build_supernet(config, corpus), corpus, config)
+    assert phase.total_steps == 40000 and len(phase.supernet.backbone.blocks) == 32
+    losses = [phase.step(step)[0] for step in range(1, 13)]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    assert not (phase.supernet.pi() == phase.supernet.pi()[0, 0]).all()  # the logits have learned, in every fifth step
+    total, counted = total_nll(phase.supernet, corpus.tokens("valid")[:60], 4, 24, 24, 32)
+    assert counted == 59 and total > 0
+
+
+def test_the_papers_pattern_retrains_at_reduced_width(memory_corpus):
+    config = load_config(EXPERIMENTS / "wikitext103" / "retrain.yaml", REDUCED)
+    pattern = read_pattern(EXPERIMENTS / "patterns" / "par.yaml")["blocks"]
+    corpus = zipf_corpus(memory_corpus)
+    phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
+    losses = [phase.step(step)[0] for step in range(1, 13)]
+    assert sum(losses[-3:]) < sum(losses[:3])

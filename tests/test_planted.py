@@ -1,0 +1,69 @@
+"""A planted truth: corpora made so that one knows whether attention is needed, and whether the search finds out."""
+
+import numpy as np
+import pytest
+import torch
+
+from nas.config import load_config
+from nas.phases import Search, build_supernet
+
+SYMBOLS, LOOK_BACK = 24, 5
+ESTIMATORS = {
+    "leave_one_out": ["search.sampling=hard", "search.estimator=leave_one_out"],
+    "soft": ["search.sampling=soft"],
+}
+
+
+def look_back_stream(length: int, seed: int) -> np.ndarray:
+    """Each token repeats the one LOOK_BACK before it, or (one in ten) is drawn anew: only the past helps."""
+    source = np.random.default_rng(seed)
+    stream = source.integers(SYMBOLS, size=length)
+    copies = source.random(length) < 0.9
+    for i in range(LOOK_BACK, length):
+        if copies[i]:
+            stream[i] = stream[i - LOOK_BACK]
+    return stream
+
+
+def successor_stream(length: int, seed: int) -> np.ndarray:
+    """Each token is decided by the one before it, or (one in ten) drawn anew: the past does not help."""
+    successor = np.random.default_rng(99).permutation(SYMBOLS)
+    source = np.random.default_rng(seed)
+    stream = source.integers(SYMBOLS, size=length)
+    follows = source.random(length) < 0.9
+    for i in range(1, length):
+        if follows[i]:
+            stream[i] = successor[stream[i - 1]]
+    return stream
+
+
+def found_pattern(stream, memory_corpus, tmp_path, overrides) -> list[str]:
+    path = tmp_path / "planted.yaml"
+    path.write_text(
+        """
+        model: {d_model: 32, heads: 2, d_ffn: 32, blocks: 3, dropout: 0}
+        train: {steps: 500, batch_size: 16, segment: 16, memory: 16, lr: 0.005, warmup_steps: 20}
+        search: {warmup_steps: 150, split: heldout, optimizer: {lr: 0.05}}
+        """
+    )
+    config = load_config(path, overrides)
+    corpus = memory_corpus(SYMBOLS, stream(60_000, 1), stream(2_000, 2))
+    torch.manual_seed(config.seed)
+    phase = Search(build_supernet(config, corpus), corpus, config)
+    for step in range(1, phase.total_steps + 1):
+        phase.step(step)
+    return phase.supernet.names(phase.supernet.argmax_path())
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_attention_is_kept_where_only_the_past_tells_the_next_token(estimator, memory_corpus, tmp_path):
+    assert "attention" in found_pattern(look_back_stream, memory_corpus, tmp_path, ESTIMATORS[estimator])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_attention_is_dropped_where_the_current_token_decides_and_flops_have_a_price(
+    estimator, memory_corpus, tmp_path
+):
+    price = ["search.latency.source=flops", "search.latency.mode=penalty", "search.latency.weight=1"]
+    pattern = found_pattern(successor_stream, memory_corpus, tmp_path, [*ESTIMATORS[estimator], *price])
+    assert "attention" not in pattern
