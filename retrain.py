@@ -60,10 +60,14 @@ def main() -> None:
             results = read_yaml(out)
         else:
             results = evaluate_best(phase, run)
-            results |= {"train_steps": trainer.step, "train_tokens": trainer.tokens, "wall_time_s": trainer.elapsed}
-            results["train_tokens_per_s"] = trainer.tokens / trainer.elapsed
-            test = results["test"]
-            run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
+            results |= {
+                "train_steps": trainer.step,
+                "train_tokens": trainer.tokens,
+                "wall_time_s": trainer.wall_seconds,
+            }
+            results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds
+        test = results["test"]  # its line was cut if an earlier call had written it
+        run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     write_yaml(out, results)
     print(
         f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters, "

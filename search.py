@@ -47,7 +47,7 @@ def main() -> None:
     valid = phase.evaluate(run, trainer.step) if trainer.valid is None else trainer.valid
     trainer.say(f"likeliest pattern: {', '.join(phase.supernet.names(phase.supernet.argmax_path()))}")
     trainer.say(
-        f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.elapsed:,.0f} s; "
+        f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.wall_seconds:,.0f} s; "
         f"SuperNet on valid: nll {valid['nll_per_token']:.4f}, perplexity {math.exp(valid['nll_per_token']):.2f}"
     )
     trainer.say(f"next: python derive.py {run.path}; python animate.py {run.path}")

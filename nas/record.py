@@ -97,7 +97,7 @@ class RunFolder:
         )
 
     def cut_after(self, step: int) -> None:
-        """Drop the lines after a step, and half-written ones: what a resumed run writes again."""
+        """Drop what a resumed run writes again: the lines after a step, half-written ones, and the final test line."""
         for name in ("metrics.jsonl", "pi.jsonl"):
             if (self.path / name).exists():
                 lines = read_lines(self.path / name)

@@ -109,8 +109,9 @@ class Trainer:
         self.phase, self.run, self.options = phase, run, options
         self.step = 0
         self.tokens = 0
-        self.elapsed = 0.0  # seconds of training, over all resumptions
+        self.train_seconds, self.wall_seconds = 0.0, 0.0  # of steps alone, and with evaluations, over all resumptions
         self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
+        self.rate_tokens, self.rate_seconds = 0, 0.0  # the same, since this process began
         self.stopped: str | None = None
         self.saved_step: int | None = None
         self.valid: dict | None = None
@@ -123,7 +124,6 @@ class Trainer:
         steps = self.phase.total_steps
         board = SummaryWriter(self.run.path / "tensorboard", purge_step=self.step + 1)
         bar = tqdm(total=steps, initial=self.step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
-        rate_from = (time.perf_counter(), self.tokens)
         with StopSignal() as stop, bar, board:
             self.board, self.bar = board, bar
             if self.step == 0:
@@ -134,18 +134,15 @@ class Trainer:
                 bar.update()
                 last = self.step == steps
                 self.stopped = self.phase.finished(self.step)
-                if self.due(self.options.log_every) or last or self.stopped:
-                    now = time.perf_counter()
-                    self.log_train((self.tokens - rate_from[1]) / (now - rate_from[0]))
-                    rate_from = (now, self.tokens)
                 if self.due(self.options.evaluate_every) or last or self.stopped:
                     self.log_valid()
                     self.stopped = self.stopped or self.phase.finished(self.step)
-                    rate_from = (time.perf_counter(), self.tokens)
-                self.elapsed += time.perf_counter() - started
+                if self.due(self.options.log_every) or last or self.stopped:
+                    self.log_train()
+                self.wall_seconds += time.perf_counter() - started
                 if self.due(self.options.checkpoint_every) or last or self.stopped or stop.received:
                     self.save()
-                if stop.received and self.step < steps and not self.stopped:
+                if stop.received and not last and not self.stopped:
                     raise Interrupted(
                         f"stopped at step {self.step} of {steps}; saved; go on with the same command and --resume"
                     )
@@ -156,39 +153,41 @@ class Trainer:
         return every > 0 and self.step % every == 0
 
     def train_step(self) -> None:
+        started = time.perf_counter()
         try:
             nll, tokens = self.phase.step(self.step + 1)
         except FloatingPointError as error:
-            saved = (
-                f"the checkpoint of step {self.saved_step} is usable"
-                if self.saved_step
-                else "there is no checkpoint yet"
-            )
+            saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
             raise RunError(
                 f"step {self.step + 1}: {error}; {saved}; try a smaller train.lr or a longer train.warmup_steps"
             ) from None
+        seconds = time.perf_counter() - started
         self.step += 1
         self.tokens += tokens
         self.window_nll += nll * tokens
         self.window_tokens += tokens
+        self.rate_tokens += tokens
+        self.rate_seconds += seconds
+        self.train_seconds += seconds
 
-    def log_train(self, tokens_per_s: float) -> None:
-        nll = self.window_nll / self.window_tokens
-        self.window_nll, self.window_tokens = 0.0, 0
+    def log_train(self) -> None:
+        nll, tokens_per_s = self.window_nll / self.window_tokens, self.rate_tokens / self.rate_seconds
         scalars = self.phase.scalars()
         self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
         self.phase.record(self.run, self.step)
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
-        left = (self.phase.total_steps - self.step) * self.window_rate(tokens_per_s)
-        self.say(
+        left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
+        text = (
             f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {math.exp(min(nll, 99)):.2f}  "
-            f"{shown}  {tokens_per_s:,.0f} tokens/s  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+            f"{shown}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
-
-    def window_rate(self, tokens_per_s: float) -> float:
-        """Seconds a step takes."""
-        return self.tokens / self.step / tokens_per_s if tokens_per_s else 0.0
+        if self.bar.disable:
+            self.say(text)
+        else:  # on a terminal the bar shows it, and the lines are in train.log
+            self.run.log(text)
+            self.bar.set_postfix_str(f"nll {nll:.3f}")
+        self.window_nll, self.window_tokens, self.rate_tokens, self.rate_seconds = 0.0, 0, 0, 0.0
 
     def log_valid(self) -> None:
         self.valid = self.phase.evaluate(self.run, self.step)
@@ -212,7 +211,7 @@ class Trainer:
         state = {
             "step": self.step,
             "tokens": self.tokens,
-            "elapsed": self.elapsed,
+            "seconds": [self.train_seconds, self.wall_seconds],
             "window": [self.window_nll, self.window_tokens],
             "stopped": self.stopped,
             "random": torch.get_rng_state(),
@@ -227,7 +226,8 @@ class Trainer:
             self.run.cut_after(-1)
             return
         state = load_checkpoint(self.run.checkpoint)
-        self.step, self.tokens, self.elapsed = state["step"], state["tokens"], state["elapsed"]
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.train_seconds, self.wall_seconds = state["seconds"]
         self.window_nll, self.window_tokens = state["window"]
         self.stopped, self.saved_step = state["stopped"], state["step"]
         torch.set_rng_state(state["random"])

@@ -1,0 +1,297 @@
+"""The scripts as a user types them: whole runs, bad input, kills and interruptions."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(script, *arguments, cwd=ROOT, **more):
+    command = [sys.executable, str(ROOT / f"{script}.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, **more)
+
+
+def succeed(script, *arguments, **more):
+    done = run(script, *arguments, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fail(status, script, *arguments, **more):
+    """The one line of standard error."""
+    done = run(script, *arguments, **more)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def same_run(one: Path, two: Path, weights_in: str) -> None:
+    """Bit for bit the same metrics, history of pi and weights."""
+    for name in ("metrics.jsonl", "pi.jsonl"):
+        assert (one / name).exists() == (two / name).exists()
+        if (one / name).exists():
+            assert (one / name).read_bytes() == (two / name).read_bytes()
+    first, second = (torch.load(path / "checkpoint.pt", weights_only=True)["phase"][weights_in] for path in (one, two))
+    assert first.keys() == second.keys()
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, small_yaml) -> Path:
+    folder = tmp_path_factory.mktemp("searched") / "run"
+    succeed("search", small_yaml, "--run", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pattern") / "adi.yaml"
+    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def retrained(tmp_path_factory, small_yaml, pattern) -> Path:
+    folder = tmp_path_factory.mktemp("retrained") / "run"
+    succeed("retrain", pattern, small_yaml, "--run", folder)
+    return folder
+
+
+def test_the_four_stages_end_to_end(tmp_path, small_yaml):
+    """From another folder, with relative paths, as a newcomer does it."""
+    (tmp_path / "mine.yaml").write_text(small_yaml.read_text())
+    here = {"cwd": tmp_path}
+    shown = succeed("search", "mine.yaml", "--run", "out/search", "train.log_every=2", **here)
+    assert "likeliest pattern: " in shown
+    for name in (
+        "config.yaml",
+        "provenance.yaml",
+        "pi.jsonl",
+        "metrics.jsonl",
+        "train.log",
+        "checkpoint.pt",
+        "tensorboard",
+    ):
+        assert (tmp_path / "out/search" / name).exists()
+    history = [json.loads(line) for line in (tmp_path / "out/search/pi.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in history] == [0, *range(2, 25, 2)]
+    assert history[0]["pi"] == [[pytest.approx(1 / 3)] * 3] * 3
+    assert set(history[0]) >= {"step", "temperature", "operations", "pi", "expected_latency_ms"}
+    assert history[-1]["temperature"] == pytest.approx(0.1)
+
+    shown = succeed("derive", "out/search", **here)
+    assert "block  choice" in shown and "written to out/search/pattern.yaml" in shown
+    derived = yaml.safe_load((tmp_path / "out/search/pattern.yaml").read_text())
+    assert derived["format"] == "par-pattern/1"
+    likeliest = [history[-1]["operations"][row.index(max(row))] for row in history[-1]["pi"]]
+    assert derived["blocks"] == likeliest
+
+    shown = succeed("retrain", "out/search/pattern.yaml", "mine.yaml", "--run", "out/retrain", **here)
+    assert "valid: perplexity" in shown and "test: perplexity" in shown
+    results = yaml.safe_load((tmp_path / "out/retrain/results.yaml").read_text())
+    for split in ("valid", "test"):
+        about = results[split]
+        assert about["perplexity"] == pytest.approx(2.718281828459045 ** (about["nll"] / about["tokens"]))
+        assert about["word_perplexity_comparable"]
+    wanted = {"parameters", "flops_per_token", "latency", "train_tokens", "train_tokens_per_s", "wall_time_s"}
+    assert wanted | {"segment", "memory"} <= results.keys()
+    metrics = [json.loads(line) for line in (tmp_path / "out/retrain/metrics.jsonl").read_text().splitlines()]
+    assert {line["split"] for line in metrics} == {"train", "valid", "test"}
+    assert metrics[-1]["tokens"] == 24 * 4 * 8
+
+    shown = succeed("animate", "out/search", **here)
+    assert "13 frames of 13 logged steps" in shown
+    for name in ("pi.gif", "pi.png", "pi_over_time.png", "entropy.png", "learning_curves.png", "pattern.png"):
+        assert (tmp_path / "out/search" / name).stat().st_size > 1000
+    assert "learning_curves.png" in succeed("animate", "out/retrain", **here)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "out"]
+
+
+@pytest.mark.parametrize("script", ["search", "derive", "retrain", "animate"])
+def test_help_is_quick_and_needs_no_torch(script):
+    blocked = "import sys, runpy; sys.modules['torch'] = None; sys.argv = ['x', '--help']; "
+    code = blocked + f"runpy.run_path('{ROOT / script}.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "usage" in done.stdout
+    if script in ("search", "retrain"):
+        assert "train.segment=64" in done.stdout
+
+
+def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
+    folder = tmp_path / "run"
+    message = fail(2, "search", small_yaml, "--run", folder, "train.stepz=3")
+    assert message == "error: unknown key 'train.stepz'; the nearest is 'train.steps' (--help lists all)"
+    for bad in (
+        "model.heads=3",
+        "train.steps=x",
+        "data.source=/nowhere",
+        "data.tokenizer=wordpiece",
+        "train.batch_size=9999",
+    ):
+        fail(2, "search", small_yaml, "--run", folder, bad)
+        fail(2, "retrain", pattern, small_yaml, "--run", folder, bad)
+    assert "must stay below the vocabulary size" in fail(
+        2, "search", small_yaml, "--run", folder, "model.cutoffs=[9,99999]"
+    )
+    assert "cannot read the pattern" in fail(2, "retrain", tmp_path / "none.yaml", small_yaml, "--run", folder)
+    assert not folder.exists()
+
+
+def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
+    before = (searched / "metrics.jsonl").read_bytes()
+    assert "already holds a run; add --resume" in fail(2, "search", small_yaml, "--run", searched)
+    assert "another configuration: train.lr" in fail(
+        2, "search", small_yaml, "--run", searched, "--resume", "train.lr=1"
+    )
+    assert "holds a search run" in fail(2, "retrain", pattern, small_yaml, "--run", searched, "--resume")
+    assert (searched / "metrics.jsonl").read_bytes() == before
+    shown = succeed("search", small_yaml, "--run", searched, "--resume")  # finished: says so again, changes nothing
+    assert "going on from step 24 of 24" in shown
+    assert (searched / "metrics.jsonl").read_bytes() == before
+    before = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()
+    assert "test: perplexity" in succeed("retrain", pattern, small_yaml, "--run", retrained, "--resume")
+    after = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()
+    assert before == after
+
+
+def test_evaluation_alone_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
+    before = (retrained / "results.yaml").read_bytes()
+    lengths = ["evaluate.segment=5", "evaluate.memory=20"]
+    succeed("retrain", pattern, small_yaml, "--run", retrained, "--eval-only", *lengths)
+    other = yaml.safe_load((retrained / "results-segment5-memory20.yaml").read_text())
+    same = yaml.safe_load(before)
+    assert (other["segment"], other["memory"]) == (5, 20)
+    assert other["test"]["tokens"] == same["test"]["tokens"] and other["test"]["nll"] != same["test"]["nll"]
+    assert (retrained / "results.yaml").read_bytes() == before
+    assert "another configuration: train.lr" in fail(
+        2, "retrain", pattern, small_yaml, "--run", retrained, "--eval-only", "train.lr=1"
+    )
+    assert "holds no best.pt" in fail(2, "retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
+
+
+def test_derive_and_animate_name_what_is_missing(tmp_path, retrained, searched):
+    assert "is no run folder" in fail(2, "derive", tmp_path / "none")
+    assert "not of a retrain" in fail(2, "derive", retrained)
+    (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
+    assert "one logged step" in fail(2, "animate", tmp_path)
+    assert "must end in .gif" in fail(2, "animate", searched, "--out", tmp_path / "x.mp4")
+
+
+def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
+    out = tmp_path / "mine.yaml"
+    succeed("derive", searched, "--out", out)
+    succeed("derive", searched, "--out", out)  # the same again is no loss
+    edited = out.read_text().replace("blocks:", "# my own choice\nblocks:")
+    out.write_text(edited)
+    assert "exists and differs" in fail(2, "derive", searched, "--out", out)
+    assert out.read_text() == edited
+    succeed("derive", searched, "--out", out, "--force")
+    assert out.read_text() != edited
+
+
+def test_damaged_and_foreign_checkpoints(searched, small_yaml, tmp_path):
+    folder = tmp_path / "run"
+    succeed("search", small_yaml, "--run", folder)
+    whole = (folder / "checkpoint.pt").read_bytes()
+    (folder / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
+    message = fail(2, "search", small_yaml, "--run", folder, "--resume")
+    assert "checkpoint.pt is damaged or no checkpoint of this program" in message
+
+
+def kill_at_random(arguments, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> None:
+    """Start a command and end it at a random moment after it has begun to log."""
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(random.uniform(*seconds))
+    assert process.poll() is None, "the run ended before it was killed: make it longer"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    kill_at_random.status, kill_at_random.errors = process.returncode, errors.decode()
+
+
+LONG = ["train.steps=700", "train.checkpoint_every=20", "train.evaluate_every=150", "train.log_every=7"]
+
+
+@pytest.mark.parametrize("stage", ["search", "retrain"])
+def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern):
+    first = ["search.py"] if stage == "search" else ["retrain.py", str(pattern)]
+
+    def arguments(folder):
+        return [*first, str(small_yaml), "--run", str(folder), "--resume", "model.dropout=0.2", *LONG]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([sys.executable, *arguments(whole)], cwd=ROOT, check=True, capture_output=True)
+    for _ in range(2):
+        kill_at_random(arguments(killed), killed, (0.0, 0.7))
+        assert kill_at_random.status == -signal.SIGKILL
+    subprocess.run([sys.executable, *arguments(killed)], cwd=ROOT, check=True, capture_output=True)
+    same_run(whole, killed, "supernet" if stage == "search" else "model")
+    if stage == "retrain":
+        one, two = (yaml.safe_load((folder / "results.yaml").read_text()) for folder in (whole, killed))
+        assert one["test"] == two["test"] and one["train_tokens"] == two["train_tokens"]
+        first_best, second_best = (torch.load(f / "best.pt", weights_only=True)["model"] for f in (whole, killed))
+        assert all(torch.equal(first_best[key], second_best[key]) for key in first_best)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, small_yaml, number):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    more = [*LONG, "train.checkpoint_every=100000"]
+    succeed("search", small_yaml, "--run", whole, *more)
+    command = ["search.py", str(small_yaml), "--run", str(stopped), *more]
+    kill_at_random(command, stopped, (0.0, 0.3), number)
+    assert kill_at_random.status == 130
+    assert "saved; go on with the same command and --resume" in kill_at_random.errors
+    assert len(kill_at_random.errors.strip().splitlines()) == 1
+    succeed("search", small_yaml, "--run", stopped, "--resume", *more)
+    same_run(whole, stopped, "supernet")
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
+    """A limit on the size of files stands for the disk: checkpoints no longer fit, lines of metrics still do."""
+    folder = tmp_path / "run"
+    more = ["train.steps=40", "train.checkpoint_every=10"]
+    code = (
+        "import sys, runpy, nas.trainer as t; original = t.Trainer.save\n"
+        "def save(self):\n"
+        "    original(self)\n"
+        "    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
+        "t.Trainer.save = save\n"
+        f"sys.argv = ['search.py', {str(small_yaml)!r}, '--run', {str(folder)!r}, *{more!r}]\n"
+        "runpy.run_path('search.py', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr and "File too large; the previous one is untouched" in done.stderr
+    assert not (folder / "checkpoint.pt.part").exists()
+    succeed("search", small_yaml, "--run", folder, "--resume", *more)
+    whole = tmp_path / "whole"
+    succeed("search", small_yaml, "--run", whole, *more)
+    same_run(whole, folder, "supernet")
+
+
+def test_a_loss_that_explodes_is_one_line(tmp_path, small_yaml, pattern):
+    more = ["train.lr=1e30", "train.warmup_steps=0", "train.clip=0"]
+    message = fail(1, "retrain", pattern, small_yaml, "--run", tmp_path / "run", *more)
+    assert message.startswith("error: step ") and "no checkpoint yet" in message
+
+
+def test_prepare_is_a_command_of_its_own(small_yaml):
+    done = subprocess.run(
+        [sys.executable, "-m", "nas.prepare", str(small_yaml)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "train:" in done.stdout and "words kept" in done.stdout
