@@ -23,9 +23,9 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python search.py $(CONFIGS)/search.yaml --run $(DEMO)/search --resume
 	$(BIN)/python derive.py $(DEMO)/search
+	$(BIN)/python animate.py $(DEMO)/search
 	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/retrain --resume
 	$(BIN)/python animate.py $(DEMO)/retrain
-	$(BIN)/python animate.py $(DEMO)/search
 	@echo
 	@echo "The search, as a picture:  $(DEMO)/search/pi.gif"
 	@echo "The pattern it found:      $(DEMO)/search/pattern.yaml"

@@ -84,7 +84,7 @@ class TemperatureOptions:
 
 @dataclass
 class LogitsOptimizerOptions:
-    lr: float = option(0.02, "learning rate of the logits (Adam)", above=0)
+    lr: float = option(0.05, "learning rate of the logits (Adam); 0.01 suits soft sampling", above=0)
     weight_decay: float = option(0.0, "Adam weight decay of the logits", minimum=0)
 
 
