@@ -49,11 +49,6 @@ def output_options(config: Config, vocab_size: int) -> dict:
     return {"cutoffs": model.cutoffs, "tie_embeddings": model.tie_embeddings, "division": model.division}
 
 
-def flop_costs(config: Config, head: nn.Module, corpus: Corpus) -> FlopCosts:
-    train = config.train
-    return FlopCosts(model_sizes(config), train.batch_size, train.segment, train.memory, head, corpus.counts())
-
-
 def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
     output = output_options(config, corpus.vocab_size)
     return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **output)
@@ -167,7 +162,7 @@ def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
     splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
     seconds = time.perf_counter() - started
     pattern = run.config["pattern"]
-    costs = flop_costs(config, model.head, corpus)
+    costs = FlopCosts(model_sizes(config), config.evaluate.batch_size, segment, memory, model.head, corpus.counts())
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -216,7 +211,9 @@ class Search:
         self.logits_optimizer = torch.optim.Adam(
             [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay
         )
-        self.costs = flop_costs(config, supernet.backbone.head, corpus)
+        self.costs = FlopCosts(
+            model_sizes(config), train.batch_size, train.segment, train.memory, supernet.backbone.head, corpus.counts()
+        )
         self.generator = torch.Generator().manual_seed(config.seed)
         self.temperature = self.options.temperature.start
         self.path = supernet.argmax_path()

@@ -72,9 +72,9 @@ class RunFolder:
             raise InputError(
                 f"--run {self.path} is in use by another process; wait for it, or name another folder"
             ) from None
-        if not (self.path / "config.yaml").exists():
-            write_yaml(self.path / "provenance.yaml", provenance)
-            write_yaml(self.path / "config.yaml", self.config)
+        for name, content in (("config.yaml", self.config), ("provenance.yaml", provenance)):
+            if not (self.path / name).exists():
+                write_yaml(self.path / name, content)
 
     @property
     def checkpoint(self) -> Path:
@@ -148,7 +148,7 @@ def open_run(
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to go on with it, or name another folder")
         check_same(path, content, extra, (*FREE_TO_CHANGE, *free))
-    elif path.exists() and any(entry.name != ".lock" for entry in path.iterdir()):
+    elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
         raise InputError(f"--run {path} is not empty and holds no run; name another folder")
     return RunFolder(path, content)
 
