@@ -177,52 +177,64 @@ def document() -> str:
 
 def load_config(path: str | Path, overrides: list[str]) -> Config:
     """defaults < the YAML file < section.key=value overrides, checked. Raises InputError."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(Config)
+    for origin, given in read_layers(path, overrides):
+        for key, value in given.items():
+            set_option(config, key, value, origin)
+        # The later of the two ways to give the length wins, so that train.steps=10 shortens a run given in epochs.
+        steps, epochs = given.get("train.steps"), given.get("train.epochs")
+        if epochs is not None and steps is None:
+            config.train.steps = None
+        elif steps is not None and epochs is None:
+            config.train.epochs = None
+    result = OmegaConf.to_object(config)
+    check(result)
+    return result
+
+
+def read_layers(path: str | Path, overrides: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """(what an error begins with, {dotted key: value}) of the file, then of each override."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    layers = []
     try:
-        layers.append((f"{path}: ", OmegaConf.load(path)))
+        content = OmegaConf.load(path)
     except OSError as error:
         raise InputError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
+    if not OmegaConf.is_dict(content):
+        raise InputError(f"{path} must hold sections with keys, such as `train: {{steps: 100}}`")
+    layers = [(f"{path}: ", flatten(OmegaConf.to_container(content), f"{path}: "))]
     for text in overrides:
         key, separator, _ = text.partition("=")
         if not separator or not key:
             raise InputError(f"{text!r} is not of the form section.key=value")
         check_known(key)
         try:
-            layers.append(("", OmegaConf.from_dotlist([text])))
+            layers.append(("", flatten(OmegaConf.to_container(OmegaConf.from_dotlist([text])), "")))
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             raise InputError(f"{text!r}: {first_line(error)}") from None
+    return layers
 
-    config = OmegaConf.structured(Config)
-    types = {key: item.type for key, item in options()}
-    for origin, layer in layers:
-        if layer is None or OmegaConf.is_list(layer) or not OmegaConf.is_config(layer):
-            raise InputError(f"{origin}the file must hold sections with keys, such as `train: {{steps: 100}}`")
-        given = flatten(OmegaConf.to_container(layer), origin)
-        try:
-            for key, value in given.items():
-                if isinstance(value, str) and "${" in value:
-                    raise InputError(
-                        f"{origin}{key}={value!r}: interpolation (${{...}}) is not supported; give the value"
-                    )
-                if types[key] is bool and not isinstance(value, bool):
-                    raise InputError(f"{origin}{key}={value!r} must be true or false")
-                OmegaConf.update(config, key, value)
-        except OmegaConfBaseException as error:
-            raise InputError(f"{origin}{key}={value!r} must be {TYPE_WORDS[types[key]]}") from error
-        # The later of the two ways to give the length wins, so that train.steps=10 shortens a run given in epochs.
-        if given.get("train.epochs") is not None and given.get("train.steps") is None:
-            config.train.steps = None
-        elif given.get("train.steps") is not None and given.get("train.epochs") is None:
-            config.train.epochs = None
-    result = OmegaConf.to_object(config)
-    check(result)
-    return result
+
+def set_option(config, key: str, value: Any, origin: str) -> None:
+    """Put a value into an OmegaConf configuration; its dataclasses check the type."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    kind = {known: item.type for known, item in options()}[key]
+    if isinstance(value, str) and "${" in value:
+        raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}}) is not supported; give the value")
+    try:
+        if kind is bool and not isinstance(value, bool):  # OmegaConf would take 3 for true
+            raise OmegaConfBaseException
+        OmegaConf.update(config, key, value)
+    except OmegaConfBaseException:
+        raise InputError(f"{origin}{key}={value!r} must be {TYPE_WORDS[kind]}") from None
 
 
 def first_line(error: Exception) -> str:
