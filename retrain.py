@@ -32,11 +32,12 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
+    from nas.assembly import build_fixed
     from nas.data import Corpus
     from nas.device import set_up
-    from nas.phases import BEST, Retraining, build_fixed, evaluate_best
     from nas.prepare import prepare
     from nas.record import open_run, provenance, read_yaml, write_yaml
+    from nas.retraining import BEST, Retraining, evaluate_best
     from nas.trainer import Trainer
 
     free = ("evaluate.", "train.threads") if arguments.eval_only else ()

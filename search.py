@@ -25,11 +25,12 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
+    from nas.assembly import build_supernet
     from nas.data import Corpus
     from nas.device import set_up
-    from nas.phases import Search, build_supernet
     from nas.prepare import prepare
     from nas.record import open_run, provenance, write_yaml
+    from nas.searching import Search
     from nas.trainer import Trainer
 
     run = open_run(arguments.run, config, "search", arguments.resume)

@@ -1,6 +1,6 @@
 """The one training loop, for both phases: steps, logs, evaluations, checkpoints, interruption and exact resume.
 
-The loop knows nothing of what a step does; nas/phases.py does.
+The loop knows nothing of what a step does; nas/searching.py and nas/retraining.py do.
 """
 
 import math

@@ -3,10 +3,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nas.assembly import build_fixed, build_supernet
 from nas.config import load_config
 from nas.evaluation import total_nll
 from nas.pattern import read_pattern
-from nas.phases import Retraining, Search, build_fixed, build_supernet
+from nas.retraining import Retraining
+from nas.searching import Search
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["demo", "wikitext2", "wikitext2-tensorflow", "wikitext103"]

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from nas.assembly import build_fixed, build_supernet
 from nas.checkpoint import load_checkpoint
 from nas.data import Corpus
 from nas.errors import InputError, RunError
-from nas.phases import BEST, Retraining, Search, build_fixed, build_supernet, evaluate_best
 from nas.prepare import prepare
 from nas.record import open_run, read_lines
+from nas.retraining import BEST, Retraining, evaluate_best
+from nas.searching import Search
 from nas.trainer import Trainer, learning_rate
 from tests.reference import expected_loss
 
@@ -167,7 +169,7 @@ def test_retraining_keeps_the_best_weights_and_stops_early(small_config, tmp_pat
     curve = iter([3.0, 2.0, 2.5, 2.4, 1.0])
     with monkeypatch.context() as patch:
         figures = {"perplexity": 1.0, "tokens": 9}
-        patch.setattr("nas.phases.evaluate_with", lambda *_: {**figures, "nll_per_token": next(curve)})
+        patch.setattr("nas.retraining.evaluate_with", lambda *_: {**figures, "nll_per_token": next(curve)})
         trainer = Trainer(phase, run, config.train)
         trainer.fit()
     assert trainer.step == 4

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from nas.assembly import build_supernet
 from nas.config import load_config
-from nas.phases import Search, build_supernet
+from nas.searching import Search
 
 SYMBOLS, LOOK_BACK = 24, 5
 ESTIMATORS = {

@@ -1,23 +1,17 @@
-"""What a step of each phase does: Search trains a SuperNet and its logits, Retraining a fixed pattern.
+"""The first phase: a SuperNet, whose weights and logits learn in turn (arXiv 2009.04534, section 3).
 
 N blocks, O candidate operations, K paths.
 """
 
-import math
-import time
-
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.operations import Sizes
-from models.transformer_xl import TransformerXL, build_pattern
-from nas.checkpoint import load_checkpoint, save_checkpoint
+from nas.assembly import check_evaluation_text, count_steps, evaluate_with, model_sizes, run_batch
 from nas.config import Config
 from nas.data import Batch, ContextBatches, Corpus
 from nas.derivation import NEAR_UNIFORM_MARGIN
 from nas.errors import InputError
-from nas.evaluation import count_looking_back, evaluate_split
 from nas.gumbel import (
     gumbel_like,
     leave_one_out_gradient,
@@ -26,156 +20,12 @@ from nas.gumbel import (
     straight_through,
     temperature_at,
 )
-from nas.latency import FlopCosts, measure_latency
+from nas.latency import FlopCosts
 from nas.record import RunFolder
 from nas.supernet import SuperNet
 from nas.trainer import WeightsOptimizer
 
-BEST = "best.pt"
-RESULTS_FORMAT = "par-results/1"
 UNSETTLED_SHARE = 0.9  # a change after this share of the steps is late
-
-
-def model_sizes(config: Config) -> Sizes:
-    model = config.model
-    return Sizes(model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation)
-
-
-def output_options(config: Config, vocab_size: int) -> dict:
-    """How the output layer is built. Raises InputError where the cutoffs do not fit the vocabulary."""
-    model = config.model
-    if model.cutoffs and model.cutoffs[-1] >= vocab_size:
-        raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
-    return {"cutoffs": model.cutoffs, "tie_embeddings": model.tie_embeddings, "division": model.division}
-
-
-def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
-    output = output_options(config, corpus.vocab_size)
-    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **output)
-
-
-def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
-    output = output_options(config, corpus.vocab_size)
-    return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **output)
-
-
-def check_evaluation_text(corpus: Corpus) -> None:
-    for split in ("valid", "test"):
-        if len(corpus.tokens(split)) < 2:
-            raise InputError(f"the {split} split has {len(corpus.tokens(split))} tokens: it needs at least 2")
-
-
-def count_steps(config: Config, stream_tokens: int) -> int:
-    """train.steps, or what train.epochs passes over a stream take."""
-    if config.train.steps is not None:
-        return config.train.steps
-    return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
-
-
-def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: int) -> Tensor:
-    """Mean nll of a batch, checked; the stream keeps the memories for its next batch."""
-    nll, stream.memories = model(batch.tokens, batch.targets, batch.memories, memory)
-    loss = nll.mean()
-    if not math.isfinite(loss.item()):
-        raise FloatingPointError(f"the training loss is {loss.item()}")
-    return loss
-
-
-def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
-    """The evaluation protocol at the configured lengths."""
-    segment, memory = evaluation_lengths(config)
-    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, count_looking_back(blocks))
-
-
-def evaluation_lengths(config: Config) -> tuple[int, int]:
-    """(segment, memory) of evaluation; null stands for training's."""
-    options, train = config.evaluate, config.train
-    segment = train.segment if options.segment is None else options.segment
-    return segment, train.memory if options.memory is None else options.memory
-
-
-class Retraining:
-    """A fixed pattern, trained as an ordinary Transformer-XL; keeps the weights that were best on valid."""
-
-    def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
-        self.model, self.corpus, self.config = model, corpus, config
-        check_evaluation_text(corpus)
-        train = config.train
-        tokens = corpus.tokens("train")
-        self.stream = ContextBatches(tokens, train.batch_size, train.segment)
-        self.total_steps = count_steps(config, len(tokens))
-        self.weights = WeightsOptimizer(list(model.parameters()), train, self.total_steps)
-        self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0
-
-    def step(self, step: int) -> tuple[float, int]:
-        self.model.train()
-        batch = self.stream.next()
-        loss = run_batch(self.model, batch, self.stream, self.config.train.memory)
-        self.weights.clear()
-        loss.backward()
-        self.weights.apply(step)
-        return loss.item(), batch.targets.numel()
-
-    def scalars(self) -> dict[str, float]:
-        return {"lr": self.weights.lr}
-
-    def record(self, run: RunFolder, step: int) -> None:
-        pass
-
-    def evaluate(self, run: RunFolder, step: int) -> dict:
-        figures = evaluate_with(self.config, self.model, self.model.blocks, self.corpus, "valid")
-        if figures["nll_per_token"] < self.best_nll:
-            self.best_nll, self.best_step, self.without_improvement = figures["nll_per_token"], step, 0
-            save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
-        else:
-            self.without_improvement += 1
-        return figures
-
-    def finished(self, step: int) -> str | None:
-        patience = self.config.train.patience
-        if patience and self.without_improvement >= patience:
-            return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
-        return None
-
-    def state_dict(self) -> dict:
-        return {
-            "model": self.model.state_dict(),
-            "weights_optimizer": self.weights.adam.state_dict(),
-            "stream": self.stream.state_dict(),
-            "best": [self.best_nll, self.best_step, self.without_improvement],
-        }
-
-    def load_state_dict(self, state: dict) -> None:
-        self.model.load_state_dict(state["model"])
-        self.weights.adam.load_state_dict(state["weights_optimizer"])
-        self.stream.load_state_dict(state["stream"])
-        self.best_nll, self.best_step, self.without_improvement = state["best"]
-
-
-def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
-    """The results of section 7: the best weights on valid and test, size, cost and measured latency."""
-    config, model, corpus = phase.config, phase.model, phase.corpus
-    best = load_checkpoint(run.path / BEST)
-    model.load_state_dict(best["model"])
-    segment, memory = evaluation_lengths(config)
-    started = time.perf_counter()
-    splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
-    seconds = time.perf_counter() - started
-    pattern = run.config["pattern"]
-    costs = FlopCosts(model_sizes(config), config.evaluate.batch_size, segment, memory, model.head, corpus.counts())
-    return {
-        "format": RESULTS_FORMAT,
-        "pattern": pattern,
-        **splits,
-        "segment": segment,
-        "memory": memory,
-        "best_step": best["step"],
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_token": costs.pattern(pattern),
-        "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": measure_latency(model, corpus.vocab_size, config.evaluate.batch_size, segment, memory),
-        "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
-    }
 
 
 class Search:

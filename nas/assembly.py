@@ -1,0 +1,71 @@
+"""From a configuration and a corpus to what both phases are made of: models, step counts, batches, evaluation."""
+
+import math
+
+from torch import Tensor, nn
+
+from models.operations import Sizes
+from models.transformer_xl import TransformerXL, build_pattern
+from nas.config import Config
+from nas.data import Batch, ContextBatches, Corpus
+from nas.errors import InputError
+from nas.evaluation import count_looking_back, evaluate_split
+from nas.supernet import SuperNet
+
+
+def model_sizes(config: Config) -> Sizes:
+    model = config.model
+    return Sizes(model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation)
+
+
+def output_options(config: Config, vocab_size: int) -> dict:
+    """How the output layer is built. Raises InputError where the cutoffs do not fit the vocabulary."""
+    model = config.model
+    if model.cutoffs and model.cutoffs[-1] >= vocab_size:
+        raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
+    return {"cutoffs": model.cutoffs, "tie_embeddings": model.tie_embeddings, "division": model.division}
+
+
+def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
+    output = output_options(config, corpus.vocab_size)
+    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **output)
+
+
+def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
+    output = output_options(config, corpus.vocab_size)
+    return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **output)
+
+
+def check_evaluation_text(corpus: Corpus) -> None:
+    for split in ("valid", "test"):
+        if len(corpus.tokens(split)) < 2:
+            raise InputError(f"the {split} split has {len(corpus.tokens(split))} tokens: it needs at least 2")
+
+
+def count_steps(config: Config, stream_tokens: int) -> int:
+    """train.steps, or what train.epochs passes over a stream take."""
+    if config.train.steps is not None:
+        return config.train.steps
+    return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
+
+
+def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: int) -> Tensor:
+    """Mean nll of a batch, checked; the stream keeps the memories for its next batch."""
+    nll, stream.memories = model(batch.tokens, batch.targets, batch.memories, memory)
+    loss = nll.mean()
+    if not math.isfinite(loss.item()):
+        raise FloatingPointError(f"the training loss is {loss.item()}")
+    return loss
+
+
+def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
+    """The evaluation protocol at the configured lengths."""
+    segment, memory = evaluation_lengths(config)
+    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, count_looking_back(blocks))
+
+
+def evaluation_lengths(config: Config) -> tuple[int, int]:
+    """(segment, memory) of evaluation; null stands for training's."""
+    options, train = config.evaluate, config.train
+    segment = train.segment if options.segment is None else options.segment
+    return segment, train.memory if options.memory is None else options.memory

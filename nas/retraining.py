@@ -1,0 +1,100 @@
+"""The second phase: a fixed pattern, trained from scratch as an ordinary Transformer-XL."""
+
+import math
+import time
+
+from models.transformer_xl import TransformerXL
+from nas.assembly import check_evaluation_text, count_steps, evaluate_with, evaluation_lengths, model_sizes, run_batch
+from nas.checkpoint import load_checkpoint, save_checkpoint
+from nas.config import Config
+from nas.data import ContextBatches, Corpus
+from nas.latency import FlopCosts, measure_latency
+from nas.record import RunFolder
+from nas.trainer import WeightsOptimizer
+
+BEST = "best.pt"
+RESULTS_FORMAT = "par-results/1"
+
+
+class Retraining:
+    """A fixed pattern, trained as an ordinary Transformer-XL; keeps the weights that were best on valid."""
+
+    def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
+        self.model, self.corpus, self.config = model, corpus, config
+        check_evaluation_text(corpus)
+        train = config.train
+        tokens = corpus.tokens("train")
+        self.stream = ContextBatches(tokens, train.batch_size, train.segment)
+        self.total_steps = count_steps(config, len(tokens))
+        self.weights = WeightsOptimizer(list(model.parameters()), train, self.total_steps)
+        self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0
+
+    def step(self, step: int) -> tuple[float, int]:
+        self.model.train()
+        batch = self.stream.next()
+        loss = run_batch(self.model, batch, self.stream, self.config.train.memory)
+        self.weights.clear()
+        loss.backward()
+        self.weights.apply(step)
+        return loss.item(), batch.targets.numel()
+
+    def scalars(self) -> dict[str, float]:
+        return {"lr": self.weights.lr}
+
+    def record(self, run: RunFolder, step: int) -> None:
+        pass
+
+    def evaluate(self, run: RunFolder, step: int) -> dict:
+        figures = evaluate_with(self.config, self.model, self.model.blocks, self.corpus, "valid")
+        if figures["nll_per_token"] < self.best_nll:
+            self.best_nll, self.best_step, self.without_improvement = figures["nll_per_token"], step, 0
+            save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
+        else:
+            self.without_improvement += 1
+        return figures
+
+    def finished(self, step: int) -> str | None:
+        patience = self.config.train.patience
+        if patience and self.without_improvement >= patience:
+            return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
+        return None
+
+    def state_dict(self) -> dict:
+        return {
+            "model": self.model.state_dict(),
+            "weights_optimizer": self.weights.adam.state_dict(),
+            "stream": self.stream.state_dict(),
+            "best": [self.best_nll, self.best_step, self.without_improvement],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.model.load_state_dict(state["model"])
+        self.weights.adam.load_state_dict(state["weights_optimizer"])
+        self.stream.load_state_dict(state["stream"])
+        self.best_nll, self.best_step, self.without_improvement = state["best"]
+
+
+def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
+    """The results of section 7: the best weights on valid and test, size, cost and measured latency."""
+    config, model, corpus = phase.config, phase.model, phase.corpus
+    best = load_checkpoint(run.path / BEST)
+    model.load_state_dict(best["model"])
+    segment, memory = evaluation_lengths(config)
+    started = time.perf_counter()
+    splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
+    seconds = time.perf_counter() - started
+    pattern = run.config["pattern"]
+    costs = FlopCosts(model_sizes(config), config.evaluate.batch_size, segment, memory, model.head, corpus.counts())
+    return {
+        "format": RESULTS_FORMAT,
+        "pattern": pattern,
+        **splits,
+        "segment": segment,
+        "memory": memory,
+        "best_step": best["step"],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_per_token": costs.pattern(pattern),
+        "flops_ratio_to_interleaved": costs.ratio(pattern),
+        "latency": measure_latency(model, corpus.vocab_size, config.evaluate.batch_size, segment, memory),
+        "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
+    }
