@@ -6,7 +6,9 @@ from pathlib import Path
 
 from nas.config import load_config
 from tests.conftest import small_content, write_text_folder
-from tests.test_phases import GOLDEN, STAGES, losses_of
+from tests.making import STAGES, losses_of
+
+GOLDEN = Path(__file__).parent / "golden.json"
 
 
 def main() -> None:

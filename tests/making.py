@@ -1,0 +1,33 @@
+"""Phases made ready to step, for the tests of searching, retraining and the loop; and their golden losses."""
+
+import torch
+
+from nas.assembly import build_fixed, build_supernet
+from nas.data import Corpus
+from nas.prepare import prepare
+from nas.retraining import Retraining
+from nas.searching import Search
+
+STAGES = {
+    "search_leave_one_out": ["search.paths=3"],
+    "search_straight_through": ["search.estimator=straight_through", "search.split=shared"],
+    "search_soft": ["search.sampling=soft", "search.split=shared", "model.norm=post"],
+    "retrain": ["model.cutoffs=[5,20]"],
+}
+
+
+def make_search(config, corpus=None):
+    torch.manual_seed(config.seed)
+    corpus = corpus or Corpus(prepare(config.data))
+    return Search(build_supernet(config, corpus), corpus, config)
+
+
+def make_retraining(config, pattern, corpus=None):
+    torch.manual_seed(config.seed)
+    corpus = corpus or Corpus(prepare(config.data))
+    return Retraining(build_fixed(pattern, config, corpus), corpus, config)
+
+
+def losses_of(stage, config) -> list[float]:
+    phase = make_retraining(config, ["attention", "dense", "identity"]) if stage == "retrain" else make_search(config)
+    return [phase.step(step)[0] for step in range(1, 16)]

@@ -1,0 +1,87 @@
+import json
+import math
+
+import pytest
+import torch
+
+from nas.checkpoint import load_checkpoint
+from nas.errors import RunError
+from nas.record import open_run, read_lines
+from nas.trainer import Trainer, learning_rate
+from tests.golden import GOLDEN
+from tests.making import STAGES, losses_of, make_retraining, make_search
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_golden_losses(stage, small_config):
+    """The first 15 losses of each stage; a refactoring must not change them. `python -m tests.golden` records anew."""
+    expected = json.loads(GOLDEN.read_text())[stage]
+    assert losses_of(stage, small_config(*STAGES[stage])) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_learning_rate_warms_up_and_follows_a_cosine():
+    rates = [learning_rate(step, 100, 2.0, 10, 0.1) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([0.2 * step for step in range(1, 11)])
+    assert rates[54] == pytest.approx((2.0 + 0.2) / 2)  # half-way down
+    assert rates[-1] == pytest.approx(0.2)
+    assert learning_rate(1, 100, 2.0, 0, 0.0) <= 2.0
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small_config, tmp_path):
+    config = small_config("train.steps=20")
+    phase = make_retraining(config, ["dense"])
+    run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
+    run.start({})
+    step_of = phase.step
+
+    def poisoned(step):
+        if step == 8:
+            with torch.no_grad():
+                phase.model.embedding.weight[0] = math.nan
+        return step_of(step)
+
+    phase.step = poisoned
+    with pytest.raises(RunError, match="step 8: the training loss is nan; the checkpoint of step 5 is usable"):
+        Trainer(phase, run, config.train).fit()
+    state = load_checkpoint(run.checkpoint)
+    assert state["step"] == 5
+    assert all(torch.isfinite(tensor).all() for tensor in state["phase"]["model"].values())
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
+    phase = make_retraining(small_config(), ["dense"])
+    before = phase.model.embedding.weight.clone()
+    phase.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match=r"norm is (nan|inf)"):
+        phase.step(1)
+    assert torch.equal(before, phase.model.embedding.weight)
+
+
+@pytest.mark.parametrize("more", [[], ["search.sampling=soft", "search.split=shared"]])
+def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, more):
+    """Dropout, memories, place in the data, both optimizers, schedules, noise, and windows of the log."""
+    results = []
+    for name, stop_after in (("whole", None), ("stopped", 13)):
+        config = small_config("train.checkpoint_every=13", "model.dropout=0.3", *more)
+        phase = make_search(config)
+        run = open_run(tmp_path / name, config, "search", False)
+        run.start({})
+        if stop_after:
+            original = phase.step
+
+            def interrupted(step, original=original):
+                if step == 17:
+                    raise KeyboardInterrupt
+                return original(step)
+
+            phase.step = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                Trainer(phase, run, config.train).fit()
+            torch.manual_seed(999)
+            phase = make_search(config)
+        Trainer(phase, run, config.train).fit()
+        results.append((read_lines(run.path / "metrics.jsonl"), read_lines(run.path / "pi.jsonl"), phase))
+    assert results[0][0] == results[1][0]
+    assert results[0][1] == results[1][1]
+    for a, b in zip(results[0][2].supernet.parameters(), results[1][2].supernet.parameters(), strict=True):
+        assert torch.equal(a, b)
