@@ -1,5 +1,6 @@
-"""What a user sees when something is wrong: one line and an exit status, never a traceback."""
+"""The frame of every command: what a user sees when something is wrong is one line and an exit status, no traceback."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -18,6 +19,9 @@ class Interrupted(Exception):
 
 def run_command(main: Callable[[], None]) -> None:
     """Run a script's main(); turn the errors above, Ctrl-C and failing disks into one line and an exit status."""
+    # GNU OpenMP's threads spin for long while they wait for each other. Beside any other busy process that makes a
+    # step some ten times slower. It has to be said before torch is imported, which main() does.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         main()
     except InputError as error:
