@@ -23,6 +23,8 @@ def main() -> None:
     history = [] if is_retrain else read_pi(run)
     if len(history) == 1:
         raise InputError(f"{run} has one logged step of pi: an animation needs at least two; let the search go on")
+    if arguments.out and is_retrain:
+        raise InputError(f"--out: {run} is a retrain run and has no pi to animate; leave --out away for its curves")
     if arguments.out and arguments.out.suffix.lower() != ".gif":
         raise InputError(f"--out {arguments.out} must end in .gif")
     metrics = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []

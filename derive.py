@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from nas.derivation import confidence_table, derive_argmax, doubts
+from nas.derivation import confidence_table, derive_argmax, doubts, read_costs
 from nas.errors import InputError, run_command
 from nas.pattern import abbreviate, dump_pattern
 from nas.record import read_pi, read_yaml, write_text
@@ -22,18 +22,21 @@ def main() -> None:
     arguments = parse_arguments()
     history = read_pi(arguments.run)
     config = read_yaml(arguments.run / "config.yaml")
-    costs = read_yaml(arguments.run / "flops.yaml")
+    costs = read_costs(arguments.run / "flops.yaml", history[-1]["operations"])
 
     pattern = derive_argmax(history, config, costs)
-    pattern["derived_from"] = {"run": str(arguments.run), "method": arguments.method, "step": history[-1]["step"]}
+    last = history[-1]
+    pattern["derived_from"] = {"run": str(arguments.run), "method": arguments.method, "step": last["step"]}
 
     text = dump_pattern(pattern)
     out = arguments.out or arguments.run / "pattern.yaml"
-    if out.exists() and out.read_text(encoding="utf-8") != text and not arguments.force:
+    if out.exists() and out.read_bytes() != text.encode("utf-8") and not arguments.force:
         raise InputError(f"{out} exists and differs; name another file with --out, or replace it with --force")
     write_text(out, text)
 
     print(confidence_table(pattern))
+    if last["step"] < last.get("of_steps", 0):
+        print(f"NOTICE: the search stands at step {last['step']} of {last['of_steps']}")
     for doubt in doubts(pattern):
         print(f"WARNING: {doubt}")
     print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")

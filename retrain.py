@@ -2,22 +2,15 @@
 
 import argparse
 
-from nas.config import document, load_config
+from nas.config import add_arguments, load_config
 from nas.errors import InputError, run_command
 from nas.pattern import abbreviate, read_pattern
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="options and their defaults (in CONFIG.yaml as sections, or as section.key=value):\n" + document(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pattern", metavar="PATTERN.yaml")
-    parser.add_argument("config", metavar="CONFIG.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--run", required=True, metavar="RUN_DIR", help="folder for this run")
-    parser.add_argument("--resume", action="store_true", help="go on from the run's checkpoint, if it has one")
+    add_arguments(parser)
     parser.add_argument(
         "--eval-only",
         action="store_true",
@@ -48,12 +41,14 @@ def main() -> None:
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
     phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
+    origin = provenance(config, corpus.meta, device, threads)
 
     if arguments.eval_only:
+        run.check_text(origin)
         results = evaluate_best(phase, run)
         out = run.path / f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
-        run.start(provenance(config, corpus.meta, device, threads))
+        run.start(origin)
         trainer = Trainer(phase, run, config.train)
         trainer.fit()
         out = run.path / "results.yaml"

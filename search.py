@@ -1,22 +1,14 @@
 """Stage 1: train a SuperNet and the probabilities pi of each block's operations on a text."""
 
 import argparse
-import math
 
-from nas.config import document, load_config
+from nas.config import add_arguments, load_config
 from nas.errors import run_command
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="options and their defaults (in CONFIG.yaml as sections, or as section.key=value):\n" + document(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("config", metavar="CONFIG.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--run", required=True, metavar="RUN_DIR", help="folder for this run")
-    parser.add_argument("--resume", action="store_true", help="go on from the run's checkpoint, if it has one")
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
     return parser.parse_intermixed_args()
 
 
@@ -49,7 +41,7 @@ def main() -> None:
     trainer.say(f"likeliest pattern: {', '.join(phase.supernet.names(phase.supernet.argmax_path()))}")
     trainer.say(
         f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.wall_seconds:,.0f} s; "
-        f"SuperNet on valid: nll {valid['nll_per_token']:.4f}, perplexity {math.exp(valid['nll_per_token']):.2f}"
+        f"SuperNet on valid: nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
     )
     trainer.say(f"next: python derive.py {run.path}; python animate.py {run.path}")
 

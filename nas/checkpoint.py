@@ -41,12 +41,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def load_checkpoint(path: Path) -> dict:
-    """Read a state onto the CPU; no code in the file is run. Raises InputError where it is damaged or foreign."""
+def load_checkpoint(path: Path, holds: str) -> dict:
+    """Read a state that has the key `holds` onto the CPU; no code in the file is run.
+
+    Raises InputError where the file is damaged or another's.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile):
         raise InputError(f"{path} is damaged or no checkpoint of this program; move it away and start anew") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise InputError(f"{path} is not of the format {FORMAT}; it was written by another program or version")
+    if not isinstance(state, dict) or state.get("format") != FORMAT or holds not in state:
+        raise InputError(f"{path} is no {FORMAT} with `{holds}`; it was written by another program, version or stage")
     return state

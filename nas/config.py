@@ -4,6 +4,7 @@ defaults < YAML file < section.key=value, all checked strictly: an error names t
 allowed, before anything is written.
 """
 
+import argparse
 import difflib
 import json
 import math
@@ -77,7 +78,9 @@ class TrainOptions:
 
 @dataclass
 class TemperatureOptions:
-    start: float = option(1.0, "Gumbel-softmax temperature when the logits begin to learn", above=0)
+    start: float = option(
+        1.0, "temperature of the relaxed sample (soft, straight_through) when logits begin to learn", above=0
+    )
     end: float = option(0.1, "temperature at the last step, exactly", above=0)
     schedule: str = option("exponential", "the way from start to end", choices=("exponential", "linear", "cosine"))
 
@@ -100,7 +103,9 @@ class LatencyOptions:
 
 @dataclass
 class SearchOptions:
-    operations: list[str] = option(list(OPERATIONS), f"candidates of every block, of {', '.join(OPERATIONS)}")
+    operations: list[str] = option(
+        ["attention", "dense", "identity"], f"candidates of every block, of {', '.join(OPERATIONS)}"
+    )
     sampling: str = option(
         "hard", "hard: one sampled operation per block; soft: a mixture of all", choices=("hard", "soft")
     )
@@ -133,13 +138,15 @@ class EvaluateOptions:
 
 @dataclass
 class Config:
-    seed: int = option(1, "seed of initialisation, dropout and sampling", minimum=0)
+    seed: int = option(1, "seed of initialisation, dropout and sampling", minimum=0, maximum=2**63 - 1)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
 
+
+RUN_KEYS = ("stage", "pattern")  # what a run's config.yaml holds beside its options
 
 TYPE_WORDS = {
     int: "a whole number",
@@ -163,12 +170,16 @@ def options(config=Config, prefix=""):
             yield prefix + item.name, item
 
 
+def default_of(item):
+    """The default of an option's field."""
+    return item.default_factory() if callable(item.default_factory) else item.default
+
+
 def document() -> str:
     """A line per option: key, default, meaning, what is allowed."""
     lines = []
     for key, item in options():
-        default = item.default_factory() if callable(item.default_factory) else item.default
-        shown = json.dumps(default).replace('"', "")
+        shown = json.dumps(default_of(item)).replace('"', "")
         choices = item.metadata.get("choices")
         allowed = f"  [{' | '.join(choices)}]" if choices else ""
         lines.append(f"  {f'{key}={shown}':<34} {item.metadata['meaning']}{allowed}")
@@ -194,6 +205,16 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
     return result
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command that trains takes: a configuration, overrides, a run folder."""
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--run", required=True, metavar="RUN_DIR", help="folder for this run")
+    parser.add_argument("--resume", action="store_true", help="go on from the run's checkpoint, if it has one")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "options and their defaults (in CONFIG.yaml as sections, or as section.key=value):\n" + document()
+
+
 def read_layers(path: str | Path, overrides: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """(what an error begins with, {dotted key: value}) of the file, then of each override."""
     import yaml
@@ -203,12 +224,16 @@ def read_layers(path: str | Path, overrides: list[str]) -> list[tuple[str, dict[
     try:
         content = OmegaConf.load(path)
     except OSError as error:
-        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = error.strerror or "it must hold sections with keys, such as `train: {steps: 100}`"
+        raise InputError(f"cannot read the configuration {path}: {reason}") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
+    except OmegaConfBaseException as error:
+        raise InputError(f"{path}: {first_line(error)}") from None
     if not OmegaConf.is_dict(content):
         raise InputError(f"{path} must hold sections with keys, such as `train: {{steps: 100}}`")
-    layers = [(f"{path}: ", flatten(OmegaConf.to_container(content), f"{path}: "))]
+    content = {key: value for key, value in OmegaConf.to_container(content).items() if key not in RUN_KEYS}
+    layers = [(f"{path}: ", flatten(content, f"{path}: "))]
     for text in overrides:
         key, separator, _ = text.partition("=")
         if not separator or not key:
@@ -216,7 +241,7 @@ def read_layers(path: str | Path, overrides: list[str]) -> list[tuple[str, dict[
         check_known(key)
         try:
             layers.append(("", flatten(OmegaConf.to_container(OmegaConf.from_dotlist([text])), "")))
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
+        except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
             raise InputError(f"{text!r}: {first_line(error)}") from None
     return layers
 
@@ -227,8 +252,8 @@ def set_option(config, key: str, value: Any, origin: str) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     kind = {known: item.type for known, item in options()}[key]
-    if isinstance(value, str) and "${" in value:
-        raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}}) is not supported; give the value")
+    if "${" in str(value) or value == "???":
+        raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}} and ???) is not supported; give the value")
     try:
         if kind is bool and not isinstance(value, bool):  # OmegaConf would take 3 for true
             raise OmegaConfBaseException
@@ -243,11 +268,13 @@ def first_line(error: Exception) -> str:
 
 def flatten(mapping: dict, origin: str, prefix: str = "") -> dict[str, Any]:
     """{section: {key: value}} -> {"section.key": value}; raises InputError on an unknown key."""
-    sections = {key.rpartition(".")[0] for key, _ in options()} | {"search"}
+    sections = {key.rpartition(".")[0] for key, _ in options()} - {""}
     flat = {}
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if key in sections:
+            if value is None:  # a section whose keys are all commented out
+                continue
             if not isinstance(value, dict):
                 raise InputError(f"{origin}{key} is a section; give its keys, such as {example_of(key)}")
             flat.update(flatten(value, origin, f"{key}."))

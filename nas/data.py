@@ -62,7 +62,7 @@ class ContextBatches:
             raise InputError(
                 f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
                 f"train.segment={segment} tokens and a target (needs {batch_size * (segment + 1):,}); "
-                "make one of them smaller"
+                "make one of them smaller, or give the stream more text"
             )
         self.rows = stream[: batch_size * row].reshape(batch_size, row)
         self.position = 0  # segments read in this pass

@@ -1,8 +1,11 @@
 """From pi to a pattern, with the figures that say how far to trust it. Imports no torch."""
 
 import math
+from pathlib import Path
 
+from nas.errors import InputError
 from nas.pattern import FORMAT, interleaved
+from nas.record import read_yaml
 
 TIE = 1e-6  # margins below this are a tie
 NEAR_UNIFORM_MARGIN = 0.1  # first minus second probability
@@ -18,6 +21,15 @@ def block_confidence(operations: list[str], pi: list[float]) -> dict:
         "margin": round(first - second, 6),
         "entropy": round(-sum(p * math.log(p) for p in pi if p > 0), 6),
     }
+
+
+def read_costs(path: Path, operations: list[str]) -> dict:
+    """FLOPs per token of the operations and of the output layer, as the search left them. Raises InputError."""
+    costs = read_yaml(path)
+    blocks = costs.get("blocks")
+    if not isinstance(blocks, dict) or not {*operations, *interleaved(2)} <= blocks.keys() or "output" not in costs:
+        raise InputError(f"{path} is damaged: it must give `output` and, in `blocks`, each of {', '.join(operations)}")
+    return costs
 
 
 def derive_argmax(history: list[dict], config: dict, costs: dict) -> dict:
@@ -38,8 +50,8 @@ def derive_argmax(history: list[dict], config: dict, costs: dict) -> dict:
         "confidence": confidence,
         "flops_per_token": round(flops(blocks)),
         "flops_ratio_to_interleaved": round(flops(blocks) / flops(interleaved(len(blocks))), 4),
-        "model": config["model"],
-        "data": {key: config["data"][key] for key in ("source", "tokenizer", "vocab_size")},
+        "model": config.get("model"),
+        "data": {key: config.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
     }
 
 

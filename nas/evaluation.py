@@ -59,7 +59,7 @@ def count_looking_back(blocks) -> int:
 def evaluate_split(
     model: nn.Module, corpus: Corpus, split: str, batch_size: int, segment: int, memory: int, looking_back: int
 ) -> dict:
-    """The figures of section 7 of the design for one split; bits and word perplexity refer to the original text."""
+    """The figures of one split; word perplexity and bits per byte refer to the original text."""
     total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back)
     about = corpus.meta["splits"][split]
     return {

@@ -12,7 +12,7 @@ OPERATIONS = ("attention", "dense", "identity")  # the keys of models.operations
 
 def interleaved(blocks: int) -> list[str]:
     """The usual Transformer: attention and dense in turn."""
-    return [OPERATIONS[index % 2] for index in range(blocks)]
+    return [("attention", "dense")[index % 2] for index in range(blocks)]
 
 
 def abbreviate(blocks: list[str]) -> str:
@@ -30,7 +30,7 @@ def read_pattern(path: str | Path) -> dict:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the pattern file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise InputError(

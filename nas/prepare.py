@@ -33,7 +33,7 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while block := file.read(CHUNK):
             data = rest + block
-            cut = data.rfind(b"\n") + 1 or data.rfind(b" ") or 0
+            cut = data.rfind(b"\n") + 1 or data.rfind(b" ")
             if cut <= 0:
                 cut = len(data)
                 while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import yaml
 
-from nas.config import Config, options
+from nas.config import Config, default_of, options
 from nas.errors import InputError
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
 FREE_TO_CHANGE = ("data.cache",)  # says where, not what
 CHECKPOINT = "checkpoint.pt"
+
+
+def perplexity(nll: float) -> float:
+    """exp(nll per token); the largest float rather than an overflow."""
+    return math.exp(min(nll, 709.0))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -38,7 +43,7 @@ def read_yaml(path: Path) -> dict:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError):
         raise InputError(f"{path} is damaged: not YAML") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged: not a mapping")
@@ -46,13 +51,13 @@ def read_yaml(path: Path) -> dict:
 
 
 def flat_config(content: dict) -> dict:
-    """{dotted key: value} of every known option in a nested mapping; a key it lacks is None."""
+    """{dotted key: value} of every option in a nested mapping; one that it lacks, being newer, has its default."""
     flat = {}
-    for key, _ in options():
+    for key, item in options():
         value = content
         for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        flat[key] = value
+            value = value.get(part, item) if isinstance(value, dict) else item
+        flat[key] = default_of(item) if value is item else value
     return flat
 
 
@@ -72,9 +77,25 @@ class RunFolder:
             raise InputError(
                 f"--run {self.path} is in use by another process; wait for it, or name another folder"
             ) from None
-        for name, content in (("config.yaml", self.config), ("provenance.yaml", provenance)):
-            if not (self.path / name).exists():
-                write_yaml(self.path / name, content)
+        if not (self.path / "config.yaml").exists():
+            write_yaml(self.path / "config.yaml", self.config)
+        if not (self.path / "provenance.yaml").exists():
+            write_yaml(self.path / "provenance.yaml", provenance)
+            return
+        before = self.check_text(provenance)
+        again = {key: provenance[key] for key in ("command", "git_commit", "threads") if key in provenance}
+        write_yaml(self.path / "provenance.yaml", {**before, "resumed": [*before.get("resumed", []), again]})
+
+    def check_text(self, provenance: dict) -> dict:
+        """The run's provenance. Raises InputError where text or tokenizer are not those that the run began with."""
+        before = read_yaml(self.path / "provenance.yaml")
+        for key in ("data_sha256", "tokenizer_sha256", "vocab_size"):
+            if before.get(key) != provenance.get(key):
+                raise InputError(
+                    f"--run {self.path}: {key} is no longer what the run began with; the text or the tokenizer has "
+                    "changed: bring back the old one, or start another run"
+                )
+        return before
 
     @property
     def checkpoint(self) -> Path:
@@ -90,10 +111,9 @@ class RunFolder:
 
     def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
         """A line of metrics.jsonl; nll in nats per token."""
-        perplexity = math.exp(min(nll, 700.0))
         self.append(
             "metrics.jsonl",
-            {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity, **more},
+            {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity(nll), **more},
         )
 
     def cut_after(self, step: int) -> None:
@@ -106,13 +126,17 @@ class RunFolder:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The whole lines of a JSON lines file; a last line that a kill cut short is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    """The lines of a JSON lines file; a last one that a kill cut short is left out.
+
+    Raises InputError where another line is damaged.
+    """
+    texts, lines = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
+    for number, text in enumerate(texts, start=1):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:
-            break
+            if number < len(texts):
+                raise InputError(f"{path} is damaged: line {number} is not JSON") from None
     return lines
 
 
@@ -125,10 +149,25 @@ def read_pi(run: Path) -> list[dict]:
         raise InputError(
             f"{run} holds no pi.jsonl with a logged step: give the --run folder of a search, not of a retrain"
         )
-    for line in lines:
-        if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
-            raise InputError(f"{run / 'pi.jsonl'} is damaged: a line lacks step, temperature, operations or pi")
+    for number, line in enumerate(lines, start=1):
+        if (
+            not is_pi_line(line)
+            or line["operations"] != lines[0]["operations"]
+            or len(line["pi"]) != len(lines[0]["pi"])
+        ):
+            raise InputError(
+                f"{run / 'pi.jsonl'} is damaged: line {number} lacks step, temperature, operations or a fitting pi"
+            )
     return lines
+
+
+def is_pi_line(line) -> bool:
+    if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
+        return False
+    rows, names = line["pi"], line["operations"]
+    if not (isinstance(rows, list) and isinstance(names, list) and rows and names):
+        return False
+    return all(isinstance(row, list) and len(row) == len(names) for row in rows)
 
 
 def open_run(

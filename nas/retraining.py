@@ -75,9 +75,9 @@ class Retraining:
 
 
 def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
-    """The results of section 7: the best weights on valid and test, size, cost and measured latency."""
+    """What results.yaml holds: the best weights on valid and test, size, cost and measured latency."""
     config, model, corpus = phase.config, phase.model, phase.corpus
-    best = load_checkpoint(run.path / BEST)
+    best = load_checkpoint(run.path / BEST, "model")
     model.load_state_dict(best["model"])
     segment, memory = evaluation_lengths(config)
     started = time.perf_counter()

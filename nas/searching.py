@@ -3,6 +3,8 @@
 N blocks, O candidate operations, K paths.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,7 +42,7 @@ class Search:
         self.supernet, self.corpus, self.config, self.options = supernet, corpus, config, config.search
         check_evaluation_text(corpus)
         train, tokens = config.train, corpus.tokens("train")
-        self.arch_stream, self.every = None, 1
+        self.arch_stream = None
         stream = tokens
         if self.options.split == "heldout":
             border = round(len(tokens) * (1 - self.options.arch_fraction))
@@ -48,13 +50,12 @@ class Search:
             self.arch_stream = ContextBatches(
                 tokens[border:], train.batch_size, train.segment, "held-out (search.arch_fraction)"
             )
-            self.every = max(2, round(1 / self.options.arch_fraction))
         self.stream = ContextBatches(stream, train.batch_size, train.segment)
         self.total_steps = count_steps(config, len(tokens))
-        if self.options.warmup_steps >= self.total_steps:
+        if not any(self.logits_learn(step) for step in range(1, self.total_steps + 1)):
             raise InputError(
-                f"search.warmup_steps={self.options.warmup_steps} must be less than the {self.total_steps} training "
-                "steps: the logits would never learn"
+                f"search.warmup_steps={self.options.warmup_steps} leaves the logits none of the {self.total_steps} "
+                "training steps: make it smaller, or train longer"
             )
         self.weights = WeightsOptimizer(list(supernet.backbone.parameters()), train, self.total_steps)
         optimizer = self.options.optimizer
@@ -66,24 +67,29 @@ class Search:
         )
         self.generator = torch.Generator().manual_seed(config.seed)
         self.temperature = self.options.temperature.start
+        self.heldout_nll: float | None = None  # of the last logits step on held-out text, mean over its paths
         self.path = supernet.argmax_path()
         self.path_since = [0] * len(self.path)  # step at which each block's likeliest operation last changed
 
     # --- one step
 
-    def step(self, step: int) -> tuple[float, int]:
+    def step(self, step: int) -> tuple[float | None, int]:
         self.supernet.train()
         self.temperature = self.temperature_of(step)
-        learns = step > self.options.warmup_steps
-        if learns and self.arch_stream and step % self.every == 0:
-            nll, tokens = self.heldout_logits_step(self.arch_stream.next())
-        elif learns and not self.arch_stream:
-            nll, tokens = self.shared_step(step, self.stream.next())
+        if not self.logits_learn(step):
+            return self.weights_step(step, self.stream.next())
+        if self.arch_stream:
+            self.heldout_nll, tokens = self.heldout_logits_step(self.arch_stream.next())
+            result = None, tokens
         else:
-            nll, tokens = self.weights_step(step, self.stream.next())
-        if learns:
-            self.note_changes(step)
-        return nll, tokens
+            result = self.shared_step(step, self.stream.next())
+        self.note_changes(step)
+        return result
+
+    def logits_learn(self, step: int) -> bool:
+        """Every step after the warm-up where batches are shared; else the share arch_fraction of them."""
+        fraction = self.options.arch_fraction if self.options.split == "heldout" else 1.0
+        return step > self.options.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
 
     def temperature_of(self, step: int) -> float:
         warmup, schedule = self.options.warmup_steps, self.options.temperature
@@ -192,7 +198,9 @@ class Search:
         return self.costs.expected_ratio(self.supernet.logits.detach(), self.supernet.operations).item()
 
     def scalars(self) -> dict[str, float]:
+        heldout = {} if self.heldout_nll is None else {"heldout_nll": self.heldout_nll}
         return {
+            **heldout,
             "lr": self.weights.lr,
             "temperature": self.temperature,
             "entropy": self.entropy().mean().item(),
@@ -204,6 +212,7 @@ class Search:
             "pi.jsonl",
             {
                 "step": step,
+                "of_steps": self.total_steps,
                 "temperature": self.temperature,
                 "operations": self.supernet.operations,
                 "pi": self.supernet.pi().double().tolist(),
@@ -250,6 +259,7 @@ class Search:
             "generator": self.generator.get_state(),
             "path": [self.path, self.path_since],
             "temperature": self.temperature,
+            "heldout_nll": self.heldout_nll,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -261,4 +271,4 @@ class Search:
             self.arch_stream.load_state_dict(state["arch_stream"])
         self.generator.set_state(state["generator"])
         self.path, self.path_since = state["path"]
-        self.temperature = state["temperature"]
+        self.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]

@@ -1,5 +1,7 @@
 """Where text comes from: a name, a folder or a file becomes three files, train, valid and test. Imports no torch."""
 
+import contextlib
+import fcntl
 import hashlib
 import shutil
 import urllib.error
@@ -51,6 +53,20 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
 
     Raises InputError where the source is no name, folder or file, or a folder lacks a split.
     """
+    with alone_in(cache):
+        return locate(source, cache)
+
+
+@contextlib.contextmanager
+def alone_in(cache: Path) -> Iterator[None]:
+    """One process at a time makes files in the cache; the others wait, and then find them."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def locate(source: str, cache: Path) -> dict[str, Path]:
     if source == "pydoc":
         return split_file(write_pydoc(cache), cache)
     if source in ARCHIVES:
@@ -145,21 +161,25 @@ def cut_near(path: Path, offset: int) -> int:
     return offset + next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
 
 
-def split_file(path: Path, cache: Path, borders: tuple[int, int] | None = None) -> dict[str, Path]:
-    """Split a file in order, 90/5/5 at line ends unless borders are given; the parts lie in the cache by content."""
+def split_file(path: Path, cache: Path) -> dict[str, Path]:
+    """Split a file in order, 90/5/5 at line ends; the parts lie in the cache by content."""
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"data.source={path} is empty")
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
-    valid, test = borders or [cut_near(path, int(size * share)) for share in SPLIT_SHARES]
-    ranges = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
-    parts = {}
-    for split, (start, end) in ranges.items():
-        parts[split] = folder / f"{split}.txt"
-        if start >= end:
-            raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 at line ends")
-        if not parts[split].exists():
-            write_atomically(parts[split], byte_range(path, start, end))
+    valid, test = (cut_near(path, int(size * share)) for share in SPLIT_SHARES)
+    if not 0 < valid < test < size:
+        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 at line ends")
+    return write_parts(path, folder, valid, test)
+
+
+def write_parts(whole: Path, folder: Path, valid: int, test: int) -> dict[str, Path]:
+    """Copy a file's bytes into train, valid (from byte `valid`) and test (from byte `test`), where not there yet."""
+    parts = {split: folder / f"{split}.txt" for split in SPLITS}
+    ranges = [(0, valid), (valid, test), (test, whole.stat().st_size)]
+    for part, (start, end) in zip(parts.values(), ranges, strict=True):
+        if not part.exists():
+            write_atomically(part, byte_range(whole, start, end))
     return parts
 
 
@@ -169,9 +189,11 @@ def split_file(path: Path, cache: Path, borders: tuple[int, int] | None = None) 
 def fetch_archive(name: str, archive: Archive, cache: Path) -> dict[str, Path]:
     """Download once, check, unpack into cache/sources/name; files that a user put there are taken as they are."""
     folder = cache / "sources" / name
-    if not all((folder / f"{split}.txt").exists() for split in SPLITS):
+    try:
+        return find_in_folder(folder)
+    except InputError:
         package = cache / "downloads" / f"{name}.zip"
-        if not package.exists():
+        if not package.exists() or sha256_of(package) != archive.sha256:
             download_any(archive.urls, package, archive.sha256, name)
         unpack(package, archive, folder)
     return find_in_folder(folder)
@@ -187,10 +209,7 @@ def unpack(package: Path, archive: Archive, folder: Path) -> None:
         whole = folder / "whole"
         with content.open(archive.members[0]) as stream:
             write_atomically(whole, iter(lambda: stream.read(BLOCK), b""))
-    valid, test = archive.split_bytes
-    borders = {"train": (0, valid), "valid": (valid, test), "test": (test, whole.stat().st_size)}
-    for split, (start, end) in borders.items():
-        write_atomically(folder / f"{split}.txt", byte_range(whole, start, end))
+    write_parts(whole, folder, *archive.split_bytes)
     whole.unlink()
 
 

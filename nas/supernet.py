@@ -22,9 +22,11 @@ class StochasticBlock(nn.Module):
         super().__init__()
         self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
-        self.choice: Choice = []
+        self.choice: Choice | None = None  # until the SuperNet has mixed or taken a path
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
+        if self.choice is None:
+            raise RuntimeError("choose first: SuperNet.mix() or SuperNet.take()")
         total = x
         for index, weight in self.choice:
             branch = self.candidates[index](x, memory, positions)

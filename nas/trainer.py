@@ -16,7 +16,7 @@ from tqdm import tqdm
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import TrainOptions
 from nas.errors import Interrupted, RunError
-from nas.record import RunFolder
+from nas.record import RunFolder, perplexity
 
 
 class Phase(Protocol):
@@ -24,9 +24,10 @@ class Phase(Protocol):
 
     total_steps: int
 
-    def step(self, step: int) -> tuple[float, int]:
-        """Train step number `step` (from 1); returns its mean nll in nats and its tokens. Raises FloatingPointError
-        on a loss or gradient that is not finite, before any weight has changed."""
+    def step(self, step: int) -> tuple[float | None, int]:
+        """Train step number `step` (from 1); returns the mean nll in nats that the weights trained on (None where they
+        did not) and the tokens read. Raises FloatingPointError on a loss or gradient that is not finite, before any
+        weight has changed."""
 
     def scalars(self) -> dict[str, float]:
         """What a log line shows beside the loss."""
@@ -54,7 +55,7 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, final: float)
 
 
 class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101) with warm-up, cosine and clipping; decays matrices alone, not biases and norms."""
+    """AdamW (arXiv 1711.05101) with warm-up, cosine and clipping; decays parameters of two or more dimensions."""
 
     def __init__(self, parameters: list[Tensor], options: TrainOptions, total_steps: int):
         self.parameters, self.options, self.total_steps = parameters, options, total_steps
@@ -142,7 +143,7 @@ class Trainer:
                 self.wall_seconds += time.perf_counter() - started
                 if self.due(self.options.checkpoint_every) or last or self.stopped or stop.received:
                     self.save()
-                if stop.received and not last and not self.stopped:
+                if stop.received:
                     raise Interrupted(
                         f"stopped at step {self.step} of {steps}; saved; go on with the same command and --resume"
                     )
@@ -157,29 +158,35 @@ class Trainer:
         try:
             nll, tokens = self.phase.step(self.step + 1)
         except FloatingPointError as error:
-            saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
-            raise RunError(
-                f"step {self.step + 1}: {error}; {saved}; try a smaller train.lr or a longer train.warmup_steps"
-            ) from None
+            raise self.failure(self.step + 1, str(error)) from None
         seconds = time.perf_counter() - started
         self.step += 1
         self.tokens += tokens
-        self.window_nll += nll * tokens
-        self.window_tokens += tokens
+        if nll is not None:
+            self.window_nll += nll * tokens
+            self.window_tokens += tokens
         self.rate_tokens += tokens
         self.rate_seconds += seconds
         self.train_seconds += seconds
 
+    def failure(self, step: int, what: str) -> RunError:
+        saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
+        return RunError(
+            f"step {step}: {what}; {saved}; start another run with a smaller train.lr or more train.warmup_steps"
+        )
+
     def log_train(self) -> None:
+        self.phase.record(self.run, self.step)
+        if not self.window_tokens:  # the weights have not trained since the last line
+            return
         nll, tokens_per_s = self.window_nll / self.window_tokens, self.rate_tokens / self.rate_seconds
         scalars = self.phase.scalars()
         self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
-        self.phase.record(self.run, self.step)
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
         text = (
-            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {math.exp(min(nll, 99)):.2f}  "
+            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {perplexity(nll):.2f}  "
             f"{shown}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
         if self.bar.disable:
@@ -192,6 +199,8 @@ class Trainer:
     def log_valid(self) -> None:
         self.valid = self.phase.evaluate(self.run, self.step)
         nll = self.valid["nll_per_token"]
+        if not math.isfinite(nll):
+            raise self.failure(self.step, f"the validation loss is {nll}")
         self.run.metrics(self.step, self.tokens, "valid", nll, evaluated_tokens=self.valid["tokens"])
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
         self.say(
@@ -214,6 +223,7 @@ class Trainer:
             "seconds": [self.train_seconds, self.wall_seconds],
             "window": [self.window_nll, self.window_tokens],
             "stopped": self.stopped,
+            "valid": self.valid,
             "random": torch.get_rng_state(),
             "phase": self.phase.state_dict(),
         }
@@ -225,11 +235,11 @@ class Trainer:
         if not self.run.checkpoint.exists():
             self.run.cut_after(-1)
             return
-        state = load_checkpoint(self.run.checkpoint)
+        state = load_checkpoint(self.run.checkpoint, "phase")
         self.step, self.tokens = state["step"], state["tokens"]
         self.train_seconds, self.wall_seconds = state["seconds"]
         self.window_nll, self.window_tokens = state["window"]
-        self.stopped, self.saved_step = state["stopped"], state["step"]
+        self.stopped, self.valid, self.saved_step = state["stopped"], state["valid"], state["step"]
         torch.set_rng_state(state["random"])
         self.phase.load_state_dict(state["phase"])
         self.run.cut_after(self.step)

@@ -30,4 +30,5 @@ def make_retraining(config, pattern, corpus=None):
 
 def losses_of(stage, config) -> list[float]:
     phase = make_retraining(config, ["attention", "dense", "identity"]) if stage == "retrain" else make_search(config)
-    return [phase.step(step)[0] for step in range(1, 16)]
+    losses = [phase.step(step)[0] for step in range(1, 16)]
+    return [loss for loss in losses if loss is not None]

@@ -166,6 +166,11 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     assert before == after
 
 
+def test_a_runs_own_configuration_repeats_it(searched, tmp_path):
+    succeed("search", searched / "config.yaml", "--run", tmp_path / "again")
+    same_run(searched, tmp_path / "again", "supernet")
+
+
 def test_evaluation_alone_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     before = (retrained / "results.yaml").read_bytes()
     lengths = ["evaluate.segment=5", "evaluate.memory=20"]

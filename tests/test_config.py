@@ -54,6 +54,8 @@ def test_the_later_way_to_give_the_length_wins(load):
         ("data.lowercase=3", "data.lowercase=3 must be true or false"),
         ("data.source=null", "data.source=None must be text"),
         ("data.source=${seed}", "interpolation"),
+        ("data.source=???", "interpolation"),
+        ("seed=99999999999999999999", "seed=99999999999999999999 must be at most"),
         ("data.source={a: 1}", "data.source takes a value, not a mapping"),
         ("data.source=[", r"'data.source=\['"),
         ("model.norm=Pre", "model.norm=Pre must be one of pre, post; the nearest is pre"),
@@ -81,11 +83,21 @@ def test_bad_values_are_named(load, override, message):
         ("- a\n- b\n", "must hold sections"),
         ("train: {steps: [\n", "is not YAML"),
         ("train: {steps: 3, epochs: 2}\n", "both given"),
+        ("5\n", "must hold sections"),
+        ("'': 3\n", "unknown key ''"),
+        ("data: {source: '${'}\n", "config.yaml"),
+        ("seed: 2020-99-99\n", "config.yaml"),
+        ("model: {cutoffs: ['${x}']}\n", "interpolation"),
+        ("search: {operations: ['${x}']}\n", "interpolation"),
     ],
 )
 def test_bad_files_are_named(load, text, message):
     with pytest.raises(InputError, match=message):
         load(text=text)
+
+
+def test_an_empty_section_and_the_keys_of_a_run_are_taken(load):
+    assert load(text="stage: search\npattern: [dense]\ndata:\ntrain: {steps: 4}\n").train.steps == 4
 
 
 def test_a_missing_file_is_named(tmp_path):

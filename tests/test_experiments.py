@@ -18,7 +18,7 @@ FOLDERS = ["demo", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
     "path", sorted(EXPERIMENTS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_every_yaml_loads(path):
-    if path.parent.name == "patterns":
+    if path.parent.name == "patterns" or path.name == "pattern.yaml":
         read_pattern(path)
     elif path.name == "expected.yaml":
         content = yaml.safe_load(path.read_text())
@@ -68,7 +68,7 @@ def test_the_papers_scale_takes_steps_at_reduced_width(memory_corpus, sampling):
     corpus = zipf_corpus(memory_corpus)
     phase = Search(build_supernet(config, corpus), corpus, config)
     assert phase.total_steps == 40000 and len(phase.supernet.backbone.blocks) == 32
-    losses = [phase.step(step)[0] for step in range(1, 13)]
+    losses = [loss for step in range(1, 13) if (loss := phase.step(step)[0]) is not None]
     assert sum(losses[-3:]) < sum(losses[:3])
     assert not (phase.supernet.pi() == phase.supernet.pi()[0, 0]).all()  # the logits have learned, in every fifth step
     total, counted = total_nll(phase.supernet, corpus.tokens("valid")[:60], 4, 24, 24, 32)

@@ -34,6 +34,7 @@ def test_a_hand_written_pattern_needs_two_keys(tmp_path):
         ("blocks: [dense]\n", "is no pattern file"),
         ("dense\n", "is no pattern file"),
         ("format: [\n", "is not YAML"),
+        ("format: 2020-99-99\n", "is not YAML"),
     ],
 )
 def test_bad_pattern_files_are_named(tmp_path, text, message):

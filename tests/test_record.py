@@ -3,6 +3,7 @@ import os
 
 import pytest
 import torch
+import yaml
 
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.errors import InputError, RunError
@@ -36,6 +37,38 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
         open_run(tmp_path / "run", small_config(), "retrain", True)
     open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, free=("train.", "search."))
+
+
+def test_an_option_that_is_newer_than_the_run_has_its_default(tmp_path, small_config):
+    run = start(tmp_path / "run", small_config())
+    content = yaml.safe_load((run.path / "config.yaml").read_text())
+    del content["model"]["activation"], content["evaluate"]
+    (run.path / "config.yaml").write_text(yaml.safe_dump(content))
+    open_run(run.path, small_config(), "search", True)
+    with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\)$"):
+        open_run(run.path, small_config("model.activation=gelu"), "search", True)
+
+
+def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
+    origin = {"data_sha256": {"train": "a"}, "tokenizer_sha256": "t", "vocab_size": 5, "command": "x"}
+    for changed in ({"data_sha256": {"train": "b"}}, {"tokenizer_sha256": "u"}, {"vocab_size": 6}):
+        path = tmp_path / next(iter(changed))
+        run = open_run(path, small_config(), "search", False)
+        run.start(origin)
+        os.close(run.lock)
+        again = open_run(path, small_config(), "search", True)
+        with pytest.raises(InputError, match=f"{next(iter(changed))} is no longer what the run began with"):
+            again.start({**origin, **changed})
+        os.close(again.lock)
+        open_run(path, small_config(), "search", True).start(origin)
+        assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(InputError, match="line 2 is not JSON"):
+        read_lines(path)
 
 
 def test_foreign_folders_and_files_are_left_alone(tmp_path, small_config):
@@ -72,19 +105,24 @@ def test_pi_is_read_with_clear_errors(tmp_path):
     with pytest.raises(InputError, match=r"holds no pi.jsonl .*not of a retrain"):
         read_pi(tmp_path)
     (tmp_path / "pi.jsonl").write_text(json.dumps({"step": 0}) + "\n")
-    with pytest.raises(InputError, match="is damaged: a line lacks"):
+    with pytest.raises(InputError, match="is damaged: line 1 lacks"):
         read_pi(tmp_path)
+    good = {"step": 0, "temperature": 1, "operations": ["dense", "identity"], "pi": [[0.5, 0.5]]}
+    for bad in ({"pi": []}, {"operations": []}, {"pi": [[1.0]]}, {"pi": [[0.5, 0.5], [0.5, 0.5]]}, {"pi": 3}):
+        (tmp_path / "pi.jsonl").write_text(json.dumps(good) + "\n" + json.dumps({**good, **bad}) + "\n")
+        with pytest.raises(InputError, match="is damaged: line 2 lacks"):
+            read_pi(tmp_path)
 
 
 def test_checkpoints_survive_damage_with_an_error(tmp_path):
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"weights": torch.arange(1000.0), "list": [1, None, "x"]})
-    assert load_checkpoint(path)["list"] == [1, None, "x"]
+    assert load_checkpoint(path, "weights")["list"] == [1, None, "x"]
     whole = path.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"not a checkpoint at all", whole[:100] + b"\0" * 200 + whole[300:]):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match="is damaged or no checkpoint"):
-            load_checkpoint(path)
+            load_checkpoint(path, "weights")
 
 
 class Malicious:
@@ -96,11 +134,11 @@ def test_foreign_checkpoints_run_no_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"format": "par-checkpoint/1", "payload": Malicious()}, "bad.pt")
     with pytest.raises(InputError, match="damaged or no checkpoint"):
-        load_checkpoint(tmp_path / "bad.pt")
+        load_checkpoint(tmp_path / "bad.pt", "payload")
     assert not (tmp_path / "ran").exists()
     torch.save({"state_dict": {}}, "other.pt")
-    with pytest.raises(InputError, match="not of the format par-checkpoint/1"):
-        load_checkpoint(tmp_path / "other.pt")
+    with pytest.raises(InputError, match="is no par-checkpoint/1 with `phase`"):
+        load_checkpoint(tmp_path / "other.pt", "phase")
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
@@ -114,5 +152,5 @@ def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="No space left on device; the previous one is untouched"):
         save_checkpoint(path, {"step": 2})
     monkeypatch.undo()
-    assert load_checkpoint(path)["step"] == 1
+    assert load_checkpoint(path, "step")["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]

@@ -20,7 +20,7 @@ def test_retraining_keeps_the_best_weights_and_stops_early(small_config, tmp_pat
         trainer.fit()
     assert trainer.step == 4
     assert "the best was step 2" in trainer.stopped
-    assert load_checkpoint(run.path / BEST)["step"] == 2
+    assert load_checkpoint(run.path / BEST, "model")["step"] == 2
     results = evaluate_best(phase, run)
     assert results["best_step"] == 2
     assert results["parameters"] == sum(p.numel() for p in phase.model.parameters())

@@ -21,6 +21,18 @@ def test_heldout_logits_steps_leave_the_weights_alone_and_the_other_way_round(sm
         assert torch.equal(logits, phase.supernet.logits) != is_logits_step
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.25, 0.3, 0.4, 0.5])
+def test_the_logits_get_their_share_of_the_steps(small_config, fraction):
+    phase = make_search(small_config("search.warmup_steps=0", f"search.arch_fraction={fraction}", "train.steps=1000"))
+    assert sum(phase.logits_learn(step) for step in range(1, 1001)) == pytest.approx(1000 * fraction, abs=1)
+
+
+def test_the_training_curve_is_of_training_text_alone(small_config):
+    phase = make_search(small_config("search.warmup_steps=0", "search.arch_fraction=0.5"))
+    assert phase.step(1)[0] is not None and "heldout_nll" not in phase.scalars()
+    assert phase.step(2) == (None, 32) and phase.scalars()["heldout_nll"] > 0
+
+
 def test_heldout_text_is_contiguous_and_unseen_by_the_weights(small_config):
     phase = make_search(small_config("search.arch_fraction=0.2"))
     tokens = phase.corpus.tokens("train")
@@ -113,7 +125,8 @@ def test_doubtful_outcomes_are_warned_of(small_config):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("search.warmup_steps=24", "search.warmup_steps=24 must be less than the 24 training steps"),
+        ("search.warmup_steps=24", "search.warmup_steps=24 leaves the logits none of the 24 training steps"),
+        ("search.warmup_steps=20", "search.warmup_steps=20 leaves the logits none of the 24 training steps"),
         ("train.batch_size=3000", "too short for train.batch_size=3000"),
         ("search.arch_fraction=0.001", "held-out .search.arch_fraction. stream has"),
         ("model.cutoffs=[5,4000]", "must stay below the vocabulary size"),

@@ -117,10 +117,13 @@ def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
         with zipfile.ZipFile(cache / "downloads" / f"{name}.zip", "w") as archive:
             for member, text in members.items():
                 archive.writestr(member, text)
-    three = sources.Archive(("unused",), "unused", tuple(f"three/wiki.{split}.tokens" for split in sources.SPLITS))
+    digest = {name: sources.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
+    three = sources.Archive(
+        ("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in sources.SPLITS)
+    )
     found = sources.fetch_archive("three", three, cache)
     assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in sources.SPLITS}
-    one = sources.Archive(("unused",), "unused", ("one",), (6, 8))
+    one = sources.Archive(("unused",), digest["one"], ("one",), (6, 8))
     found = sources.fetch_archive("one", one, cache)
     assert [found[split].read_text() for split in sources.SPLITS] == ["012345", "67", "89"]
 

@@ -43,9 +43,19 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small
     phase.step = poisoned
     with pytest.raises(RunError, match="step 8: the training loss is nan; the checkpoint of step 5 is usable"):
         Trainer(phase, run, config.train).fit()
-    state = load_checkpoint(run.checkpoint)
+    state = load_checkpoint(run.checkpoint, "phase")
     assert state["step"] == 5
     assert all(torch.isfinite(tensor).all() for tensor in state["phase"]["model"].values())
+
+
+def test_a_validation_loss_that_is_not_finite_is_named(small_config, tmp_path, monkeypatch):
+    config = small_config("train.evaluate_every=7")
+    run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
+    run.start({})
+    figures = {"perplexity": math.nan, "tokens": 9, "nll_per_token": math.nan}
+    monkeypatch.setattr("nas.retraining.evaluate_with", lambda *_: figures)
+    with pytest.raises(RunError, match="step 7: the validation loss is nan; the checkpoint of step 5 is usable"):
+        Trainer(make_retraining(config, ["dense"]), run, config.train).fit()
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
