@@ -36,9 +36,11 @@ def main() -> None:
 
     print(confidence_table(pattern))
     if last["step"] < last.get("of_steps", 0):
-        print(f"NOTICE: the search stands at step {last['step']} of {last['of_steps']}")
+        print(f"NOTICE: the last logged step of the search is {last['step']} of {last['of_steps']}")
     for doubt in doubts(pattern):
         print(f"WARNING: {doubt}")
+    if doubts(pattern):
+        print("more steps, more text, or other seeds (seed=2, ...) would tell whether such a choice holds")
     print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
     print(f"written to {out}")

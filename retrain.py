@@ -21,8 +21,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    pattern = read_pattern(arguments.pattern)["blocks"]
+    content = read_pattern(arguments.pattern)
+    pattern = content["blocks"]
     config = load_config(arguments.config, arguments.overrides)
+    for key in ("d_model", "heads", "d_ffn"):
+        searched, given = (content.get("model") or {}).get(key), getattr(config.model, key)
+        if searched not in (None, given):
+            print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
     from nas.assembly import build_fixed
@@ -65,9 +70,11 @@ def main() -> None:
         test = results["test"]  # its line was cut if an earlier call had written it
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     write_yaml(out, results)
+    latency = results["latency"]
+    print(f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters")
     print(
-        f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters, "
-        f"{results['flops_per_token']:,.0f} FLOPs per token"
+        f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
+        f"interleaved pattern's; {latency['median_ms']:.1f} ms for {latency['batch_size']} segments"
     )
     for split in ("valid", "test"):
         about = results[split]

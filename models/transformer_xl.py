@@ -84,10 +84,15 @@ class TransformerXL(nn.Module):
         return nll.view(targets.shape), extended
 
 
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter multiplies: neither a norm's gain nor a bias, of which u and v have two dimensions too."""
+    return parameter.ndim == 2 and not name.endswith("bias")
+
+
 def initialise(model: nn.Module) -> None:
     """Normal weights of standard deviation 1 / sqrt(inputs): an input of size 1 stays so. Biases stay zero."""
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and not name.endswith("bias"):
+        if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
 
 

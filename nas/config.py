@@ -34,7 +34,9 @@ class DataOptions:
         "sentencepiece", "sentencepiece (trained on the train split), bytes, words, or a .model file"
     )
     vocab_size: int | None = option(
-        8000, "pieces of sentencepiece, or most words of `words` (null: all); others have their own", minimum=2
+        None,
+        "pieces of sentencepiece (null: 8000, or as many as the text allows), words of `words` (null: all)",
+        minimum=2,
     )
     lowercase: bool = option(False, "lowercase the text first; word figures are then not comparable")
     newline: str = option("keep", "whether line ends are tokens; word figures need keep", choices=("keep", "drop"))
@@ -119,7 +121,9 @@ class SearchOptions:
     arch_fraction: float = option(
         0.2, "heldout: share of the training stream, and of the steps, for the logits", above=0, maximum=0.5
     )
-    warmup_steps: int = option(300, "steps in which weights train alone, with uniform paths", minimum=0)
+    warmup_steps: int | None = option(
+        None, "steps in which weights train alone, at uniform pi (null: a quarter of all, as in the paper)", minimum=0
+    )
     stable_share: float = option(
         0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1
     )

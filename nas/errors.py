@@ -31,7 +31,7 @@ def run_command(main: Callable[[], None]) -> None:
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:
-        fail(130, "interrupted")
+        fail(130, "interrupted; what was saved is whole: the same command with --resume goes on")
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away (`| head`): nothing to tell it
         sys.exit(1)

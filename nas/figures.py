@@ -119,9 +119,11 @@ def final_pi(history: list[dict], path: Path) -> None:
 
 
 def pi_over_time(history: list[dict], path: Path) -> None:
-    """A small chart per block, a line per operation."""
+    """A small chart per block, a line per operation; grey where pi rests and the weights train alone."""
     pi, steps, operations = pi_array(history), [line["step"] for line in history], history[0]["operations"]
     blocks = pi.shape[1]
+    moved = np.flatnonzero((pi != pi[0]).any(axis=(1, 2)))
+    resting = steps[max(0, int(moved[0]) - 1)] if len(moved) else 0  # the warm-up, in which weights train alone
     columns = min(blocks, 6 if blocks <= 24 else 8)
     rows = -(-blocks // columns)
     figure, grid = plt.subplots(
@@ -139,6 +141,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
             continue
         for number, name in enumerate(operations):
             axes.plot(steps, pi[:, index, number], color=COLOURS.get(name, "black"), linewidth=1.6)
+        axes.axvspan(steps[0], resting, color="#f3f3f3", linewidth=0)
         axes.set_title(f"block {index + 1}", fontsize=9)
         axes.set_ylim(-0.02, 1.02)
         axes.locator_params(axis="x", nbins=3)
@@ -191,12 +194,16 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
 def pattern_strip(blocks: list[str], path: Path) -> None:
     """The pattern as a row of coloured blocks, input at the left."""
     width = min(16.0, max(4.0, 0.55 * len(blocks)))
-    figure, axes = plt.subplots(figsize=(width, 1.25), layout="constrained")
+    figure, axes = plt.subplots(figsize=(width, 1.45), layout="constrained")
     for index, name in enumerate(blocks):
         axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS.get(name, "black")))
-        axes.text(index + 0.5, 0.5, name[0], ha="center", va="center", color="white", fontsize=11, weight="bold")
-    axes.set(xlim=(0, len(blocks)), ylim=(0, 1))
-    axes.axis("off")
+        ink = "black" if name == "identity" else "white"
+        axes.text(index + 0.5, 0.5, name[0], ha="center", va="center", color=ink, fontsize=11, weight="bold")
+    axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
+    every = 1 if len(blocks) <= WIDE else 2
+    axes.set_xticks(np.arange(0, len(blocks), every) + 0.5, range(1, len(blocks) + 1, every))
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
     names = [name for name in COLOURS if name in blocks]
     handles = [Patch(color=COLOURS[name], label=f"{name} ({blocks.count(name)})") for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)

@@ -40,7 +40,7 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
     weights = relax(logits, noise, temperature)
     path = weights.detach().argmax(dim=-1)
     chosen = weights.gather(1, path[:, None]).squeeze(1)
-    return path.tolist(), list(1 + chosen - chosen.detach())
+    return path.tolist(), list(1 + (chosen - chosen.detach()))
 
 
 def log_probability(logits: Tensor, path: list[int]) -> Tensor:

@@ -52,16 +52,16 @@ def cluster_mass(head: AdaptiveSoftmax, counts: np.ndarray) -> list[float]:
 
 @torch.no_grad()
 def measure_latency(
-    model: nn.Module, vocab_size: int, batch: int, segment: int, memory: int, repeats: int = 20
+    model: nn.Module, counts: np.ndarray, batch: int, segment: int, memory: int, repeats: int = 20
 ) -> dict:
     """Milliseconds of one forward pass over a segment with a full memory: median and quartiles of `repeats` passes.
 
+    counts [V]: how often the training text has each token.
     model is called as TransformerXL.forward; its mode (train or eval) is restored.
     """
-    generator = torch.Generator().manual_seed(0)
-    # Tokens of low rank are frequent; squaring the draw gives the output layer a skewed, text-like load.
-    draw = torch.rand(batch, segment + 1, generator=generator) ** 2
-    tokens = (draw * vocab_size).long().clamp_max(vocab_size - 1)
+    # An adaptive output layer costs what its tokens cost, so they are as frequent as in the training text.
+    frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
+    tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
     was_training, memories, times = model.training, None, []
     model.eval()
     for _ in range(-(-memory // segment)):

@@ -1,5 +1,6 @@
 """The pattern file: a fixed list of operations as YAML that a person can read, edit and share. Imports no torch."""
 
+import difflib
 from pathlib import Path
 
 import yaml
@@ -43,7 +44,11 @@ def read_pattern(path: str | Path) -> dict:
         raise InputError(f"{path}: `blocks` must be a list of at least one operation of {', '.join(OPERATIONS)}")
     for index, name in enumerate(blocks, start=1):
         if name not in OPERATIONS:
-            raise InputError(f"{path}: block {index} is {name!r}; known operations are {', '.join(OPERATIONS)}")
+            nearest = difflib.get_close_matches(str(name), OPERATIONS, n=1, cutoff=0)[0]
+            known = ", ".join(OPERATIONS)
+            raise InputError(
+                f"{path}: block {index} is {name!r}; known operations are {known}; the nearest is {nearest}"
+            )
     return content
 
 

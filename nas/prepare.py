@@ -52,7 +52,10 @@ def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> byt
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         at = offset + error.start
-        raise InputError(f"{path} is not UTF-8 text (byte {at}); data.tokenizer=bytes reads any file") from None
+        raise InputError(
+            f"data.source={options.source} is not UTF-8 text (byte {at} of {path.name}); "
+            "data.tokenizer=bytes reads any file"
+        ) from None
     return text.lower().encode("utf-8") if options.lowercase else data
 
 
@@ -70,10 +73,13 @@ def make_tokenizer(train: Path, options: DataOptions):
     chunks = read_chunks(train, options)
     if options.tokenizer == "words":
         return WordTokenizer.train((chunk.decode("utf-8") for chunk in chunks), options.vocab_size, keep)
-    if options.vocab_size is None:
-        raise InputError("data.vocab_size=null: data.tokenizer=sentencepiece needs a number")
     lines = training_lines(chunks, train.stat().st_size)
     return SentencePieceTokenizer.train(lines, options.vocab_size, keep)
+
+
+def words_of(text: bytes) -> list[str]:
+    """Split at white space, Unicode's included, whatever the tokenizer."""
+    return text.decode("utf-8", errors="replace").split()
 
 
 def describe_split(path: Path, options: DataOptions) -> dict:
@@ -81,7 +87,7 @@ def describe_split(path: Path, options: DataOptions) -> dict:
     words = lines = 0
     last = b"\n"
     for chunk in read_chunks(path, options):
-        words += len(chunk.decode("utf-8", errors="replace").split())
+        words += len(words_of(chunk))
         lines += chunk.count(b"\n")
         last = chunk[-1:]
     return {"bytes": path.stat().st_size, "words": words + lines + (last != b"\n"), "sha256": sha256_of(path)}
@@ -99,7 +105,7 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> d
             if words_exact:
                 restored = tokenizer.decode(ids)
                 exact = exact and restored == chunk
-                words_exact = exact or (words_exact and restored.split() == chunk.split())
+                words_exact = exact or (words_exact and words_of(restored) == words_of(chunk))
     return {"counts": counts, "lossless": exact, "words_kept": words_exact}
 
 

@@ -202,7 +202,10 @@ def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) ->
     new = {**flat_config(content), **extra}
     changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if old[key] != new[key] and not key.startswith(free)]
     if changed:
-        raise InputError(f"--run {path} was started with another configuration: {', '.join(changed)}")
+        raise InputError(
+            f"--run {path} was started with another configuration: {', '.join(changed)}; "
+            f"its own is {path / 'config.yaml'}, and other options need another run"
+        )
 
 
 def git_commit() -> str | None:

@@ -26,7 +26,7 @@ class Retraining:
         tokens = corpus.tokens("train")
         self.stream = ContextBatches(tokens, train.batch_size, train.segment)
         self.total_steps = count_steps(config, len(tokens))
-        self.weights = WeightsOptimizer(list(model.parameters()), train, self.total_steps)
+        self.weights = WeightsOptimizer(model, train, self.total_steps)
         self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0
 
     def step(self, step: int) -> tuple[float, int]:
@@ -95,6 +95,6 @@ def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.pattern(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": measure_latency(model, corpus.vocab_size, config.evaluate.batch_size, segment, memory),
+        "latency": measure_latency(model, corpus.counts(), config.evaluate.batch_size, segment, memory),
         "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
     }

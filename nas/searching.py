@@ -27,6 +27,7 @@ from nas.record import RunFolder
 from nas.supernet import SuperNet
 from nas.trainer import WeightsOptimizer
 
+SAMPLING_SEED = 0x5EED  # keeps the noise of the samples apart from that of initialisation and dropout
 UNSETTLED_SHARE = 0.9  # a change after this share of the steps is late
 
 
@@ -52,12 +53,15 @@ class Search:
             )
         self.stream = ContextBatches(stream, train.batch_size, train.segment)
         self.total_steps = count_steps(config, len(tokens))
-        if not any(self.logits_learn(step) for step in range(1, self.total_steps + 1)):
+        given = self.options.warmup_steps
+        self.warmup_steps = self.total_steps // 4 if given is None else given
+        self.first_logits_step = next(filter(self.logits_learn, range(1, self.total_steps + 1)), None)
+        if self.first_logits_step is None:
             raise InputError(
-                f"search.warmup_steps={self.options.warmup_steps} leaves the logits none of the {self.total_steps} "
+                f"search.warmup_steps={self.warmup_steps} leaves the logits none of the {self.total_steps} "
                 "training steps: make it smaller, or train longer"
             )
-        self.weights = WeightsOptimizer(list(supernet.backbone.parameters()), train, self.total_steps)
+        self.weights = WeightsOptimizer(supernet.backbone, train, self.total_steps)
         optimizer = self.options.optimizer
         self.logits_optimizer = torch.optim.Adam(
             [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay
@@ -65,7 +69,7 @@ class Search:
         self.costs = FlopCosts(
             model_sizes(config), train.batch_size, train.segment, train.memory, supernet.backbone.head, corpus.counts()
         )
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.temperature = self.options.temperature.start
         self.heldout_nll: float | None = None  # of the last logits step on held-out text, mean over its paths
         self.path = supernet.argmax_path()
@@ -89,10 +93,10 @@ class Search:
     def logits_learn(self, step: int) -> bool:
         """Every step after the warm-up where batches are shared; else the share arch_fraction of them."""
         fraction = self.options.arch_fraction if self.options.split == "heldout" else 1.0
-        return step > self.options.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
+        return step > self.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
 
     def temperature_of(self, step: int) -> float:
-        warmup, schedule = self.options.warmup_steps, self.options.temperature
+        warmup, schedule = self.warmup_steps, self.options.temperature
         progress = (step - warmup) / (self.total_steps - warmup)
         return temperature_at(progress, schedule.start, schedule.end, schedule.schedule)
 
@@ -152,16 +156,20 @@ class Search:
     def score_paths(self, batch: Batch, stream: ContextBatches) -> float:
         """Evaluate K sampled paths on one batch, forward only and without dropout, and set the logits' gradient.
 
-        Returns the paths' mean nll. A path that was drawn twice is run once; the stream keeps the last one's memories.
+        Returns the paths' mean nll. A path that was drawn twice is run once. The stream keeps the memories of the first
+        path: they are distributed as pi, which those of the last new one are not.
         """
         was_training = self.supernet.training
         self.supernet.eval()
         paths = [sample_path(self.supernet.logits, self.generator) for _ in range(self.options.paths)]
         known: dict[tuple[int, ...], float] = {}
+        memories = None
         for path in paths:
             if tuple(path) not in known:
                 self.supernet.take(path)
                 known[tuple(path)] = run_batch(self.supernet, batch, stream, self.config.train.memory).item()
+                memories = memories or stream.memories
+        stream.memories = memories
         losses = [known[tuple(path)] for path in paths]
         self.supernet.logits.grad = leave_one_out_gradient(self.supernet.logits, paths, losses)
         self.supernet.train(was_training)
@@ -228,7 +236,7 @@ class Search:
 
     def finished(self, step: int) -> str | None:
         share, steps = self.options.stable_share, self.options.stable_steps
-        stable = sum(step - max(since, self.options.warmup_steps) >= steps for since in self.path_since)
+        stable = sum(step - max(since, self.first_logits_step) >= steps for since in self.path_since)
         if share and stable >= share * len(self.path_since):
             return f"{stable} of {len(self.path_since)} blocks kept their choice for {steps} steps"
         return None

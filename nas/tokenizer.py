@@ -15,6 +15,7 @@ import numpy as np
 from nas.errors import InputError
 
 TRAINING_BYTES = 20_000_000  # of text that sentencepiece learns its pieces from, spread evenly over the train split
+DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
 UNKNOWN = "<unk>"
 
@@ -96,9 +97,9 @@ class SentencePieceTokenizer(LineTokenizer):
             raise InputError(f"data.tokenizer={path} is not a SentencePiece model") from None
 
     @classmethod
-    def train(cls, text: Iterable[str], vocab_size: int, keep_newline: bool) -> "SentencePieceTokenizer":
+    def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "SentencePieceTokenizer":
         """Learn a vocabulary losslessly: no normalisation, and bytes for characters that have no piece. A line end
-        that is kept is one of the vocab_size tokens.
+        that is kept is one of the vocab_size tokens; None: DEFAULT_PIECES, or as many as the text allows.
 
         Raises InputError where the corpus cannot fill the vocabulary, or the vocabulary has no room for the bytes.
         """
@@ -109,7 +110,8 @@ class SentencePieceTokenizer(LineTokenizer):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(text),
                 model_writer=model,
-                vocab_size=vocab_size - keep_newline,
+                vocab_size=(vocab_size or DEFAULT_PIECES) - keep_newline,
+                hard_vocab_limit=vocab_size is not None,
                 model_type="unigram",
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,

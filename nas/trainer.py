@@ -10,9 +10,10 @@ import time
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import nn
 from tqdm import tqdm
 
+from models.transformer_xl import is_matrix
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import TrainOptions
 from nas.errors import Interrupted, RunError
@@ -55,13 +56,14 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, final: float)
 
 
 class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101) with warm-up, cosine and clipping; decays parameters of two or more dimensions."""
+    """AdamW (arXiv 1711.05101) with warm-up, cosine and clipping; decays matrices alone, not biases and norms."""
 
-    def __init__(self, parameters: list[Tensor], options: TrainOptions, total_steps: int):
-        self.parameters, self.options, self.total_steps = parameters, options, total_steps
-        matrices = [p for p in parameters if p.ndim >= 2]
-        vectors = [p for p in parameters if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    def __init__(self, model: nn.Module, options: TrainOptions, total_steps: int):
+        self.parameters, self.options, self.total_steps = list(model.parameters()), options, total_steps
+        decayed, others = [], []
+        for name, parameter in model.named_parameters():
+            (decayed if is_matrix(name, parameter) else others).append(parameter)
+        groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.99), fused=True)
 
     @property

@@ -32,3 +32,20 @@ def losses_of(stage, config) -> list[float]:
     phase = make_retraining(config, ["attention", "dense", "identity"]) if stage == "retrain" else make_search(config)
     losses = [phase.step(step)[0] for step in range(1, 16)]
     return [loss for loss in losses if loss is not None]
+
+
+def assert_same_state(one, two) -> None:
+    """Nested dicts, lists and tensors, equal to the bit."""
+    assert type(one) is type(two)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, two)
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_same_state(one[key], two[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            assert_same_state(a, b)
+    else:
+        assert one == two

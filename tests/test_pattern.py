@@ -85,7 +85,9 @@ def test_the_patterns_of_the_literature():
     assert blocks["interleaved"] == interleaved(len(blocks["interleaved"]))
     assert set(blocks["dense-only"]) == {"dense"} and set(blocks["attention-only"]) == {"attention"}
     sandwich = abbreviate(blocks["sandwich"])
-    assert sandwich == "a" * 6 + "da" * 10 + "d" * 6  # 32 blocks, sandwiching coefficient 6, as in arXiv 1911.03864
+    assert (
+        sandwich == "a" * 6 + "ad" * 10 + "d" * 6
+    )  # s^k (sf)^(n-k) f^k: 32 blocks, sandwiching coefficient 6, as in arXiv 1911.03864
     par = abbreviate(blocks["par"])
     assert len(par) == 32 and par[22:].count("a") == 0  # attention in the first two thirds alone
     assert par.count("a") == 32 // 5 or par.count("a") == -(-32 // 5)  # one block in five

@@ -142,10 +142,11 @@ def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
     short.write_text("a\n")
     fails("is empty", source=empty)
     fails("too short to split", source=short)
-    fails("not UTF-8 text .byte 5.; data.tokenizer=bytes reads any file", source=binary)
+    fails("binary is not UTF-8 text .byte 5 of train.txt.; data.tokenizer=bytes reads any file", source=binary)
     prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))
     fails("must be sentencepiece, bytes, words or a .model file that exists", tokenizer="wordpiece")
     fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
+    prepare(options(text_folder, tmp_path / "cache", vocab_size=None))  # as many pieces as the text allows
     fails("too small: the 256 bytes and this text's characters alone are", vocab_size=100)
 
 

@@ -3,13 +3,16 @@ import pytest
 import torch
 
 from nas.errors import InputError
-from tests.making import make_search
+from nas.evaluation import total_nll
+from tests.making import assert_same_state, make_search
 from tests.reference import expected_loss
 
 
 @pytest.mark.parametrize("more", [[], ["search.sampling=soft"], ["search.estimator=straight_through"]])
 def test_heldout_logits_steps_leave_the_weights_alone_and_the_other_way_round(small_config, more):
-    config = small_config("search.split=heldout", "search.warmup_steps=2", "search.arch_fraction=0.25", *more)
+    no_identity = "search.operations=[attention,dense]"  # through which nothing is learned straight
+    schedule = ["search.split=heldout", "search.warmup_steps=2", "search.arch_fraction=0.25"]
+    config = small_config(*schedule, no_identity, *more)
     phase = make_search(config)
     for step in range(1, 13):
         weights = [p.clone() for p in phase.supernet.backbone.parameters()]
@@ -104,11 +107,11 @@ def test_the_hinge_charges_only_above_the_target(small_config):
 
 def test_search_stops_early_once_the_pattern_is_stable(small_config):
     phase = make_search(small_config("search.stable_share=0.5", "search.stable_steps=5"))
-    phase.path_since = [0, 3, 10]
-    assert phase.finished(10) is None  # the warm-up of 6 steps does not count
-    assert "2 of 3 blocks kept their choice for 5 steps" in phase.finished(11)
-    phase.path_since = [0, 9, 10]
-    assert phase.finished(11) is None
+    phase.path_since = [0, 3, 11]
+    assert phase.finished(14) is None  # nothing before the first logits step, the tenth, counts
+    assert "2 of 3 blocks kept their choice for 5 steps" in phase.finished(15)
+    phase.path_since = [0, 11, 12]
+    assert phase.finished(15) is None
 
 
 def test_doubtful_outcomes_are_warned_of(small_config):
@@ -140,3 +143,90 @@ def test_what_does_not_fit_the_data_is_named(small_config, override, message):
 def test_an_empty_validation_split_is_named(small_config, memory_corpus):
     with pytest.raises(InputError, match="the valid split has 1 tokens"):
         make_search(small_config(), memory_corpus(10, np.zeros(5000, dtype=int), np.array([1])))
+
+
+def test_the_search_is_judged_on_valid_and_never_on_test(small_config):
+    phase = make_search(small_config())
+    figures = phase.evaluate(None, 0)
+    expected, _ = total_nll(phase.supernet, phase.corpus.tokens("valid"), 5, 8, 8, 3)
+    assert figures["nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small_config):
+    """Every batch that the SuperNet sees, in order: from which stream, in which mode, with whose memories."""
+    for more in ([], ["search.sampling=soft"], ["search.estimator=straight_through"]):
+        phase = make_search(small_config("search.warmup_steps=0", "search.arch_fraction=0.5", "search.paths=2", *more))
+        left = {"train": [], "heldout": []}  # memories that each stream was left with
+        for step in range(1, 9):
+            kind = "heldout" if step % 2 == 0 else "train"
+            stream = phase.arch_stream if kind == "heldout" else phase.stream
+            start = stream.position * 8
+            seen = []
+
+            def note(model, inputs, seen=seen):
+                seen.append((inputs, model.training))
+
+            hook = phase.supernet.register_forward_pre_hook(note)
+            phase.step(step)
+            hook.remove()
+            for (tokens, _, memories, length), training in seen:
+                np.testing.assert_array_equal(tokens, stream.rows[:, start : start + 8])
+                assert training == (kind == "train") and length == 8
+                assert memories is (left[kind][-1] if left[kind] else None)
+            left[kind].append(stream.memories)
+            assert stream.memories[0].shape == (4, 8, 16)
+
+
+def test_weights_train_with_dropout_where_paths_are_scored_on_the_same_batch(small_config):
+    phase = make_search(small_config("search.split=shared", "search.warmup_steps=0"))
+    modes = []
+    phase.supernet.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
+    phase.step(1)
+    assert modes[-1] and not any(modes[:-1])
+
+
+def test_the_memories_kept_are_those_of_the_first_path(small_config):
+    phase = make_search(small_config("search.warmup_steps=0", "search.paths=8"))
+    ran = []
+    hook = phase.supernet.register_forward_hook(lambda model, inputs, output: ran.append(output[1]))
+    phase.score_paths(phase.arch_stream.next(), phase.arch_stream)
+    hook.remove()
+    assert len(ran) > 1 and phase.arch_stream.memories is ran[0]
+
+
+def test_the_relaxed_samples_use_the_temperature(small_config):
+    for more in (["search.sampling=soft"], ["search.estimator=straight_through"]):
+        weights = []
+        for temperature in (5.0, 0.05):
+            phase = make_search(small_config(*more))
+            phase.temperature = temperature
+            phase.draw(phase.supernet.logits)
+            weight = phase.supernet.backbone.blocks[0].choice[0][1]
+            (gradient,) = torch.autograd.grad(weight, phase.supernet.logits)
+            weights.append((weight.item(), gradient.abs().max().item()))
+        assert weights[0] != weights[1]
+
+
+def test_the_weight_of_the_price_scales_its_gradient(small_config):
+    gradients = []
+    for weight in (1.0, 3.0):
+        price = ["search.latency.source=flops", "search.latency.mode=penalty", f"search.latency.weight={weight}"]
+        phase = make_search(small_config(*price))
+        phase.supernet.logits.grad = torch.zeros_like(phase.supernet.logits)
+        seen = []
+        phase.logits_optimizer.step = lambda seen=seen, phase=phase: seen.append(phase.supernet.logits.grad.clone())
+        phase.update_logits()
+        gradients += seen
+    torch.testing.assert_close(gradients[1], 3 * gradients[0])
+    assert gradients[0].abs().max() > 0
+
+
+def test_the_state_of_a_search_is_whole(small_config):
+    phase = make_search(small_config("search.warmup_steps=0"))
+    for step in range(1, 8):
+        phase.step(step)
+    phase.path, phase.path_since, phase.temperature, phase.heldout_nll = [2, 1, 0], [5, 6, 7], 0.25, 1.5
+    other = make_search(small_config("search.warmup_steps=0", "seed=9"))
+    other.load_state_dict(phase.state_dict())
+    assert_same_state(other.state_dict(), phase.state_dict())
+    assert (other.path_since, other.heldout_nll) == ([5, 6, 7], 1.5)

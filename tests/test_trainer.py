@@ -1,5 +1,6 @@
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -95,3 +96,34 @@ def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, mo
     assert results[0][1] == results[1][1]
     for a, b in zip(results[0][2].supernet.parameters(), results[1][2].supernet.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_only_matrices_decay(small_config):
+    phase = make_retraining(small_config("train.weight_decay=0.5"), ["attention", "dense"])
+    names = {id(parameter): name for name, parameter in phase.model.named_parameters()}
+    decayed, others = phase.weights.adam.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
+    assert all(not names[id(p)].endswith("bias") and p.ndim == 2 for p in decayed["params"])
+    assert all(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in others["params"])
+    assert any("content_bias" in names[id(p)] for p in others["params"])
+
+
+def test_gradients_are_clipped(small_config):
+    phase = make_retraining(small_config("train.clip=0.01"), ["dense"])
+    seen = []
+    phase.weights.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
+    phase.step(1)
+    assert torch.stack(seen[0]).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_run_that_stopped_early_stays_stopped(small_config, tmp_path):
+    config = small_config("train.patience=1", "train.evaluate_every=1", "train.lr=10", "train.steps=50")
+    steps = []
+    for _ in range(2):
+        run = open_run(tmp_path / "run", config, "retrain", True, {"pattern": ["dense"]})
+        run.start({})
+        trainer = Trainer(make_retraining(config, ["dense"]), run, config.train)
+        trainer.fit()
+        os.close(run.lock)
+        steps.append((trainer.step, trainer.stopped))
+    assert steps[0] == steps[1] and steps[0][0] < 50
