@@ -20,7 +20,7 @@ FOLDERS = ["demo", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
 def test_every_yaml_loads(path):
     if path.parent.name == "patterns" or path.name == "pattern.yaml":
         read_pattern(path)
-    elif path.name == "expected.yaml":
+    elif path.name.startswith("expected"):
         content = yaml.safe_load(path.read_text())
         assert content["format"] == "par-expected/1"
     else:
