@@ -2,7 +2,7 @@
 
 import argparse
 
-from nas.config import add_arguments, load_config
+from nas.config import Config, add_arguments, load_config
 from nas.errors import InputError, run_command
 from nas.pattern import abbreviate, read_pattern
 
@@ -19,15 +19,37 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
+def notice_other_sizes(content: dict, config: Config) -> None:
+    """Say where a pattern is trained at another size than it was searched at."""
+    for key in ("d_model", "heads", "d_ffn"):
+        searched, given = (content.get("model") or {}).get(key), getattr(config.model, key)
+        if searched not in (None, given):
+            print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
+
+
+def print_results(results: dict) -> None:
+    """The figures of results.yaml that one looks for first."""
+    latency = results["latency"]
+    print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
+    print(
+        f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
+        f"interleaved pattern's; {latency['median_ms']:.1f} ms for {latency['batch_size']} segments"
+    )
+    for split in ("valid", "test"):
+        about = results[split]
+        lost = " (word figure not comparable: the tokens do not keep all words)"
+        print(
+            f"{split}: perplexity {about['perplexity']:.2f} per token, {about['word_perplexity']:.2f} per word, "
+            f"{about['bits_per_byte']:.4f} bits per byte" + ("" if about["word_perplexity_comparable"] else lost)
+        )
+
+
 def main() -> None:
     arguments = parse_arguments()
     content = read_pattern(arguments.pattern)
     pattern = content["blocks"]
     config = load_config(arguments.config, arguments.overrides)
-    for key in ("d_model", "heads", "d_ffn"):
-        searched, given = (content.get("model") or {}).get(key), getattr(config.model, key)
-        if searched not in (None, given):
-            print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
+    notice_other_sizes(content, config)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
     from nas.assembly import build_fixed
@@ -70,23 +92,7 @@ def main() -> None:
         test = results["test"]  # its line was cut if an earlier call had written it
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     write_yaml(out, results)
-    latency = results["latency"]
-    print(f"pattern {abbreviate(pattern)}, {results['parameters']:,} parameters")
-    print(
-        f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
-        f"interleaved pattern's; {latency['median_ms']:.1f} ms for {latency['batch_size']} segments"
-    )
-    for split in ("valid", "test"):
-        about = results[split]
-        print(
-            f"{split}: perplexity {about['perplexity']:.2f} per token, {about['word_perplexity']:.2f} per word, "
-            f"{about['bits_per_byte']:.4f} bits per byte"
-            + (
-                ""
-                if about["word_perplexity_comparable"]
-                else " (word figure not comparable: the tokens do not keep all words)"
-            )
-        )
+    print_results(results)
     print(f"written to {out}")
 
 
