@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from models.attention import RelativeAttention
 
@@ -79,6 +81,31 @@ class Attention(Operation):
         return projections + scores
 
 
+class FeedForwardFunction(torch.autograd.Function):
+    """W2 dropout(relu(W1 x + b1)) + b2, which keeps its inner values alone: where they are zero, relu or dropout
+    stopped the gradient, and elsewhere dropout scaled it."""
+
+    @staticmethod
+    def forward(ctx, x, expand, expand_bias, contract, contract_bias, dropout):
+        inner = (x @ expand.t()).add_(expand_bias).relu_()
+        if dropout:
+            F.dropout(inner, dropout, inplace=True)
+        ctx.save_for_backward(x, expand, contract, inner)
+        ctx.scale = 1 / (1 - dropout)
+        return (inner @ contract.t()).add_(contract_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        x, expand, contract, inner = ctx.saved_tensors
+        to_inner = gradient @ contract
+        torch.ops.aten.threshold_backward.grad_input(to_inner, inner, 0, grad_input=to_inner)
+        if ctx.scale != 1:
+            to_inner *= ctx.scale
+        to_expand, to_contract = to_inner.t() @ x, gradient.t() @ inner
+        return to_inner @ expand, to_expand, to_inner.sum(dim=0), to_contract, gradient.sum(dim=0), None
+
+
 class Dense(Operation):
     """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
 
@@ -90,6 +117,10 @@ class Dense(Operation):
         self.contract = nn.Linear(sizes.d_ffn, sizes.d_model)
 
     def branch(self, context, length, positions):
+        if isinstance(self.activation, nn.ReLU):
+            dropout = self.inner_dropout.p if self.training else 0.0
+            weights = self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias
+            return FeedForwardFunction.apply(context.flatten(0, 1), *weights, dropout).view_as(context)
         return self.contract(self.inner_dropout(self.activation(self.expand(context))))
 
     @staticmethod

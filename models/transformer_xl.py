@@ -17,15 +17,19 @@ Memories = list[Tensor | None]
 
 
 class Embedding(nn.Module):
-    """Token embedding times sqrt(D): a table small enough for a tied output layer then gives inputs of size 1."""
+    """Token embedding times sqrt(D): a table small enough for a tied output layer then gives inputs of size 1.
 
-    def __init__(self, vocab_size: int, d_model: int):
+    Where the table is tied, its gradient from here is sparse: autograd adds it to the output layer's, which is dense.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, tied: bool):
         super().__init__()
+        self.tied = tied
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, L] -> [B, L, D]"""
-        return F.embedding(tokens, self.weight) * self.weight.shape[1] ** 0.5
+        return F.embedding(tokens, self.weight, sparse=self.tied) * self.weight.shape[1] ** 0.5
 
 
 class Block(nn.Module):
@@ -112,7 +116,7 @@ def build_backbone(
     division: int = 1,
 ) -> TransformerXL:
     """Compose a TransformerXL around the given blocks."""
-    embedding = Embedding(vocab_size, sizes.d_model)
+    embedding = Embedding(vocab_size, sizes.d_model, tie_embeddings)
     tied = embedding.weight if tie_embeddings else None
     head = build_output(sizes.d_model, vocab_size, list(cutoffs), division, tied)
     return TransformerXL(embedding, blocks, head, sizes)

@@ -41,3 +41,23 @@ def test_a_branch_is_what_the_block_adds(norm):
 def test_identity_adds_nothing():
     x = torch.randn(2, 3, 8)
     assert torch.equal(x + OPERATIONS["identity"](Sizes(8, 2, 12))(x, None, None), x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_dense_block_and_its_gradients_equal_the_layers_it_is_made_of(activation, dropout):
+    dense = OPERATIONS["dense"](Sizes(d_model=8, heads=2, d_ffn=12, dropout=dropout, activation=activation)).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, 3, 8, dtype=torch.float64)
+
+    def slow(x):
+        inner = dense.inner_dropout(dense.activation(dense.expand(dense.norm(x))))
+        return dense.dropout(dense.contract(inner))
+
+    found = []
+    for network in (lambda x: dense(x, None, None), slow):
+        torch.manual_seed(3)
+        result = network(x)
+        found.append([result, *torch.autograd.grad((result * weights).sum(), [x, *dense.parameters()])])
+    for fast, expected in zip(*found, strict=True):
+        torch.testing.assert_close(fast, expected)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.softmax import AdaptiveSoftmax, FullSoftmax
+from models.softmax import AdaptiveSoftmax, FullSoftmax, linear_nll
 from tests import reference
 
 
@@ -39,6 +39,23 @@ def test_adaptive_softmax_gradients(cutoffs, division, tied):
     probabilities = reference.adaptive_probabilities(hidden, layer)
     slow = torch.autograd.grad(-probabilities[torch.arange(9), targets].log().sum(), wanted)
     for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
+    """Also where exp of a logit overflows, and where a target's probability is below the smallest number."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(6, 4), (9, 4), (9,)]
+    inputs = [torch.randn(*shape, dtype=torch.float64, generator=generator).mul_(size**0.5) for shape in shapes]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    hidden, weight, bias = inputs
+    targets, weights = torch.arange(6), torch.randn(6, dtype=torch.float64, generator=generator)
+    fast = linear_nll(hidden, weight, bias, targets)
+    slow = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, targets, reduction="none")
+    torch.testing.assert_close(fast, slow)
+    gradients = [torch.autograd.grad((nll * weights).sum(), inputs) for nll in (fast, slow)]
+    for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
 
 

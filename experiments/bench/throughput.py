@@ -1,0 +1,312 @@
+"""How fast the network trains and is evaluated on this CPU: `python experiments/bench/throughput.py [--threads 1]`.
+
+Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout switched off that training has, vocabulary 12,000 with
+cutoffs 250 and 2,500, tokens drawn by a Zipf law whose clusters are about as heavy as WikiText-2's. Everything runs in
+one process through the classes that the commands use. The configurations take turns for a few rounds, each round with
+its own measurement of the peak, and the figures are medians over rounds: ratios within a run, since machines differ.
+
+- peak_gflops: the fastest of the model's own matrix products (forward, and both gradients, of its projections, dense
+  blocks, and output layer), fp32.
+- search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
+  does. search_hard: the defaults, that is, four steps of five train the weights along one path drawn from uniform pi,
+  the fifth evaluates four paths without gradients for the logits. retrain_*: a fixed pattern.
+- flops_per_token: matrix products alone, a multiply-add is two. A forward pass takes, per token (D width, F inner width
+  of a dense block, L segment, M memory, B batch, K = L + M; nas/latency.py adds them up)
+      attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
+      output     2 D (sizes of head and of each tail times its share of the tokens)
+  and a backward pass twice that (gradients of inputs and of weights). So training takes 3 forward passes: through all
+  candidates in soft search, through their mean in hard search, whose logits steps take 4 forward passes; evaluation 1.
+- utilisation: flops_per_token * tokens_per_s / peak of the same round.
+- peak_mb: the most memory that the process had while that configuration alone was alive, PyTorch included (Linux only).
+- hard_over_soft_step: time of a hard step / time of a soft step at 32/16, over equally many tokens.
+- position_overhead_192: an attention block's forward and backward pass at 192/192, over the same without the position
+  term (its projection, its product, its shift).
+- depth_growth_6_to_24: hard step at 24 blocks / at 6 blocks; depth_linearity: the same at 24 blocks / what a straight
+  line through the steps at 6 and 12 blocks predicts.
+
+With --threads 2, `speedup_192` gives each row's rate over that of one thread, measured in the same rounds.
+The last line is JSON.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+VOCABULARY, CUTOFFS, ZIPF = 12_000, [250, 2500], 1.07
+SHAPES = {32: {"memory": 16, "batch": 32}, 192: {"memory": 192, "batch": 8}}  # by segment
+TENSORFLOW_TOKENS_PER_S, TENSORFLOW_PEAK_GFLOPS = 3900, 130  # its soft search at 32/16, and the core it ran on
+PATTERNS = {
+    "retrain_adadad": ["attention", "dense"] * 3,
+    "retrain_adddad": ["attention", "dense", "dense", "dense", "attention", "dense"],
+}
+NAMES = ["search_soft", "search_hard", *PATTERNS, "evaluate"]
+
+
+class ZipfCorpus:
+    """What the phases need of a corpus: tokens drawn independently, rank r with a probability of 1 / (r + 1)^1.07."""
+
+    def __init__(self, tokens: int):
+        import numpy as np
+
+        self.vocab_size = VOCABULARY
+        probability = (np.arange(VOCABULARY) + 1.0) ** -ZIPF
+        self.stream = np.random.default_rng(0).choice(VOCABULARY, tokens, p=probability / probability.sum())
+        about = {"words": tokens, "bytes": tokens, "words_kept": False, "lossless": False}
+        self.meta = {"splits": dict.fromkeys(("train", "valid", "test"), about)}
+
+    def tokens(self, split):
+        return self.stream if split == "train" else self.stream[: len(self.stream) // 10]
+
+    def counts(self):
+        import numpy as np
+
+        return np.bincount(self.stream, minlength=VOCABULARY)
+
+
+def make_config(segment: int, blocks: int = 6, soft: bool = False):
+    from nas.config import Config, ModelOptions, TrainOptions
+
+    shape = SHAPES[segment]
+    config = Config(model=ModelOptions(blocks=blocks, cutoffs=CUTOFFS))
+    config.train = TrainOptions(steps=10**6, batch_size=shape["batch"], segment=segment, memory=shape["memory"])
+    config.evaluate.batch_size = shape["batch"]
+    config.search.warmup_steps = 0
+    config.search.optimizer.lr = 1e-12  # pi stays uniform, so that every round measures the same mixture of paths
+    if soft:
+        config.search.sampling, config.search.split = "soft", "shared"
+    return config
+
+
+class Workload:
+    """A row of the table: rate() works for about so many seconds, and returns tokens/s."""
+
+    def __init__(self, name: str, segment: int, corpus: ZipfCorpus, blocks: int = 6):
+        from nas.assembly import build_fixed, build_supernet, model_sizes
+        from nas.latency import FlopCosts
+        from nas.retraining import Retraining
+        from nas.searching import Search
+
+        self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
+        self.config = make_config(segment, blocks, soft=name == "search_soft")
+        if name.startswith("search"):
+            self.phase = Search(build_supernet(self.config, corpus), corpus, self.config)
+            head = self.phase.supernet.backbone.head
+        else:
+            pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
+            self.phase = Retraining(build_fixed(pattern, self.config, corpus), corpus, self.config)
+            head = self.phase.model.head
+        shape = SHAPES[segment]
+        costs = FlopCosts(model_sizes(self.config), shape["batch"], segment, shape["memory"], head, corpus.counts())
+        candidates = [costs.blocks[operation] for operation in self.config.search.operations]
+        if name == "search_soft":
+            self.flops_per_token = 3 * (costs.output + blocks * sum(candidates))
+        elif name == "search_hard":
+            self.flops_per_token = (0.8 * 3 + 0.2 * 4) * (costs.output + blocks * statistics.mean(candidates))
+        elif name == "evaluate":
+            self.flops_per_token = costs.pattern(pattern)
+        else:
+            self.flops_per_token = 3 * costs.pattern(pattern)
+
+    def turn(self) -> int:
+        """The smallest piece of work that stands for the whole; returns the tokens read."""
+        from nas.assembly import evaluate_with
+
+        if self.name == "evaluate":
+            return evaluate_with(self.config, self.phase.model, self.phase.model.blocks, self.corpus, "valid")["tokens"]
+        tokens = 0
+        for _ in range(5):  # hard search: four steps of the weights and one of the logits
+            self.steps += 1
+            tokens += self.phase.step(self.steps)[1]
+        return tokens
+
+    def rate(self, seconds: float) -> float:
+        tokens, started = 0, time.perf_counter()
+        while (taken := time.perf_counter() - started) < seconds:
+            tokens += self.turn()
+        return tokens / taken
+
+
+def products() -> list[tuple]:
+    """Pairs of matrices of the sizes that the model multiplies, at 1,024 tokens (both shapes have about as many)."""
+    import torch
+
+    width, inner, tokens = 128, 512, 1024
+    sizes = [
+        (tokens, width, width),  # attention's projections
+        (tokens, width, inner), (tokens, inner, width),  # a dense block
+        (width, tokens, inner), (inner, tokens, width),  # the gradients of its weights
+        (tokens, width, CUTOFFS[0] + 2), (tokens // 4, width, CUTOFFS[1] - CUTOFFS[0]),  # the output layer
+    ]  # fmt: skip
+    return [(torch.randn(rows, inner), torch.randn(inner, columns)) for rows, inner, columns in sizes]
+
+
+def peak_rate(pairs: list[tuple], seconds: float = 0.1) -> float:
+    """FLOP/s of the fastest of the products."""
+    import torch
+
+    best = 0.0
+    for a, b in pairs:
+        out, count, started = torch.empty(a.shape[0], b.shape[1]), 0, time.perf_counter()
+        while (taken := time.perf_counter() - started) < seconds:
+            for _ in range(20):
+                torch.mm(a, b, out=out)
+            count += 20
+        best = max(best, 2 * a.numel() * b.shape[1] * count / taken)
+    return best
+
+
+def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus) -> float | None:
+    """Highest resident memory of this process while a workload is built and run, in MB; None where Linux is not."""
+    try:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what earlier workloads freed goes back, so that it does not count
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
+    except (OSError, AttributeError):
+        return None
+    Workload(name, segment, corpus).rate(0.5)
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+class AttentionBlock:
+    """Seconds of an attention block's forward and backward pass at 192/192, with or without the position term."""
+
+    def __init__(self, with_position: bool):
+        import torch
+
+        from models import attention
+        from models.attention import sinusoids
+        from models.operations import Attention, Sizes
+
+        shape = SHAPES[192]
+        self.operation = Attention(Sizes(128, 4, 512, 0.0))
+        self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
+        self.memory = torch.randn(shape["batch"], shape["memory"], 128)
+        self.positions = sinusoids(192 + shape["memory"], 128)
+        self.gradient = torch.randn_like(self.x)
+
+        self.core = attention.relative_attention if with_position else without_position
+
+    def seconds(self, repeats: int = 20) -> float:
+        from models import attention
+
+        original, attention.relative_attention = attention.relative_attention, self.core
+        started = time.perf_counter()
+        for _ in range(repeats):
+            self.operation(self.x, self.memory, self.positions).backward(self.gradient)
+        taken = (time.perf_counter() - started) / repeats
+        attention.relative_attention = original
+        return taken
+
+
+def without_position(query, key, value, position, content_bias, position_bias):
+    """relative_attention without its terms (b) and (d)."""
+    from models.attention import causal_mask
+
+    scores = (query + content_bias[:, None]) @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    scores = scores.masked_fill(causal_mask(query.shape[2], key.shape[2]), float("-inf"))
+    return scores.softmax(dim=-1) @ value
+
+
+def measure(threads: int, rounds: int, seconds: float) -> dict:
+    import torch
+
+    from nas.device import set_up
+
+    set_up(seed=1, threads=threads)
+    corpus = ZipfCorpus(1_000_000)
+    rows = [(name, segment) for segment in SHAPES for name in NAMES]
+    peaks_mb = {row: peak_memory_mb(*row, corpus) for row in rows}
+    workloads = {row: Workload(*row, corpus) for row in rows}
+    deep = {blocks: Workload("search_hard", 32, corpus, blocks) for blocks in (6, 12, 24)}
+    attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
+    pairs = products()
+    found: dict = {}
+
+    def note(key, value):
+        found.setdefault(key, []).append(value)
+
+    for index in range(rounds + 1):  # the first, which warms everything up, is left out below
+        for row, workload in workloads.items():
+            peak, rate = peak_rate(pairs), workload.rate(seconds)
+            note("peak", peak)
+            note(("rate", row), rate)
+            note(("utilisation", row), rate * workload.flops_per_token / peak)
+            if threads > 1 and row[1] == 192:
+                torch.set_num_threads(1)
+                note(("speedup", row), rate / workload.rate(seconds))
+                torch.set_num_threads(threads)
+        note("hard over soft", found["rate", ("search_soft", 32)][-1] / found["rate", ("search_hard", 32)][-1])
+        step = {blocks: 1 / workload.rate(seconds) for blocks, workload in deep.items()}
+        note("growth", step[24] / step[6])
+        note("linearity", step[24] / (step[6] + 3 * (step[12] - step[6])))
+        note("position", attention[True].seconds() / attention[False].seconds())
+        print(f"round {index} of {rounds}", file=sys.stderr, flush=True)
+
+    def median(key, digits):
+        return round(statistics.median(found[key][1:]), digits)
+
+    result = {
+        "threads": threads,
+        "peak_gflops": round(statistics.median(found["peak"]) / 1e9, 1),
+        "rows": [
+            {
+                "name": row[0],
+                "segment": row[1],
+                "memory": SHAPES[row[1]]["memory"],
+                "tokens_per_s": round(median(("rate", row), 1)),
+                "flops_per_token": round(workloads[row].flops_per_token),
+                "utilisation": median(("utilisation", row), 3),
+                "peak_mb": peaks_mb[row] and round(peaks_mb[row]),
+            }
+            for row in rows
+        ],
+        "hard_over_soft_step": median("hard over soft", 3),
+        "position_overhead_192": median("position", 2),
+        "depth_growth_6_to_24": median("growth", 2),
+        "depth_linearity": median("linearity", 3),
+    }
+    if threads > 1:
+        result["speedup_192"] = {row[0]: median(("speedup", row), 2) for row in rows if row[1] == 192}
+    return result
+
+
+def report(result: dict) -> None:
+    print(f"{result['threads']} threads, peak {result['peak_gflops']} GFLOP/s")
+    print(f"{'':<16}{'segment':>8}{'memory':>8}{'tokens/s':>10}{'FLOPs/token':>13}{'utilisation':>13}{'peak MB':>9}")
+    for row in result["rows"]:
+        print(
+            f"{row['name']:<16}{row['segment']:>8}{row['memory']:>8}{row['tokens_per_s']:>10,}"
+            f"{row['flops_per_token']:>13,}{row['utilisation']:>13.3f}{row['peak_mb'] or '?':>9}"
+        )
+    hard = next(row["tokens_per_s"] for row in result["rows"] if row["name"] == "search_hard" and row["segment"] == 32)
+    times = hard / TENSORFLOW_TOKENS_PER_S
+    scaled = times * TENSORFLOW_PEAK_GFLOPS / result["peak_gflops"]
+    print(f"hard step / soft step, 32/16: {result['hard_over_soft_step']}")
+    print(f"hard tokens/s / TensorFlow implementation's soft: {times:.1f}, at equal peak rates {scaled:.1f}")
+    print(f"attention block, with / without position term, 192/192: {result['position_overhead_192']}")
+    print(f"hard step, 24 / 6 blocks: {result['depth_growth_6_to_24']}; 24 / linear: {result['depth_linearity']}")
+    for name, speedup in result.get("speedup_192", {}).items():
+        print(f"{name}, 192/192: {speedup} times one thread")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7, help="median over so many")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of work per measurement")
+    arguments = parser.parse_args()
+    result = measure(arguments.threads, arguments.rounds, arguments.seconds)
+    report(result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
