@@ -52,7 +52,7 @@ def main() -> None:
     notice_other_sizes(content, config)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.assembly import build_fixed
+    from nas.assembly import build_fixed, settle_cutoffs
     from nas.data import Corpus
     from nas.device import set_up
     from nas.prepare import prepare
@@ -67,6 +67,7 @@ def main() -> None:
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
+    settle_cutoffs(config, corpus, run)
     phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
     origin = provenance(config, corpus.meta, device, threads)
 

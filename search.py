@@ -17,7 +17,7 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.assembly import build_supernet
+    from nas.assembly import build_supernet, settle_cutoffs
     from nas.data import Corpus
     from nas.device import set_up
     from nas.prepare import prepare
@@ -28,6 +28,7 @@ def main() -> None:
     run = open_run(arguments.run, config, "search", arguments.resume)
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
+    settle_cutoffs(config, corpus, run)
     phase = Search(build_supernet(config, corpus), corpus, config)
     trainer = Trainer(phase, run, config.train)
 

@@ -52,7 +52,10 @@ class ModelOptions:
     dropout: float = option(0.1, "dropout of embeddings, branches and dense blocks", minimum=0, below=1)
     norm: str = option("pre", "where a block normalises", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
-    cutoffs: list[int] = option([], "adaptive softmax: ids at which its clusters begin, increasing; []: full softmax")
+    cutoffs: Any = option(  # a list of whole numbers, or auto: check_cutoffs
+        [], "adaptive softmax: ids at which its tails begin, increasing; auto: the cheapest; []: full softmax"
+    )
+    clusters: int = option(3, "cutoffs auto: clusters of the vocabulary, the head among them", minimum=2)
     division: int = option(1, "adaptive softmax: width of tail i is d_model / division^i (1 where tied)", minimum=1)
     tie_embeddings: bool = option(True, "output layer shares the embedding's table")
 
@@ -159,7 +162,7 @@ TYPE_WORDS = {
     float | None: "a number or null",
     bool: "true or false",
     str: "text",
-    list[int]: "a list of whole numbers, such as [250, 2500]",
+    Any: "whatever its own check says",
     list[str]: "a list of names, such as [attention, dense]",
 }
 
@@ -321,8 +324,7 @@ def check(config: Config) -> None:
         )
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even: positions are pairs of sine and cosine")
-    if any(low >= high for low, high in zip([0, *model.cutoffs], model.cutoffs, strict=False)):
-        raise InputError(f"model.cutoffs={model.cutoffs} must be positive and increasing, such as [250, 2500]")
+    check_cutoffs(model.cutoffs)
     if model.tie_embeddings and model.division != 1:
         raise InputError(
             f"model.division={model.division} needs model.tie_embeddings=false: a tied table has one width"
@@ -341,6 +343,15 @@ def check(config: Config) -> None:
             raise InputError(
                 f"search.operations: unknown operation {name!r}; the nearest is {nearest!r} of {', '.join(OPERATIONS)}"
             )
+
+
+def check_cutoffs(cutoffs) -> None:
+    if cutoffs == "auto":
+        return
+    if not isinstance(cutoffs, list) or any(type(cutoff) is not int for cutoff in cutoffs):
+        raise InputError(f"model.cutoffs={cutoffs} must be a list of whole numbers, such as [250, 2500], or auto")
+    if any(low >= high for low, high in zip([0, *cutoffs], cutoffs, strict=False)):
+        raise InputError(f"model.cutoffs={cutoffs} must be positive and increasing, such as [250, 2500]")
 
 
 def check_range(key: str, value, limits) -> None:

@@ -1,14 +1,16 @@
 """What operations and models cost: floating-point operations, and milliseconds measured on this device."""
 
+import itertools
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.operations import OPERATIONS, Sizes
-from models.softmax import AdaptiveSoftmax
+from models.softmax import AdaptiveSoftmax, linear_nll
 from nas.pattern import interleaved
 
 
@@ -48,6 +50,53 @@ def cluster_mass(head: AdaptiveSoftmax, counts: np.ndarray) -> list[float]:
     """Share of the training tokens in each cluster of an adaptive softmax, head first. counts [V] by rank."""
     total = max(1, int(counts.sum()))
     return [float(counts[low:high].sum()) / total for low, high in zip(head.borders, head.borders[1:], strict=False)]
+
+
+def seconds_of(work: Callable[[], None], repeats: int = 15) -> float:
+    """Median seconds of a piece of work, after three unmeasured turns."""
+    times = []
+    for _ in range(repeats + 3):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[3:])
+
+
+def measure_output_layer(d_model: int) -> dict[str, float]:
+    """The constants of nas.cutoffs.LayerCost on this machine, in ns, measured for some seconds on one thread.
+
+    A product of n tokens, width d and v logits, forward and backward, is taken to last
+    per_product + n v (d per_multiply_add + per_logit); least squares of the relative errors.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, requires_grad=True)
+
+    equations = []
+    for tokens, size, width in itertools.product((32, 128, 512), (256, 2048, 8192), (max(8, d_model // 4), d_model)):
+        inputs = leaf(tokens, width), leaf(size, width), leaf(size)
+        targets, gradient = torch.randint(size, (tokens,)), torch.ones(tokens)
+        taken = 1e9 * seconds_of(lambda: linear_nll(*inputs, targets).backward(gradient))  # noqa: B023
+        equations.append(np.array([tokens * size * width, tokens * size, 1.0]) / taken)
+    per_multiply_add, per_logit, per_product = np.linalg.lstsq(np.array(equations), np.ones(len(equations)))[0]
+
+    hidden, nll = leaf(1024, d_model), torch.zeros(1024)
+    picked = {}
+    for count in (64, 512):  # what a tail does with its tokens, beside its product
+        rows, gradient = torch.randperm(1024)[:count], torch.ones(count, d_model)
+        picked[count] = seconds_of(
+            lambda: (hidden.index_select(0, rows).backward(gradient), nll.index_add(0, rows, gradient[:, 0]))  # noqa: B023
+        )
+    torch.set_num_threads(threads)
+    constants = {
+        "per_multiply_add": per_multiply_add,
+        "per_logit": per_logit,
+        "per_row": 1e9 * (picked[512] - picked[64]) / (512 - 64),
+        "per_product": per_product,
+    }
+    return {name: max(0.0, float(value)) for name, value in constants.items()}
 
 
 @torch.no_grad()

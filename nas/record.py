@@ -7,9 +7,11 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -96,6 +98,13 @@ class RunFolder:
                     "changed: bring back the old one, or start another run"
                 )
         return before
+
+    def settle(self, section: str, key: str, find: Callable[[], Any]) -> Any:
+        """The value of an option given as `auto`: what the run began with, or what find() finds, written by start()."""
+        begun = self.path / "config.yaml"
+        value = read_yaml(begun)[section][key] if begun.exists() else find()
+        self.config[section][key] = value
+        return value
 
     @property
     def checkpoint(self) -> Path:
@@ -200,7 +209,11 @@ def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) ->
         )
     old = {**flat_config(before), **{key: before.get(key) for key in extra}}
     new = {**flat_config(content), **extra}
-    changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if old[key] != new[key] and not key.startswith(free)]
+    changed = [
+        f"{key} ({old[key]} -> {new[key]})"
+        for key in new
+        if new[key] not in (old[key], "auto") and not key.startswith(free)  # auto: what the run found when it began
+    ]
     if changed:
         raise InputError(
             f"--run {path} was started with another configuration: {', '.join(changed)}; "

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,3 +73,18 @@ def expected_loss(logits: Tensor, loss_of_path) -> Tensor:
         probability = math.prod(pi[block, choice] for block, choice in enumerate(path))
         total = total + probability * loss_of_path(list(path))
     return total
+
+
+def cheapest_cutoffs(counts, clusters: int, cost) -> float:
+    """The least cost of any choice of cutoffs: every border of every cluster is tried. counts [N], descending."""
+    words, total = len(counts), counts.sum() or 1.0
+    upto = np.concatenate([[0.0], counts.cumsum()])
+    best = [math.inf] + [float(cost.head(j, upto[j] / total, clusters)) for j in range(1, words + 1)]
+    for index in range(1, clusters):
+        longer = [math.inf] * (words + 1)
+        for j in range(index + 1, words + 1):
+            starts = np.arange(index, j)
+            tails = cost.tail(index, j - starts, (upto[j] - upto[starts]) / total)
+            longer[j] = float((np.array(best)[starts] + tails).min())
+        best = longer
+    return best[words]

@@ -171,6 +171,25 @@ def test_a_runs_own_configuration_repeats_it(searched, tmp_path):
     same_run(searched, tmp_path / "again", "supernet")
 
 
+def test_auto_settles_the_cutoffs_of_search_and_retrain_and_of_their_resumption(small_yaml, tmp_path):
+    search, retrain = tmp_path / "search", tmp_path / "retrain"
+    auto = ["model.cutoffs=auto", "train.steps=12"]
+    succeed("search", small_yaml, "--run", search, *auto)
+    settled = yaml.safe_load((search / "config.yaml").read_text())["model"]["cutoffs"]
+    assert len(settled) == 2 and 0 < settled[0] < settled[1]
+    succeed("derive", search)
+    pattern = search / "pattern.yaml"
+    assert yaml.safe_load(pattern.read_text())["model"]["cutoffs"] == settled
+
+    succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4")
+    others = yaml.safe_load((retrain / "config.yaml").read_text())["model"]["cutoffs"]
+    assert len(others) == 3
+    # As given, and as settled; but not with others.
+    succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4", "--resume")
+    succeed("retrain", pattern, retrain / "config.yaml", "--run", retrain, "--resume")
+    assert "model.cutoffs" in fail(2, "search", small_yaml, "--run", search, "train.steps=12", "--resume")
+
+
 def test_evaluation_alone_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     before = (retrained / "results.yaml").read_bytes()
     lengths = ["evaluate.segment=5", "evaluate.memory=20"]

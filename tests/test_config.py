@@ -63,6 +63,8 @@ def test_the_later_way_to_give_the_length_wins(load):
         ("model.cutoffs=[5,2]", r"model.cutoffs=\[5, 2\] must be positive and increasing"),
         ("model.cutoffs=[0]", r"model.cutoffs=\[0\] must be positive and increasing"),
         ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
+        ("model.cutoffs=[5,7.5]", r"model.cutoffs=\[5, 7.5\] must be a list of whole numbers, .* or auto"),
+        ("model.cutoffs=optimal", "model.cutoffs=optimal must be a list of whole numbers, .* or auto"),
         ("model.division=4", "model.division=4 needs model.tie_embeddings=false"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must name different operations"),

@@ -24,6 +24,7 @@ ORDER = [
     "nas.device",
     "nas.gumbel",
     "nas.latency",
+    "nas.cutoffs",
     "nas.supernet",
     "nas.checkpoint",
     "nas.evaluation",

@@ -1,0 +1,208 @@
+"""Optimal cutoffs of an adaptive softmax: `python -m nas.cutoffs COUNTS.txt --clusters 3`, and `model.cutoffs: auto`.
+
+N words, most frequent first, are cut into K clusters of consecutive words, so that the summed cost of the clusters is
+smallest (arXiv 1609.04309, section 4.2). Imports no torch, unless constants are to be measured.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from nas.errors import InputError, run_command
+
+
+class Cost(Protocol):
+    """What clusters cost. Arrays of one shape in, an array of that shape out; `share` is of all counted words."""
+
+    def head(self, size: np.ndarray, share: np.ndarray, clusters: int) -> np.ndarray: ...
+
+    def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """Cluster `index`, from 1. Must be of the form share * (a * size + b) + c, a >= 0, with a, b and c its own."""
+
+
+@dataclass(frozen=True)
+class PlainCost:
+    """Size times share for every cluster, the head too: logits per token, were each token only in its own cluster."""
+
+    unit = "logits per token"
+
+    def head(self, size, share, clusters):
+        return size * share
+
+    def tail(self, index, size, share):
+        return size * share
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Nanoseconds per token that models.softmax.AdaptiveSoftmax trains for, forward and backward, on one thread.
+
+    Every token computes the head, which has an entry per tail; the tokens of a tail are picked, projected where
+    division > 1, and computed. The four constants are those of an Intel Xeon (Sapphire Rapids, 2.6 GHz) as
+    `python -m nas.cutoffs --cost layer --measure` found them; only their ratios matter for the cutoffs.
+    """
+
+    d_model: int = 128
+    division: int = 1
+    tokens: int = 1024  # in a batch
+    per_multiply_add: float = 0.044  # of width * logits: three products
+    per_logit: float = 0.87  # of the passes over the logits
+    per_row: float = 30.0  # to pick a token's hidden state for a tail, and to add its gradient back
+    per_product: float = 91_000.0  # of each cluster in each batch, whatever its size
+
+    unit = "ns per token"
+
+    def per_size(self, width: int) -> float:
+        return self.per_multiply_add * width + self.per_logit
+
+    def head(self, size, share, clusters):
+        return (size + clusters - 1) * self.per_size(self.d_model) + self.per_product / self.tokens
+
+    def tail(self, index, size, share):
+        width, projection = max(1, self.d_model // self.division**index), 0.0
+        if self.division > 1:
+            projection = self.d_model * width * self.per_multiply_add
+        once = self.per_product / self.tokens * (1 if self.division == 1 else 2)
+        return share * (size * self.per_size(width) + self.per_row + projection) + once
+
+
+def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: Cost) -> list[int]:
+    """The K - 1 borders between the clusters, increasing; of several that cost the same, the first.
+
+    counts [N]: how often each word occurs, descending. Raises ValueError below K words.
+
+    Exact in O(K N log N): best[k, j], the least cost of the first j words in k clusters, is the minimum over i of
+    best[k-1, i] + cost of words i to j. share * size satisfies the quadrangle inequality, so the best i never
+    decreases with j (Yao 1980, "Efficient dynamic programming using quadrangle inequalities"), and the i of a middle
+    j bounds those of both halves.
+    """
+    words = len(counts)
+    if words < clusters:
+        raise ValueError(f"{clusters} clusters need as many words, got {words}")
+    upto = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
+    total = upto[-1] or 1.0
+    sizes = np.arange(words + 1, dtype=np.float64)
+
+    best, chosen = cost.head(sizes, upto / total, clusters), []
+    for index in range(1, clusters):
+
+        def tail(i, j, index=index):
+            return cost.tail(index, sizes[j] - sizes[i], (upto[j] - upto[i]) / total)
+
+        ends = np.array([words]) if index == clusters - 1 else np.arange(index + 1, words + 1)
+        best, start = next_cluster(best, tail, index, ends)
+        chosen.append(start)
+    cutoffs, end = [], words
+    for start in reversed(chosen):
+        end = int(start[end])
+        cutoffs.append(end)
+    return cutoffs[::-1]
+
+
+def next_cluster(best: np.ndarray, tail, first: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each j of `ends`, the least best[i] + tail(i, j) over first <= i < j, and the first i that gives it.
+
+    Both come as [N + 1] arrays, of which the other entries mean nothing. The halves of all intervals of one depth are
+    handled in one go, as arrays.
+    """
+    least, start = np.full(len(best), np.inf), np.zeros(len(best), dtype=np.int64)
+    # Intervals of `ends`, from `low` up to but without `high`, whose i lies between `left` and `right`.
+    low, high = np.array([0]), np.array([len(ends)])
+    left, right = np.array([first]), np.array([len(best) - 1])
+    while len(low):
+        middle = (low + high) // 2
+        j = ends[middle]
+        counts = np.minimum(right, j - 1) - left + 1
+        offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        i = np.arange(counts.sum()) + np.repeat(left - offsets, counts)
+        values = best[i] + tail(i, np.repeat(j, counts))
+        minima = np.minimum.reduceat(values, offsets)
+        hits = np.flatnonzero(values == np.repeat(minima, counts))
+        at = i[hits[np.searchsorted(hits, offsets)]]
+        least[j], start[j] = minima, at
+        low, high = np.concatenate([low, middle + 1]), np.concatenate([middle, high])
+        left, right = np.concatenate([left, at]), np.concatenate([at, right])
+        kept = low < high
+        low, high, left, right = low[kept], high[kept], left[kept], right[kept]
+    return least, start
+
+
+def total_cost(counts: np.ndarray, cutoffs: list[int], cost: Cost) -> float:
+    """What a layer with these cutoffs costs, in the model's unit. counts [N], descending."""
+    borders = [0, *cutoffs, len(counts)]
+    total = counts.sum(dtype=np.float64) or 1.0
+    shares = [counts[low:high].sum(dtype=np.float64) / total for low, high in pairwise(borders)]
+    result = cost.head(np.float64(borders[1]), shares[0], len(shares))
+    for index in range(1, len(shares)):
+        result += cost.tail(index, np.float64(borders[index + 1] - borders[index]), shares[index])
+    return float(result)
+
+
+def read_counts(path: Path, clusters: int) -> np.ndarray:
+    """Counts [N], descending, from a file with one a line, in any order. Raises InputError that names the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+    counts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            count = int(line)
+        except ValueError:
+            shown = repr(line) if line.strip() else "empty"
+            raise InputError(f"{path}, line {number} is {shown}: a count is a whole number, 0 or more") from None
+        if count < 0:
+            raise InputError(f"{path}, line {number} is {count}: a count must not be negative")
+        counts.append(count)
+    if len(counts) < clusters:
+        raise InputError(f"{path} ends at line {len(counts)}: {clusters} clusters need at least {clusters} counts")
+    return np.sort(np.array(counts, dtype=np.float64))[::-1]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m nas.cutoffs",
+        description="The cutoffs of an adaptive softmax that cost least.",
+        epilog="plain counts cluster size times share of the words; layer predicts the time of the layer as built here",
+    )
+    parser.add_argument("counts", metavar="COUNTS.txt", type=Path, help="how often each word occurs, one count a line")
+    parser.add_argument("--clusters", type=int, default=3, help="clusters, the head among them (default 3)")
+    parser.add_argument("--cost", choices=["plain", "layer"], default="plain", help="cost model (default plain)")
+    parser.add_argument("--d-model", type=int, default=128, help="layer: width of the hidden states (default 128)")
+    parser.add_argument("--division", type=int, default=1, help="layer: as model.division (default 1)")
+    parser.add_argument("--measure", action="store_true", help="layer: with constants measured now, on one thread")
+    arguments = parser.parse_args()
+    for name in ("clusters", "d_model", "division"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be at least 1")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    counts = read_counts(arguments.counts, arguments.clusters)
+    cost = PlainCost() if arguments.cost == "plain" else LayerCost(arguments.d_model, arguments.division)
+    if arguments.measure and arguments.cost == "layer":
+        from nas.latency import measure_output_layer
+
+        cost = replace(cost, **measure_output_layer(arguments.d_model))
+        print(f"measured, in ns: {cost}")
+    started = time.perf_counter()
+    cutoffs = optimal_cutoffs(counts, arguments.clusters, cost)
+    seconds = time.perf_counter() - started
+    borders, total = [0, *cutoffs, len(counts)], counts.sum() or 1.0
+    print(f"{len(counts):,} words, {total:,.0f} counted; found in {seconds:.2f} s")
+    for index, (low, high) in enumerate(pairwise(borders)):
+        name = "head" if index == 0 else f"tail {index}"
+        print(f"{name:>7}: {high - low:>11,} words, {counts[low:high].sum() / total:7.2%} of the text")
+    print(f"cost, {cost.unit}: {total_cost(counts, cutoffs, cost):,.1f}; uncut {total_cost(counts, [], cost):,.1f}")
+    print(f"cutoffs: {cutoffs}")
+
+
+if __name__ == "__main__":
+    run_command(main)

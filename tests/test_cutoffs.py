@@ -1,0 +1,124 @@
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nas.cutoffs import LayerCost, PlainCost, optimal_cutoffs, total_cost
+from tests import reference
+
+ROOT = Path(__file__).parents[1]
+COSTS = [PlainCost(), LayerCost(), LayerCost(division=4), LayerCost(per_product=0.0, per_row=0.0)]
+
+
+def descending(values) -> np.ndarray:
+    return np.sort(np.asarray(values, dtype=np.float64))[::-1]
+
+
+def adversarial(words: int) -> dict[str, np.ndarray]:
+    """Counts on which a search that goes astray is likely to: ties, plateaus, jumps, and weights of all sizes."""
+    rank = np.arange(1, words + 1)
+    return {
+        "all equal": np.ones(words),
+        "never seen": np.zeros(words),
+        "one word": descending([1e9] + [0] * (words - 1)),
+        "one giant": descending([1e9] + [1] * (words - 1)),
+        "zipf": np.floor(1e6 / rank),
+        "geometric": np.floor(2.0 ** (40 - rank * 40 / words)),
+        "linear": (words - rank + 1).astype(float),
+        "plateaus": np.repeat(descending([10**k for k in range(8)]), -(-words // 8))[:words],
+        "half unseen": np.where(rank <= words // 2, 7.0, 0.0),
+    }
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-division", "layer-no-floor"])
+@pytest.mark.parametrize("clusters", [1, 2, 3, 4])
+def test_every_choice_of_cutoffs_costs_at_least_as_much(clusters, cost):
+    """Truly all choices, on few words."""
+    source = np.random.default_rng(clusters)
+    for highest, words in itertools.product([1, 3, 50, 10**6], [clusters, clusters + 1, 11]):
+        counts = descending(source.integers(0, highest + 1, words))
+        found = optimal_cutoffs(counts, clusters, cost)
+        costs = {
+            cutoffs: total_cost(counts, list(cutoffs), cost)
+            for cutoffs in itertools.combinations(range(1, words), clusters - 1)
+        }
+        assert costs[tuple(found)] == pytest.approx(min(costs.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-division", "layer-no-floor"])
+@pytest.mark.parametrize("words", [5, 64, 399, 400])
+def test_divide_and_conquer_finds_what_brute_force_finds(words, cost):
+    source = np.random.default_rng(words)
+    random = {
+        "random": descending(source.integers(0, 1000, words)),
+        "few values": descending(source.integers(0, 3, words)),
+        "heavy": descending(np.floor(source.pareto(0.3, words))),
+    }
+    for name, counts in {**random, **adversarial(words)}.items():
+        for clusters in (2, 3, 5):
+            found = optimal_cutoffs(counts, clusters, cost)
+            assert [0, *found, words] == sorted({0, *found, words}), name
+            least = reference.cheapest_cutoffs(counts, clusters, cost)
+            assert total_cost(counts, found, cost) == pytest.approx(least, rel=1e-12), name
+
+
+def test_the_plain_cost_is_size_times_share():
+    counts = np.array([5.0, 3.0, 1.0, 1.0])
+    assert total_cost(counts, [1, 2], PlainCost()) == pytest.approx(1 * 0.5 + 1 * 0.3 + 2 * 0.2)
+
+
+def test_the_layer_cost_charges_head_tails_projections_and_products():
+    cost = LayerCost(d_model=8, division=2, tokens=10, per_multiply_add=1, per_logit=3, per_row=5, per_product=70)
+    counts = np.array([6.0, 2.0, 1.0, 1.0])
+    head = (1 + 2) * (8 + 3) + 7  # the head's word and an entry for each tail, for every token
+    first = 0.2 * (1 * (4 + 3) + 5 + 8 * 4) + 14  # two products: onto width 4, and onto the logits
+    second = 0.2 * (2 * (2 + 3) + 5 + 8 * 2) + 14
+    assert total_cost(counts, [1, 2], cost) == pytest.approx(head + first + second)
+
+
+def test_fewer_words_than_clusters():
+    with pytest.raises(ValueError, match="3 clusters need as many words, got 2"):
+        optimal_cutoffs(np.array([2.0, 1.0]), 3, PlainCost())
+
+
+# --- the command
+
+
+def call(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "nas.cutoffs", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("cost", ["plain", "layer"])
+def test_the_command_takes_counts_in_any_order(tmp_path, cost):
+    counts = np.floor(1e6 / np.arange(1, 301)).astype(int)
+    path = tmp_path / "counts.txt"
+    path.write_text("\n".join(map(str, np.random.default_rng(0).permutation(counts))))
+    done = call(path, "--clusters", 4, "--cost", cost)
+    model = PlainCost() if cost == "plain" else LayerCost()
+    expected = optimal_cutoffs(descending(counts), 4, model)
+    assert done.stdout.splitlines()[-1] == f"cutoffs: {expected}"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5\n3\n-2\n", "line 3 is -2: a count must not be negative"),
+        ("5\nthree\n2\n", "line 2 is 'three': a count is a whole number"),
+        ("5\n2.5\n2\n", "line 2 is '2.5': a count is a whole number"),
+        ("5\n\n2\n", "line 2 is empty: a count is a whole number"),
+        ("5\n2\n", "ends at line 2: 3 clusters need at least 3 counts"),
+        ("", "ends at line 0: 3 clusters need at least 3 counts"),
+    ],
+)
+def test_bad_counts_are_named_by_line(tmp_path, text, message):
+    path = tmp_path / "counts.txt"
+    path.write_text(text)
+    done = call(path, "--clusters", 3)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {path}") and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
