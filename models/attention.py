@@ -38,9 +38,12 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def causal_mask(length: int, keys: int, device=None) -> Tensor:
-    """Boolean [L, K], true where key j lies in the future of query i: j > M + i. Cached: not to be changed."""
-    return torch.ones(length, keys, dtype=torch.bool, device=device).triu(keys - length + 1)
+def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
+    """To be added to scores [L, K]: -inf where key j lies in the future of query i, j > M + i, and 0 elsewhere.
+
+    Cached: not to be changed.
+    """
+    return torch.full((length, keys), float("-inf"), dtype=dtype, device=device).triu(keys - length + 1)
 
 
 class RelativeAttentionFunction(torch.autograd.Function):
@@ -56,17 +59,18 @@ class RelativeAttentionFunction(torch.autograd.Function):
         batch, length, model = query.shape
         keys, (heads, width) = key_value.shape[1], content_bias.shape
         rows = heads * batch
-        scaled = (query * width**-0.5).view(batch, length, heads, width).permute(2, 0, 1, 3)
-        content_query = add_bias(scaled, content_bias * width**-0.5).view(rows, length, width)
-        position_query = add_bias(scaled, position_bias * width**-0.5).view(heads, batch * length, width)
+        query = query.view(batch, length, heads, width).permute(2, 0, 1, 3)
+        content_query = add_bias(query, content_bias).view(rows, length, width)
+        position_query = add_bias(query, position_bias).view(heads, batch * length, width)
         by_head = key_value.view(batch, keys, heads, 2, width).permute(3, 2, 0, 1, 4).contiguous()
         key, value = by_head.view(2, rows, keys, width)
         position = position.view(keys, heads, width).transpose(0, 1)
 
-        scores = torch.bmm(content_query, key.transpose(1, 2))
+        scale = width**-0.5
         by_distance = torch.bmm(position_query, position.transpose(1, 2)).view(rows, length, keys)
-        scores += relative_shift(by_distance)
-        scores[:, :, keys - length :].masked_fill_(causal_mask(length, length, scores.device), float("-inf"))
+        shifted = relative_shift(by_distance)
+        scores = torch.baddbmm(shifted, content_query, key.transpose(1, 2), beta=scale, alpha=scale)
+        scores[:, :, keys - length :] += causal_mask(length, length, scores.dtype, scores.device)
         weights = torch.softmax(scores, dim=-1, out=scores)
         mixed = torch.bmm(weights, value)
         ctx.save_for_backward(content_query, position_query, key, value, position, weights, mixed)
@@ -80,30 +84,30 @@ class RelativeAttentionFunction(torch.autograd.Function):
         batch, length, model = gradient.shape
         gradient = gradient.view(batch, length, heads, width).permute(2, 0, 1, 3).reshape(rows, length, width)
 
-        # The gradient of a softmax, weights * (g - sum of weights * g); the sum over keys is gradient . mixed.
-        scores = torch.bmm(gradient, value.transpose(1, 2))
-        scores -= (gradient * mixed).sum(dim=-1, keepdim=True)
+        # The gradient of a softmax, weights * (g - sum of weights * g), where the sum over keys is gradient . mixed;
+        # and of the scale of the scores.
+        mean, scale = (gradient * mixed).sum(dim=-1, keepdim=True).expand(rows, length, keys), width**-0.5
+        centred = torch.baddbmm(mean, gradient, value.transpose(1, 2), beta=-scale, alpha=scale)
         # Written behind L zeros, so that the same storage read in rows of K + 1, less their first column, is the
         # gradient by distance: the shift backwards. (What it reads across a row's end is future, and so is zero.)
         storage = gradient.new_empty(rows, length * (keys + 1))
         storage[:, :length] = 0
         by_key = storage[:, length:].view(rows, length, keys)
         by_distance = storage.view(heads, batch * length, keys + 1)[:, :, 1:]
-        torch.mul(scores, weights, out=by_key)
+        torch.mul(centred, weights, out=by_key)
 
         by_head = gradient.new_empty(2, rows, keys, width)
         torch.bmm(by_key.transpose(1, 2), content_query, out=by_head[0])
         torch.bmm(weights.transpose(1, 2), gradient, out=by_head[1])
         to_content = torch.bmm(by_key, key).view(heads, batch * length, width)
         to_position = torch.bmm(by_distance, position)
-        scale = width**-0.5
         return (
-            (to_content + to_position).mul_(scale).view(heads, batch, length, width).permute(1, 2, 0, 3)
+            (to_content + to_position).view(heads, batch, length, width).permute(1, 2, 0, 3)
             .reshape(batch, length, model),
             by_head.view(2, heads, batch, keys, width).permute(2, 3, 1, 0, 4).reshape(batch, keys, 2 * model),
             torch.bmm(by_distance.transpose(1, 2), position_query).transpose(0, 1).reshape(keys, model),
-            to_content.sum(dim=1) * scale,
-            to_position.sum(dim=1) * scale,
+            to_content.sum(dim=1),
+            to_position.sum(dim=1),
         )  # fmt: skip
 
 

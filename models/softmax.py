@@ -11,31 +11,42 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
-class LinearNLLFunction(torch.autograd.Function):
-    """linear_nll in one buffer of logits, which the backward pass goes on using.
+def normalise(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(nll [N], difference [N, V] in the storage of logits, total [N, 1]) of logits [N, V] and targets [N].
 
-    With e = exp(logit - largest) and s = sum of e, the gradient of a row's logits is g (e / s - one_hot(target)), g
-    the gradient of its nll. So e - s one_hot is kept, and the factor g / s is put on what a row is multiplied with.
+    With e = exp(logit - largest) and total = sum of e, the gradient of a row's logits is g (e / total - one_hot), g
+    the gradient of its nll. The difference is e - total * one_hot: gradients() puts the factor g / total elsewhere.
     """
+    index, largest = targets[:, None], logits.amax(dim=1, keepdim=True)
+    target_logit = logits.gather(1, index)
+    exponentials = logits.sub_(largest).exp_()
+    total = exponentials.sum(dim=1, keepdim=True)
+    nll = (total.log() + largest - target_logit).squeeze(1)
+    return nll, exponentials.scatter_add_(1, index, -total), total
+
+
+def gradients(
+    hidden: Tensor, weight: Tensor, difference: Tensor, total: Tensor, gradient: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden [N, D], weight [V, D] (into `out`, if given) and bias [V], from that of the nll [N]."""
+    factor = gradient[:, None] / total
+    to_weight = torch.mm(difference.t(), hidden * factor, out=out)
+    return (difference @ weight).mul_(factor), to_weight, (factor.t() @ difference).squeeze(0)
+
+
+class LinearNLLFunction(torch.autograd.Function):
+    """linear_nll in one buffer of logits, which the backward pass goes on using."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets):
-        logits, index = (hidden @ weight.t()).add_(bias), targets[:, None]
-        largest, target_logit = logits.amax(dim=1, keepdim=True), logits.gather(1, index)
-        exponentials = logits.sub_(largest).exp_()
-        total = exponentials.sum(dim=1, keepdim=True)
-        if any(ctx.needs_input_grad):
-            exponentials.scatter_add_(1, index, -total)
-            ctx.save_for_backward(hidden, weight, exponentials, total)
-        return (total.log() + largest - target_logit).squeeze(1)
+        nll, difference, total = normalise((hidden @ weight.t()).add_(bias), targets)
+        ctx.save_for_backward(hidden, weight, difference, total)
+        return nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        hidden, weight, difference, total = ctx.saved_tensors
-        factor = gradient[:, None] / total
-        to_weight = difference.t() @ (hidden * factor)
-        return (difference @ weight).mul_(factor), to_weight, (factor.t() @ difference).squeeze(0), None
+        return *gradients(*ctx.saved_tensors, gradient), None
 
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -46,6 +57,68 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
     return LinearNLLFunction.apply(hidden, weight, bias, targets)
 
 
+class ClusteredNLLFunction(torch.autograd.Function):
+    """clustered_nll; every cluster writes its part of the table's gradient into one buffer."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, clusters, bias, targets, borders):
+        sizes = [high - low for low, high in pairwise(borders)]
+        tables = list(weight.split(sizes))
+        tables[0] = torch.cat([tables[0], clusters])
+        head_targets, tails = by_cluster(targets, borders)
+        nll, saved = None, []
+        for table, offset, (rows, labels) in zip(
+            tables, bias.split([len(table) for table in tables]), [(None, head_targets), *tails], strict=True
+        ):
+            inside = hidden if rows is None else hidden.index_select(0, rows)
+            part, difference, total = normalise((inside @ table.t()).add_(offset), labels)
+            nll = part if rows is None else nll.index_add_(0, rows, part)
+            saved += [rows, inside, table, difference, total]
+        ctx.save_for_backward(*saved)
+        ctx.borders = borders
+        return nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        saved, borders = ctx.saved_tensors, ctx.borders
+        to_weight, to_bias = gradient.new_empty(borders[-1], saved[1].shape[1]), []
+        _, *head = saved[:5]
+        to_hidden, to_head, offset = gradients(*head, gradient)
+        to_weight[: borders[1]] = to_head[: borders[1]]
+        to_bias.append(offset)
+        for i in range(1, len(borders) - 1):
+            rows, *tail = saved[5 * i : 5 * i + 5]
+            out = to_weight[borders[i] : borders[i + 1]]
+            to_inside, _, offset = gradients(*tail, gradient.index_select(0, rows), out=out)
+            to_hidden.index_add_(0, rows, to_inside)
+            to_bias.append(offset)
+        return to_hidden, to_weight, to_head[borders[1] :], torch.cat(to_bias), None, None
+
+
+def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Targets [N] as labels of the head [N], in which cluster i has the label borders[1] + i - 1, and for each tail
+    the positions of its targets, with their labels in that tail."""
+    head_targets, tails = targets.clamp_max(borders[1] - 1), []
+    for i in range(1, len(borders) - 1):
+        inside = (targets >= borders[i]) & (targets < borders[i + 1])
+        head_targets = head_targets.masked_fill(inside, borders[1] + i - 1)
+        rows = inside.nonzero().squeeze(1)
+        tails.append((rows, targets.index_select(0, rows) - borders[i]))
+    return head_targets, tails
+
+
+def clustered_nll(
+    hidden: Tensor, weight: Tensor, clusters: Tensor, bias: Tensor, targets: Tensor, borders: list[int]
+) -> Tensor:
+    """nll [N] under an adaptive softmax whose K clusters, borders 0 to V, are consecutive rows of one table.
+
+    hidden [N, D], weight [V, D], clusters [K-1, D] (the head's entries for the tails), bias [V + K - 1] (the head's
+    with those entries, then each tail's), targets [N]. Differentiable once.
+    """
+    return ClusteredNLLFunction.apply(hidden, weight, clusters, bias, targets, borders)
+
+
 class FullSoftmax(nn.Module):
     """nll of every target under softmax(W h + b). `weight` [V, D] ties the layer to an embedding."""
 
@@ -54,9 +127,9 @@ class FullSoftmax(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """hidden [N, D], targets [N] -> nll [N], in nats"""
-        return linear_nll(hidden, self.weight, self.bias, targets)
+    def forward(self, hidden: Tensor, targets: Tensor, tied: Tensor | None = None) -> Tensor:
+        """hidden [N, D], targets [N] -> nll [N], in nats; `tied`: the table to use in place of `weight`."""
+        return linear_nll(hidden, self.weight if tied is None else tied, self.bias, targets)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """hidden [N, D] -> log-probabilities of every token [N, V]"""
@@ -109,7 +182,6 @@ class AdaptiveSoftmax(nn.Module):
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of the head, then of each tail."""
-        # One split, not one slice per cluster: a slice's backward pass allocates a gradient for the whole table.
         tables = list(self.tables or self.weight.split(self.sizes))
         tables[0] = torch.cat([tables[0], self.clusters])
         biases = self.bias.split([self.sizes[0] + len(self.clusters), *self.sizes[1:]])
@@ -120,20 +192,16 @@ class AdaptiveSoftmax(nn.Module):
         projection = self.projections[index]
         return hidden if projection is None else projection(hidden)
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """hidden [N, D], targets [N] -> nll [N], in nats"""
-        head, *tails = self.layers()
-        head_targets, found = targets.clamp_max(self.sizes[0] - 1), []
-        for i, layer in enumerate(tails, start=1):
-            inside = (targets >= self.borders[i]) & (targets < self.borders[i + 1])
-            head_targets = head_targets.masked_fill(inside, self.sizes[0] + i - 1)
-            rows = inside.nonzero().squeeze(1)
-            if rows.numel():
-                tail_hidden = self.project(hidden.index_select(0, rows), i)
-                found.append((rows, linear_nll(tail_hidden, *layer, targets.index_select(0, rows) - self.borders[i])))
+    def forward(self, hidden: Tensor, targets: Tensor, tied: Tensor | None = None) -> Tensor:
+        """hidden [N, D], targets [N] -> nll [N], in nats; `tied`: the table to use in place of `weight`."""
+        if self.tables is None:
+            weight = self.weight if tied is None else tied
+            return clustered_nll(hidden, weight, self.clusters, self.bias, targets, self.borders)
+        (head_targets, tails), (head, *layers) = by_cluster(targets, self.borders), self.layers()
         nll = linear_nll(hidden, *head, head_targets)
-        for rows, tail_nll in found:
-            nll = nll.index_add(0, rows, tail_nll)
+        for i, (layer, (rows, labels)) in enumerate(zip(layers, tails, strict=True), start=1):
+            inside = self.project(hidden.index_select(0, rows), i)
+            nll = nll.index_add(0, rows, linear_nll(inside, *layer, labels))
         return nll
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:

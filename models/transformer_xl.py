@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from models.attention import sinusoids
@@ -16,20 +17,39 @@ from models.softmax import AdaptiveSoftmax, FullSoftmax
 Memories = list[Tensor | None]
 
 
-class Embedding(nn.Module):
-    """Token embedding times sqrt(D): a table small enough for a tied output layer then gives inputs of size 1.
+class EmbeddingFunction(torch.autograd.Function):
+    """Rows of a table, and the table itself for a tied output layer: so that the table's two gradients meet here.
 
-    Where the table is tied, its gradient from here is sparse: autograd adds it to the output layer's, which is dense.
+    Left to autograd, the embedding's gradient would be a second table, nearly all zeros, to be filled and added.
     """
 
-    def __init__(self, vocab_size: int, d_model: int, tied: bool):
+    @staticmethod
+    def forward(ctx, table, tokens):
+        ctx.save_for_backward(tokens)
+        ctx.shape = table.shape
+        ctx.set_materialize_grads(False)
+        return F.embedding(tokens, table), table.view_as(table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, to_rows, to_table):
+        (tokens,) = ctx.saved_tensors
+        if to_table is None:  # no tied output layer
+            to_table = to_rows.new_zeros(ctx.shape)
+        return to_table.index_add_(0, tokens.flatten(), to_rows.flatten(0, 1)), None
+
+
+class Embedding(nn.Module):
+    """Token embedding times sqrt(D): a table small enough for a tied output layer then gives inputs of size 1."""
+
+    def __init__(self, vocab_size: int, d_model: int):
         super().__init__()
-        self.tied = tied
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, L] -> [B, L, D]"""
-        return F.embedding(tokens, self.weight, sparse=self.tied) * self.weight.shape[1] ** 0.5
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens [B, L] -> [B, L, D], and the table [V, D], which a tied output layer must use."""
+        rows, table = EmbeddingFunction.apply(self.weight, tokens)
+        return rows * self.weight.shape[1] ** 0.5, table
 
 
 class Block(nn.Module):
@@ -64,6 +84,7 @@ class TransformerXL(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(sizes.d_model) if sizes.norm == "pre" else nn.Identity()
         self.head = head
+        self.tied = getattr(head, "weight", None) is embedding.weight
         self.dropout = nn.Dropout(sizes.dropout)
         initialise(self)
 
@@ -76,7 +97,8 @@ class TransformerXL(nn.Module):
         memory_length long; a block that never looks back gets None.
         """
         memories = memories or [None] * len(self.blocks)
-        x = self.dropout(self.embedding(tokens))
+        embedded, table = self.embedding(tokens)
+        x = self.dropout(embedded)
         longest = max((memory.shape[1] for memory in memories if memory is not None), default=0)
         positions = sinusoids(longest + tokens.shape[1], self.d_model, x.dtype, x.device)
         extended = []
@@ -84,7 +106,7 @@ class TransformerXL(nn.Module):
             extended.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)
             x = block(x, memory, positions)
         hidden = self.dropout(self.final_norm(x))
-        nll = self.head(hidden.flatten(0, 1), targets.flatten())
+        nll = self.head(hidden.flatten(0, 1), targets.flatten(), table if self.tied else None)
         return nll.view(targets.shape), extended
 
 
@@ -116,7 +138,7 @@ def build_backbone(
     division: int = 1,
 ) -> TransformerXL:
     """Compose a TransformerXL around the given blocks."""
-    embedding = Embedding(vocab_size, sizes.d_model, tie_embeddings)
+    embedding = Embedding(vocab_size, sizes.d_model)
     tied = embedding.weight if tie_embeddings else None
     head = build_output(sizes.d_model, vocab_size, list(cutoffs), division, tied)
     return TransformerXL(embedding, blocks, head, sizes)

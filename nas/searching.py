@@ -78,7 +78,8 @@ class Search:
     # --- one step
 
     def step(self, step: int) -> tuple[float | None, int]:
-        self.supernet.train()
+        if not self.supernet.training:
+            self.supernet.train()
         self.temperature = self.temperature_of(step)
         if not self.logits_learn(step):
             return self.weights_step(step, self.stream.next())

@@ -5,11 +5,40 @@ Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operatio
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from models.operations import OPERATIONS, Sizes
 from models.transformer_xl import Memories, build_backbone
 
-Choice = list[tuple[int, Tensor | float]]  # (operation, its weight), for the operations that a block is to run
+Choice = tuple[list[int], Tensor | None]  # the operations that a block is to run, and their weights (None: 1)
+
+
+class MixFunction(torch.autograd.Function):
+    """x + sum of weights[i] * branches[i], in one pass over each branch, forward and backward.
+
+    x [B, L, D], weights [O], branches [B, L, D] each, or a scalar where one adds nothing. Differentiable once.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weights, *branches):
+        ctx.values = weights.tolist()
+        ctx.save_for_backward(*branches)
+        total = x.clone()
+        for value, branch in zip(ctx.values, branches, strict=True):
+            if branch.ndim:
+                total.add_(branch, alpha=value)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        flat, nothing = gradient.flatten(), gradient.new_zeros(())
+        branches = ctx.saved_tensors
+        to_weights = [flat.dot(branch.flatten()) if branch.ndim else nothing for branch in branches]
+        to_branches = [
+            gradient * value if branch.ndim else nothing for value, branch in zip(ctx.values, branches, strict=True)
+        ]
+        return gradient, torch.stack(to_weights), *to_branches
 
 
 class StochasticBlock(nn.Module):
@@ -27,11 +56,9 @@ class StochasticBlock(nn.Module):
     def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
         if self.choice is None:
             raise RuntimeError("choose first: SuperNet.mix() or SuperNet.take()")
-        total = x
-        for index, weight in self.choice:
-            branch = self.candidates[index](x, memory, positions)
-            total = total + (branch if isinstance(weight, float) else weight * branch)
-        return total
+        chosen, weights = self.choice
+        branches = [self.candidates[index](x, memory, positions) for index in chosen]
+        return sum(branches, start=x) if weights is None else MixFunction.apply(x, weights, *branches)
 
 
 class SuperNet(nn.Module):
@@ -58,13 +85,13 @@ class SuperNet(nn.Module):
     def mix(self, weights: Tensor) -> None:
         """Run all candidates, weighted by a relaxed sample [N, O]."""
         for block, row in zip(self.backbone.blocks, weights, strict=True):
-            block.choice = list(enumerate(row))
+            block.choice = list(range(len(row))), row
 
     def take(self, path: list[int], gates: list[Tensor] | None = None) -> None:
         """Run one operation per block, with a gate on its branch where logits learn straight through."""
-        gates = gates or [1.0] * len(path)
+        gates = gates or [None] * len(path)
         for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
-            block.choice = [(index, gate)]
+            block.choice = [index], None if gate is None else gate[None]
 
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int

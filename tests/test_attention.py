@@ -38,7 +38,7 @@ def slow_attention(query, key_value, position, content_bias, position_bias):
 @pytest.mark.parametrize(("length", "keys"), [(1, 1), (1, 6), (4, 4), (5, 8), (3, 20)])
 def test_relative_shift_equals_the_double_loop(length, keys):
     scores = torch.randn(2, 3, length, keys, dtype=torch.float64)
-    past = ~causal_mask(length, keys)
+    past = causal_mask(length, keys, torch.float64) == 0
     shifted = relative_shift(scores)
     torch.testing.assert_close(shifted * past, reference.relative_shift(scores) * past, rtol=0, atol=0)
 

@@ -80,7 +80,7 @@ def test_evaluation_follows_the_likeliest_path_without_noise(small_config, tmp_p
         phase.supernet.logits[:, 1] += 1
     first, second = phase.evaluate(None, 0), phase.evaluate(None, 0)
     assert first == second
-    assert [block.choice for block in phase.supernet.backbone.blocks] == [[(1, 1.0)]] * 3
+    assert [block.choice for block in phase.supernet.backbone.blocks] == [([1], None)] * 3
 
 
 def test_a_price_on_flops_is_the_exact_gradient_of_the_expected_cost(small_config):
@@ -201,7 +201,7 @@ def test_the_relaxed_samples_use_the_temperature(small_config):
             phase = make_search(small_config(*more))
             phase.temperature = temperature
             phase.draw(phase.supernet.logits)
-            weight = phase.supernet.backbone.blocks[0].choice[0][1]
+            weight = phase.supernet.backbone.blocks[0].choice[1][0]
             (gradient,) = torch.autograd.grad(weight, phase.supernet.logits)
             weights.append((weight.item(), gradient.abs().max().item()))
         assert weights[0] != weights[1]

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from models.attention import sinusoids
 from models.operations import Sizes
 from nas import gumbel
 from nas.supernet import SuperNet
@@ -29,14 +30,28 @@ def loss_along(supernet, path, gates=None):
     return supernet(*batch(), None, 4)[0].mean()
 
 
-def test_soft_mixture_is_the_weighted_sum_of_the_candidates_outputs():
+def test_soft_mixture_and_its_gradients_are_those_of_the_weighted_sum_of_the_candidates_outputs():
     block = small_supernet().backbone.blocks[0]
-    x, positions = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
-    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    block.choice = list(enumerate(weights))
+    x, positions = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True), sinusoids(5, 8, torch.float64)
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    block.choice = [0, 1, 2], weights
     outputs = [x + candidate(x, None, positions) for candidate in block.candidates]
-    expected = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
-    torch.testing.assert_close(block(x, None, positions), expected)
+    expected, found = (
+        sum(weight * output for weight, output in zip(weights, outputs, strict=True)),
+        block(x, None, positions),
+    )
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(expected)
+    inputs = [x, *block.parameters()]
+    for a, b in zip(
+        *(torch.autograd.grad((y * direction).sum(), inputs, retain_graph=True) for y in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    # The term in x that all candidates share is in the weighted sum of outputs, but in no branch: with weights that add
+    # up to 1 it is the same constant in every weight's gradient.
+    (slow,) = torch.autograd.grad((expected * direction).sum(), weights)
+    (fast,) = torch.autograd.grad((found * direction).sum(), weights)
+    torch.testing.assert_close(fast, slow - (x * direction).sum())
 
 
 def test_a_taken_path_runs_only_its_operations_and_equals_the_fixed_model():
