@@ -1,15 +1,17 @@
 """How fast the network trains and is evaluated on this CPU: `python experiments/bench/throughput.py [--threads 1]`.
 
-Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout switched off that training has, vocabulary 12,000 with
-cutoffs 250 and 2,500, tokens drawn by a Zipf law whose clusters are about as heavy as WikiText-2's. Everything runs in
-one process through the classes that the commands use. The configurations take turns for a few rounds, each round with
-its own measurement of the peak, and the figures are medians over rounds: ratios within a run, since machines differ.
+Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout, vocabulary 12,000 with cutoffs 250 and 2,500, tied to the
+embedding (--division 4: tails of width 32 and 8 and no tie, as in the TensorFlow implementation), tokens drawn by a
+Zipf law whose clusters are about as heavy as WikiText-2's. Everything runs in one process, through the classes that the
+commands use. The configurations take turns for a few rounds, each round with its own measurement of the peak, and the
+figures are medians over rounds: ratios within one run, since machines differ.
 
 - peak_gflops: the fastest of the model's own matrix products (forward, and both gradients, of its projections, dense
   blocks, and output layer), fp32.
 - search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
-  does. search_hard: the defaults, that is, four steps of five train the weights along one path drawn from uniform pi,
-  the fifth evaluates four paths without gradients for the logits. retrain_*: a fixed pattern.
+  does. search_hard: the defaults, that is, four steps of five train the weights along one path, the fifth evaluates
+  four paths without gradients for the logits; every path has each operation equally often, in random places, so that
+  each step costs what uniform pi costs on average. retrain_*: a fixed pattern.
 - flops_per_token: matrix products alone, a multiply-add is two. A forward pass takes, per token (D width, F inner width
   of a dense block, L segment, M memory, B batch, K = L + M; nas/latency.py adds them up)
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
@@ -18,7 +20,7 @@ its own measurement of the peak, and the figures are medians over rounds: ratios
   candidates in soft search, through their mean in hard search, whose logits steps take 4 forward passes; evaluation 1.
 - utilisation: flops_per_token * tokens_per_s / peak of the same round.
 - peak_mb: the most memory that the process had while that configuration alone was alive, PyTorch included (Linux only).
-- hard_over_soft_step: time of a hard step / time of a soft step at 32/16, over equally many tokens.
+- hard_over_soft_step: time of a hard step / time of a soft step at 32/16, the logits' steps included.
 - position_overhead_192: an attention block's forward and backward pass at 192/192, over the same without the position
   term (its projection, its product, its shift).
 - depth_growth_6_to_24: hard step at 24 blocks / at 6 blocks; depth_linearity: the same at 24 blocks / what a straight
@@ -49,6 +51,14 @@ PATTERNS = {
 NAMES = ["search_soft", "search_hard", *PATTERNS, "evaluate"]
 
 
+def balanced_path(logits, generator) -> list[int]:
+    """In place of nas.gumbel.sample_path: each operation equally often, in random places."""
+    import torch
+
+    blocks, operations = logits.shape
+    return (torch.randperm(blocks, generator=generator) % operations).tolist()
+
+
 class ZipfCorpus:
     """What the phases need of a corpus: tokens drawn independently, rank r with a probability of 1 / (r + 1)^1.07."""
 
@@ -70,11 +80,12 @@ class ZipfCorpus:
         return np.bincount(self.stream, minlength=VOCABULARY)
 
 
-def make_config(segment: int, blocks: int = 6, soft: bool = False):
+def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False):
     from nas.config import Config, ModelOptions, TrainOptions
 
     shape = SHAPES[segment]
-    config = Config(model=ModelOptions(blocks=blocks, cutoffs=CUTOFFS))
+    model = ModelOptions(blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, division=division, tie_embeddings=division == 1)
+    config = Config(model=model)
     config.train = TrainOptions(steps=10**6, batch_size=shape["batch"], segment=segment, memory=shape["memory"])
     config.evaluate.batch_size = shape["batch"]
     config.search.warmup_steps = 0
@@ -87,14 +98,14 @@ def make_config(segment: int, blocks: int = 6, soft: bool = False):
 class Workload:
     """A row of the table: rate() works for about so many seconds, and returns tokens/s."""
 
-    def __init__(self, name: str, segment: int, corpus: ZipfCorpus, blocks: int = 6):
+    def __init__(self, name: str, segment: int, corpus: ZipfCorpus, division: int, blocks: int = 6):
         from nas.assembly import build_fixed, build_supernet, model_sizes
         from nas.latency import FlopCosts
         from nas.retraining import Retraining
         from nas.searching import Search
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
-        self.config = make_config(segment, blocks, soft=name == "search_soft")
+        self.config = make_config(segment, division, blocks, soft=name == "search_soft")
         if name.startswith("search"):
             self.phase = Search(build_supernet(self.config, corpus), corpus, self.config)
             head = self.phase.supernet.backbone.head
@@ -162,7 +173,7 @@ def peak_rate(pairs: list[tuple], seconds: float = 0.1) -> float:
     return best
 
 
-def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus) -> float | None:
+def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus, division: int) -> float | None:
     """Highest resident memory of this process while a workload is built and run, in MB; None where Linux is not."""
     try:
         gc.collect()
@@ -170,9 +181,54 @@ def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus) -> float | None:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
     except (OSError, AttributeError):
         return None
-    Workload(name, segment, corpus).rate(0.5)
+    Workload(name, segment, corpus, division).rate(0.5)
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def without_position(query, key_value, position, content_bias, position_bias):
+    """relative_attention without its terms (b) and (d), made the same way: one buffer, backward pass by hand."""
+    import torch
+
+    from models.attention import add_bias, causal_mask
+
+    class ContentAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key_value, content_bias):
+            batch, length, model = query.shape
+            keys, (heads, width) = key_value.shape[1], content_bias.shape
+            rows = heads * batch
+            query = query.view(batch, length, heads, width).permute(2, 0, 1, 3)
+            query = add_bias(query, content_bias).view(rows, length, width)
+            by_head = key_value.view(batch, keys, heads, 2, width).permute(3, 2, 0, 1, 4).contiguous()
+            key, value = by_head.view(2, rows, keys, width)
+            scores = torch.bmm(query * width**-0.5, key.transpose(1, 2))
+            scores[:, :, keys - length :] += causal_mask(length, length)
+            weights = torch.softmax(scores, dim=-1, out=scores)
+            mixed = torch.bmm(weights, value)
+            ctx.save_for_backward(query, key, value, weights, mixed)
+            ctx.heads = heads
+            return mixed.view(heads, batch, length, width).permute(1, 2, 0, 3).reshape(batch, length, model)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            query, key, value, weights, mixed = ctx.saved_tensors
+            (rows, keys, width), heads, (batch, length, model) = key.shape, ctx.heads, gradient.shape
+            gradient = gradient.view(batch, length, heads, width).permute(2, 0, 1, 3).reshape(rows, length, width)
+            mean = (gradient * mixed).sum(dim=-1, keepdim=True).expand(rows, length, keys)
+            scale = width**-0.5
+            by_key = torch.baddbmm(mean, gradient, value.transpose(1, 2), beta=-scale, alpha=scale).mul_(weights)
+            by_head = gradient.new_empty(2, rows, keys, width)
+            torch.bmm(by_key.transpose(1, 2), query, out=by_head[0])
+            torch.bmm(weights.transpose(1, 2), gradient, out=by_head[1])
+            to_query = torch.bmm(by_key, key).view(heads, batch, length, width)
+            return (
+                to_query.permute(1, 2, 0, 3).reshape(batch, length, model),
+                by_head.view(2, heads, batch, keys, width).permute(2, 3, 1, 0, 4).reshape(batch, keys, 2 * model),
+                to_query.sum(dim=(1, 2)),
+            )
+
+    return ContentAttention.apply(query, key_value, content_bias)
 
 
 class AttentionBlock:
@@ -182,17 +238,18 @@ class AttentionBlock:
         import torch
 
         from models import attention
-        from models.attention import sinusoids
         from models.operations import Attention, Sizes
 
         shape = SHAPES[192]
         self.operation = Attention(Sizes(128, 4, 512, 0.0))
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
         self.memory = torch.randn(shape["batch"], shape["memory"], 128)
-        self.positions = sinusoids(192 + shape["memory"], 128)
+        self.positions = attention.sinusoids(192 + shape["memory"], 128)
         self.gradient = torch.randn_like(self.x)
-
-        self.core = attention.relative_attention if with_position else without_position
+        self.core = attention.relative_attention
+        if not with_position:
+            self.core = without_position
+            self.operation.attention.position = torch.nn.Identity()  # nor is anything projected
 
     def seconds(self, repeats: int = 20) -> float:
         from models import attention
@@ -206,26 +263,19 @@ class AttentionBlock:
         return taken
 
 
-def without_position(query, key, value, position, content_bias, position_bias):
-    """relative_attention without its terms (b) and (d)."""
-    from models.attention import causal_mask
-
-    scores = (query + content_bias[:, None]) @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-    scores = scores.masked_fill(causal_mask(query.shape[2], key.shape[2]), float("-inf"))
-    return scores.softmax(dim=-1) @ value
-
-
-def measure(threads: int, rounds: int, seconds: float) -> dict:
+def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     import torch
 
+    from nas import searching
     from nas.device import set_up
 
     set_up(seed=1, threads=threads)
+    searching.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
-    peaks_mb = {row: peak_memory_mb(*row, corpus) for row in rows}
-    workloads = {row: Workload(*row, corpus) for row in rows}
-    deep = {blocks: Workload("search_hard", 32, corpus, blocks) for blocks in (6, 12, 24)}
+    peaks_mb = {row: peak_memory_mb(*row, corpus, division) for row in rows}
+    workloads = {row: Workload(*row, corpus, division) for row in rows}
+    deep = {blocks: Workload("search_hard", 32, corpus, division, blocks) for blocks in (6, 12, 24)}
     attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
     pairs = products()
     found: dict = {}
@@ -255,6 +305,7 @@ def measure(threads: int, rounds: int, seconds: float) -> dict:
 
     result = {
         "threads": threads,
+        "division": division,
         "peak_gflops": round(statistics.median(found["peak"]) / 1e9, 1),
         "rows": [
             {
@@ -302,8 +353,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7, help="median over so many")
     parser.add_argument("--seconds", type=float, default=1.0, help="of work per measurement")
+    parser.add_argument(
+        "--division",
+        type=int,
+        default=1,
+        help="of the tails' widths; above 1 the output layer is not tied (4: as there)",
+    )
     arguments = parser.parse_args()
-    result = measure(arguments.threads, arguments.rounds, arguments.seconds)
+    result = measure(arguments.threads, arguments.rounds, arguments.seconds, arguments.division)
     report(result)
     print(json.dumps(result))
 
