@@ -49,7 +49,9 @@ class ModelOptions:
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
     blocks: int = option(6, "blocks of the SuperNet (a pattern file brings its own number)", minimum=1)
-    dropout: float = option(0.1, "dropout of embeddings, branches and dense blocks", minimum=0, below=1)
+    dropout: float = option(
+        0.0, "dropout of embeddings, branches and dense blocks; more for many passes over a text", minimum=0, below=1
+    )
     norm: str = option("pre", "where a block normalises", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
     cutoffs: Any = option(  # a list of whole numbers, or auto: check_cutoffs
@@ -67,12 +69,13 @@ class TrainOptions:
     batch_size: int = option(32, "rows, each a contiguous stretch of the corpus", minimum=1)
     segment: int = option(64, "tokens of a row per step", minimum=1)
     memory: int = option(64, "positions each block remembers", minimum=0)
-    lr: float = option(3e-3, "peak learning rate of the weights (AdamW)", above=0)
+    lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
     lr_final: float = option(
         0.0, "learning rate at the end of the cosine, as a share of the peak", minimum=0, maximum=1
     )
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
-    weight_decay: float = option(0.01, "AdamW weight decay of matrices", minimum=0)
+    weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
+    beta2: float = option(0.999, "AdamW memory of squared gradients: rare words need a long one", minimum=0, below=1)
     clip: float = option(1.0, "largest gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)

@@ -64,7 +64,7 @@ class WeightsOptimizer:
         for name, parameter in model.named_parameters():
             (decayed if is_matrix(name, parameter) else others).append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.99), fused=True)
+        self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
 
     @property
     def lr(self) -> float:

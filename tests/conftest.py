@@ -31,7 +31,7 @@ def small_content(source: Path, cache: Path) -> dict:
     """A configuration that trains in seconds, on text of the test's own making."""
     return {
         "data": {"source": str(source), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
-        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3},
+        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3, "dropout": 0.1},
         "train": {
             "steps": 24,
             "batch_size": 4,
@@ -41,6 +41,9 @@ def small_content(source: Path, cache: Path) -> dict:
             "evaluate_every": 8,
             "checkpoint_every": 5,
             "warmup_steps": 4,
+            "lr": 3e-3,
+            "weight_decay": 0.01,
+            "beta2": 0.99,
             "threads": 1,
         },
         "search": {"warmup_steps": 6},
