@@ -28,7 +28,7 @@ class EmbeddingFunction(torch.autograd.Function):
         ctx.save_for_backward(tokens)
         ctx.shape = table.shape
         ctx.set_materialize_grads(False)
-        return F.embedding(tokens, table), table.view_as(table)
+        return F.embedding(tokens, table), table.detach()
 
     @staticmethod
     @once_differentiable

@@ -17,7 +17,8 @@ figures are medians over rounds: ratios within one run, since machines differ.
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
       output     2 D (sizes of head and of each tail times its share of the tokens)
   and a backward pass twice that (gradients of inputs and of weights). So training takes 3 forward passes: through all
-  candidates in soft search, through their mean in hard search, whose logits steps take 4 forward passes; evaluation 1.
+  candidates in soft search, through their mean in hard search, whose logits steps take 4 forward passes; evaluation 1
+  (what its rows read twice, to fill their memories, is work but not counted).
 - utilisation: flops_per_token * tokens_per_s / peak of the same round.
 - peak_mb: the most memory that the process had while that configuration alone was alive, PyTorch included (Linux only).
 - hard_over_soft_step: time of a hard step / time of a soft step at 32/16, the logits' steps included.
