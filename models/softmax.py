@@ -21,7 +21,7 @@ def normalise(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     target_logit = logits.gather(1, index)
     exponentials = logits.sub_(largest).exp_()
     total = exponentials.sum(dim=1, keepdim=True)
-    nll = (total.log() + largest - target_logit).squeeze(1)
+    nll = (total.log() + (largest - target_logit)).squeeze(1)  # in this order: the two may be large
     return nll, exponentials.scatter_add_(1, index, -total), total
 
 
@@ -200,8 +200,9 @@ class AdaptiveSoftmax(nn.Module):
         (head_targets, tails), (head, *layers) = by_cluster(targets, self.borders), self.layers()
         nll = linear_nll(hidden, *head, head_targets)
         for i, (layer, (rows, labels)) in enumerate(zip(layers, tails, strict=True), start=1):
-            inside = self.project(hidden.index_select(0, rows), i)
-            nll = nll.index_add(0, rows, linear_nll(inside, *layer, labels))
+            if len(rows):  # else the tail has no gradient, and is not decayed
+                inside = self.project(hidden.index_select(0, rows), i)
+                nll = nll.index_add(0, rows, linear_nll(inside, *layer, labels))
         return nll
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:

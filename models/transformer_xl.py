@@ -20,7 +20,8 @@ Memories = list[Tensor | None]
 class EmbeddingFunction(torch.autograd.Function):
     """Rows of a table, and the table itself for a tied output layer: so that the table's two gradients meet here.
 
-    Left to autograd, the embedding's gradient would be a second table, nearly all zeros, to be filled and added.
+    Left to autograd, the embedding's gradient would be a second table, nearly all zeros, to be filled and added. Here
+    it is added into the output layer's gradient, which must therefore be that layer's own and nobody else's.
     """
 
     @staticmethod
@@ -34,9 +35,11 @@ class EmbeddingFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, to_rows, to_table):
         (tokens,) = ctx.saved_tensors
+        if to_rows is None:
+            return to_table, None
         if to_table is None:  # no tied output layer
             to_table = to_rows.new_zeros(ctx.shape)
-        return to_table.index_add_(0, tokens.flatten(), to_rows.flatten(0, 1)), None
+        return to_table.index_add_(0, tokens.flatten(), to_rows.reshape(-1, ctx.shape[1])), None
 
 
 class Embedding(nn.Module):

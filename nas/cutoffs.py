@@ -72,7 +72,7 @@ class LayerCost:
 
 
 def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: Cost) -> list[int]:
-    """The K - 1 borders between the clusters, increasing; of several that cost the same, the first.
+    """The K - 1 borders between the clusters, increasing; of several that cost the same, one.
 
     counts [N]: how often each word occurs, descending. Raises ValueError below K words.
 
@@ -152,12 +152,12 @@ def read_counts(path: Path, clusters: int) -> np.ndarray:
     counts = []
     for number, line in enumerate(lines, start=1):
         try:
-            count = int(line)
-        except ValueError:
+            count = float(int(line))
+        except (ValueError, OverflowError):
             shown = repr(line) if line.strip() else "empty"
             raise InputError(f"{path}, line {number} is {shown}: a count is a whole number, 0 or more") from None
         if count < 0:
-            raise InputError(f"{path}, line {number} is {count}: a count must not be negative")
+            raise InputError(f"{path}, line {number} is {line.strip()}: a count must not be negative")
         counts.append(count)
     if len(counts) < clusters:
         raise InputError(f"{path} ends at line {len(counts)}: {clusters} clusters need at least {clusters} counts")

@@ -68,6 +68,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: dict):
         self.path, self.config = path, config
+        self.begun = (path / "config.yaml").exists()
 
     def start(self, provenance: dict) -> None:
         """Create the folder, unless it is there, and take it for this process alone."""
@@ -79,7 +80,9 @@ class RunFolder:
             raise InputError(
                 f"--run {self.path} is in use by another process; wait for it, or name another folder"
             ) from None
-        if not (self.path / "config.yaml").exists():
+        if not self.begun:
+            if (self.path / "config.yaml").exists():
+                raise InputError(f"--run {self.path}: another process began a run there meanwhile; name another folder")
             write_yaml(self.path / "config.yaml", self.config)
         if not (self.path / "provenance.yaml").exists():
             write_yaml(self.path / "provenance.yaml", provenance)
@@ -101,8 +104,8 @@ class RunFolder:
 
     def settle(self, section: str, key: str, find: Callable[[], Any]) -> Any:
         """The value of an option given as `auto`: what the run began with, or what find() finds, written by start()."""
-        begun = self.path / "config.yaml"
-        value = read_yaml(begun)[section][key] if begun.exists() else find()
+        begun = read_yaml(self.path / "config.yaml") if self.begun else None
+        value = flat_config(begun)[f"{section}.{key}"] if begun else find()
         self.config[section][key] = value
         return value
 
@@ -212,13 +215,18 @@ def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) ->
     changed = [
         f"{key} ({old[key]} -> {new[key]})"
         for key in new
-        if new[key] not in (old[key], "auto") and not key.startswith(free)  # auto: what the run found when it began
+        if new[key] != old[key] and not key.startswith(free) and not is_settled(key, old[key], new[key])
     ]
     if changed:
         raise InputError(
             f"--run {path} was started with another configuration: {', '.join(changed)}; "
             f"its own is {path / 'config.yaml'}, and other options need another run"
         )
+
+
+def is_settled(key: str, old: Any, new: Any) -> bool:
+    """Whether an option given as auto stands for what a run found when it began."""
+    return key == "model.cutoffs" and new == "auto" and bool(old)
 
 
 def git_commit() -> str | None:

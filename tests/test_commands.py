@@ -190,6 +190,12 @@ def test_auto_settles_the_cutoffs_of_search_and_retrain_and_of_their_resumption(
     assert "model.cutoffs" in fail(2, "search", small_yaml, "--run", search, "train.steps=12", "--resume")
 
 
+def test_a_run_with_a_full_softmax_does_not_go_on_as_auto(searched, small_yaml):
+    assert "model.cutoffs ([] -> auto)" in fail(
+        2, "search", small_yaml, "--run", searched, "--resume", "model.cutoffs=auto"
+    )
+
+
 def test_evaluation_alone_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     before = (retrained / "results.yaml").read_bytes()
     lengths = ["evaluate.segment=5", "evaluate.memory=20"]

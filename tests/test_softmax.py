@@ -35,9 +35,10 @@ def test_adaptive_softmax_gradients(cutoffs, division, tied):
     hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 1, 2, 5, 10, 11, 12, 22, 3])
     wanted = [hidden, *layer.parameters()]
-    fast = torch.autograd.grad(layer(hidden, targets).sum(), wanted)
+    weights = torch.arange(1.0, 10.0, dtype=torch.float64)  # each token's own, so that mixed-up rows are noticed
+    fast = torch.autograd.grad((layer(hidden, targets) * weights).sum(), wanted)
     probabilities = reference.adaptive_probabilities(hidden, layer)
-    slow = torch.autograd.grad(-probabilities[torch.arange(9), targets].log().sum(), wanted)
+    slow = torch.autograd.grad(-(probabilities[torch.arange(9), targets].log() * weights).sum(), wanted)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -57,6 +58,19 @@ def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
     gradients = [torch.autograd.grad((nll * weights).sum(), inputs) for nll in (fast, slow)]
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_linear_nll_is_as_exact_as_cross_entropy_in_float32_whatever_all_logits_share():
+    """The error budget is cross entropy's own, against float64."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(200, 8, generator=generator), torch.randn(50, 8, generator=generator)
+    targets = torch.randint(50, (200,), generator=generator)
+    for shared in (0.0, 300.0):
+        bias = torch.full((50,), shared)
+        exact = torch.nn.functional.cross_entropy((hidden @ weight.T + bias).double(), targets, reduction="none")
+        own = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, targets, reduction="none")
+        error, budget = ((nll - exact).abs().mean() for nll in (linear_nll(hidden, weight, bias, targets), own))
+        assert error < 3 * budget + 1e-7
 
 
 def test_full_softmax_equals_its_definition():
