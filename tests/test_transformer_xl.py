@@ -105,6 +105,9 @@ def test_all_gradients_equal_those_with_a_plain_embedding(tied, division, cutoff
             loss = loss + (nll * weights).sum()
         parameters = dict(model.named_parameters())
         found.append([loss, *torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)])
+    assert (
+        dict(zip(parameters, found[0][1:], strict=True)).get("head.weight", loss) is not None
+    )  # untied, it has its own
     for name, a, b in zip(["loss", *parameters], *found, strict=True):
         assert (a is None) == (b is None), name
         if a is not None:
