@@ -67,7 +67,7 @@ def main() -> None:
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
-    settle_cutoffs(config, corpus, run)
+    settle_cutoffs(config, corpus)
     phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
     origin = provenance(config, corpus.meta, device, threads)
 

@@ -28,7 +28,7 @@ def main() -> None:
     run = open_run(arguments.run, config, "search", arguments.resume)
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
-    settle_cutoffs(config, corpus, run)
+    settle_cutoffs(config, corpus)
     phase = Search(build_supernet(config, corpus), corpus, config)
     trainer = Trainer(phase, run, config.train)
 

@@ -38,12 +38,12 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
-    """To be added to scores [L, K]: -inf where key j lies in the future of query i, j > M + i, and 0 elsewhere.
+def causal_mask(length: int, dtype=torch.float32, device=None) -> Tensor:
+    """To be added to a segment's scores of itself [L, L]: -inf where key j is in the future of query i, j > i, else 0.
 
-    Cached: not to be changed.
+    The memory before the segment is all past. Cached: not to be changed.
     """
-    return torch.full((length, keys), float("-inf"), dtype=dtype, device=device).triu(keys - length + 1)
+    return torch.full((length, length), float("-inf"), dtype=dtype, device=device).triu(1)
 
 
 class RelativeAttentionFunction(torch.autograd.Function):
@@ -70,7 +70,7 @@ class RelativeAttentionFunction(torch.autograd.Function):
         by_distance = torch.bmm(position_query, position.transpose(1, 2)).view(rows, length, keys)
         shifted = relative_shift(by_distance)
         scores = torch.baddbmm(shifted, content_query, key.transpose(1, 2), beta=scale, alpha=scale)
-        scores[:, :, keys - length :] += causal_mask(length, length, scores.dtype, scores.device)
+        scores[:, :, keys - length :] += causal_mask(length, scores.dtype, scores.device)
         weights = torch.softmax(scores, dim=-1, out=scores)
         mixed = torch.bmm(weights, value)
         ctx.save_for_backward(content_query, position_query, key, value, position, weights, mixed)
@@ -84,10 +84,12 @@ class RelativeAttentionFunction(torch.autograd.Function):
         batch, length, model = gradient.shape
         gradient = gradient.view(batch, length, heads, width).permute(2, 0, 1, 3).reshape(rows, length, width)
 
-        # The gradient of a softmax, weights * (g - sum of weights * g), where the sum over keys is gradient . mixed;
-        # and of the scale of the scores.
-        mean, scale = (gradient * mixed).sum(dim=-1, keepdim=True).expand(rows, length, keys), width**-0.5
-        centred = torch.baddbmm(mean, gradient, value.transpose(1, 2), beta=-scale, alpha=scale)
+        # With g = gradient @ value^T, a softmax's gradient is weights * (g - expected g under the weights), and that
+        # expectation is gradient . mixed. The scale of the scores comes along.
+        expected, scale = (gradient * mixed).sum(dim=-1, keepdim=True), width**-0.5
+        centred = torch.baddbmm(
+            expected.expand(rows, length, keys), gradient, value.transpose(1, 2), beta=-scale, alpha=scale
+        )
         # Written behind L zeros, so that the same storage read in rows of K + 1, less their first column, is the
         # gradient by distance: the shift backwards. (What it reads across a row's end is future, and so is zero.)
         storage = gradient.new_empty(rows, length * (keys + 1))

@@ -43,7 +43,8 @@ class Operation(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
-        """x [B, L, D], memory [B, M, D] or None, positions [>= K, D] of descending distance. Returns [B, L, D]."""
+        """x [B, L, D], memory [B, M, D] or None, positions [>= K, D] of descending distance. Returns [B, L, D], or a
+        scalar where nothing is added, at whose value nobody looks."""
         context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)
         if self.post_norm:
             return self.norm(x + self.dropout(self.branch(context, x.shape[1], positions))) - x
@@ -99,6 +100,7 @@ class FeedForwardFunction(torch.autograd.Function):
     def backward(ctx, gradient):
         x, expand, contract, inner = ctx.saved_tensors
         to_inner = gradient @ contract
+        # relu's own gradient, but written where its input stood: the public one would take another [N, F].
         torch.ops.aten.threshold_backward.grad_input(to_inner, inner, 0, grad_input=to_inner)
         if ctx.scale != 1:
             to_inner *= ctx.scale

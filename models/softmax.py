@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
-def normalise(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def nll_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(nll [N], difference [N, V] in the storage of logits, total [N, 1]) of logits [N, V] and targets [N].
 
     With e = exp(logit - largest) and total = sum of e, the gradient of a row's logits is g (e / total - one_hot), g
@@ -28,7 +28,10 @@ def normalise(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def gradients(
     hidden: Tensor, weight: Tensor, difference: Tensor, total: Tensor, gradient: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of hidden [N, D], weight [V, D] (into `out`, if given) and bias [V], from that of the nll [N]."""
+    """Gradients of hidden [N, D], weight [V, D] (into `out`, if given) and bias [V], from that of the nll [N].
+
+    Each is new and nobody else's: a tied embedding adds its own gradient into the weight's, in place.
+    """
     factor = gradient[:, None] / total
     to_weight = torch.mm(difference.t(), hidden * factor, out=out)
     return (difference @ weight).mul_(factor), to_weight, (factor.t() @ difference).squeeze(0)
@@ -39,7 +42,7 @@ class LinearNLLFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets):
-        nll, difference, total = normalise((hidden @ weight.t()).add_(bias), targets)
+        nll, difference, total = nll_in_place((hidden @ weight.t()).add_(bias), targets)
         ctx.save_for_backward(hidden, weight, difference, total)
         return nll
 
@@ -71,7 +74,7 @@ class ClusteredNLLFunction(torch.autograd.Function):
             tables, bias.split([len(table) for table in tables]), [(None, head_targets), *tails], strict=True
         ):
             inside = hidden if rows is None else hidden.index_select(0, rows)
-            part, difference, total = normalise((inside @ table.t()).add_(offset), labels)
+            part, difference, total = nll_in_place((inside @ table.t()).add_(offset), labels)
             nll = part if rows is None else nll.index_add_(0, rows, part)
             saved += [rows, inside, table, difference, total]
         ctx.save_for_backward(*saved)
@@ -83,13 +86,12 @@ class ClusteredNLLFunction(torch.autograd.Function):
     def backward(ctx, gradient):
         saved, borders = ctx.saved_tensors, ctx.borders
         to_weight, to_bias = gradient.new_empty(borders[-1], saved[1].shape[1]), []
-        _, *head = saved[:5]
+        (_, *head), *tails = [saved[start : start + 5] for start in range(0, len(saved), 5)]
         to_hidden, to_head, offset = gradients(*head, gradient)
         to_weight[: borders[1]] = to_head[: borders[1]]
         to_bias.append(offset)
-        for i in range(1, len(borders) - 1):
-            rows, *tail = saved[5 * i : 5 * i + 5]
-            out = to_weight[borders[i] : borders[i + 1]]
+        for (rows, *tail), (low, high) in zip(tails, pairwise(borders[1:]), strict=True):
+            out = to_weight[low:high]
             to_inside, _, offset = gradients(*tail, gradient.index_select(0, rows), out=out)
             to_hidden.index_add_(0, rows, to_inside)
             to_bias.append(offset)
@@ -99,7 +101,7 @@ class ClusteredNLLFunction(torch.autograd.Function):
 def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Targets [N] as labels of the head [N], in which cluster i has the label borders[1] + i - 1, and for each tail
     the positions of its targets, with their labels in that tail."""
-    head_targets, tails = targets.clamp_max(borders[1] - 1), []
+    head_targets, tails = targets, []
     for i in range(1, len(borders) - 1):
         inside = (targets >= borders[i]) & (targets < borders[i + 1])
         head_targets = head_targets.masked_fill(inside, borders[1] + i - 1)
@@ -127,9 +129,9 @@ class FullSoftmax(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden: Tensor, targets: Tensor, tied: Tensor | None = None) -> Tensor:
-        """hidden [N, D], targets [N] -> nll [N], in nats; `tied`: the table to use in place of `weight`."""
-        return linear_nll(hidden, self.weight if tied is None else tied, self.bias, targets)
+    def forward(self, hidden: Tensor, targets: Tensor, table: Tensor | None = None) -> Tensor:
+        """hidden [N, D], targets [N] -> nll [N], in nats; `table`, where given, stands in for `weight`."""
+        return linear_nll(hidden, self.weight if table is None else table, self.bias, targets)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """hidden [N, D] -> log-probabilities of every token [N, V]"""
@@ -192,10 +194,10 @@ class AdaptiveSoftmax(nn.Module):
         projection = self.projections[index]
         return hidden if projection is None else projection(hidden)
 
-    def forward(self, hidden: Tensor, targets: Tensor, tied: Tensor | None = None) -> Tensor:
-        """hidden [N, D], targets [N] -> nll [N], in nats; `tied`: the table to use in place of `weight`."""
-        if self.tables is None:
-            weight = self.weight if tied is None else tied
+    def forward(self, hidden: Tensor, targets: Tensor, table: Tensor | None = None) -> Tensor:
+        """hidden [N, D], targets [N] -> nll [N], in nats; `table`, where given, stands in for `weight`."""
+        if self.tables is None:  # one table: its clusters write their gradients into one buffer
+            weight = self.weight if table is None else table
             return clustered_nll(hidden, weight, self.clusters, self.bias, targets, self.borders)
         (head_targets, tails), (head, *layers) = by_cluster(targets, self.borders), self.layers()
         nll = linear_nll(hidden, *head, head_targets)

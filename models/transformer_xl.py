@@ -50,7 +50,8 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens [B, L] -> [B, L, D], and the table [V, D], which a tied output layer must use."""
+        """tokens [B, L] -> [B, L, D], and the table [V, D], for a tied output layer to use in
+        place of `weight`, so that their gradients share a buffer."""
         rows, table = EmbeddingFunction.apply(self.weight, tokens)
         return rows * self.weight.shape[1] ** 0.5, table
 
@@ -78,7 +79,11 @@ def extend_memory(memory: Tensor | None, x: Tensor, memory_length: int) -> Tenso
 
 
 class TransformerXL(nn.Module):
-    """A language model that reads a stream segment by segment, with a memory of each block's earlier inputs."""
+    """A language model that reads a stream segment by segment, with a memory of each block's earlier inputs.
+
+    embedding(tokens) -> inputs [B, L, D] and its table [V, D]; block(x, memory, positions) -> x;
+    head(hidden [N, D], targets [N], table or None) -> nll [N].
+    """
 
     def __init__(self, embedding: nn.Module, blocks: Sequence[nn.Module], head: nn.Module, sizes: Sizes):
         super().__init__()

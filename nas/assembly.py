@@ -11,7 +11,6 @@ from nas.cutoffs import LayerCost, optimal_cutoffs
 from nas.data import Batch, ContextBatches, Corpus
 from nas.errors import InputError
 from nas.evaluation import count_looking_back, evaluate_split
-from nas.record import RunFolder
 from nas.supernet import SuperNet
 
 
@@ -20,24 +19,19 @@ def model_sizes(config: Config) -> Sizes:
     return Sizes(model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation)
 
 
-def settle_cutoffs(config: Config, corpus: Corpus, run: RunFolder) -> None:
-    """Replace model.cutoffs: auto by the cutoffs that cost least on the training text, in the run's files too.
+def settle_cutoffs(config: Config, corpus: Corpus) -> None:
+    """Replace model.cutoffs: auto by the cutoffs that cost least on the training text: before anything is built from
+    the configuration, or the run's config.yaml is written.
 
     Raises InputError where the vocabulary has fewer words than clusters.
     """
     model, train = config.model, config.train
-
-    def find() -> list[int]:
-        cost = LayerCost(model.d_model, model.division, train.batch_size * train.segment)
-        try:
-            return optimal_cutoffs(corpus.counts(), model.clusters, cost)
-        except ValueError:
-            raise InputError(
-                f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}"
-            ) from None
-
-    if model.cutoffs == "auto":
-        model.cutoffs = run.settle("model", "cutoffs", find)
+    if model.cutoffs != "auto":
+        return
+    if model.clusters > corpus.vocab_size:
+        raise InputError(f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}")
+    cost = LayerCost(model.d_model, model.division, train.batch_size * train.segment)
+    model.cutoffs = optimal_cutoffs(corpus.counts(), model.clusters, cost)
 
 
 def output_options(config: Config, vocab_size: int) -> dict:

@@ -54,7 +54,7 @@ class ModelOptions:
     )
     norm: str = option("pre", "where a block normalises", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
-    cutoffs: Any = option(  # a list of whole numbers, or auto: check_cutoffs
+    cutoffs: Any = option(  # a list of whole numbers, or auto, which OmegaConf cannot say; check_cutoffs does
         [], "adaptive softmax: ids at which its tails begin, increasing; auto: the cheapest; []: full softmax"
     )
     clusters: int = option(3, "cutoffs auto: clusters of the vocabulary, the head among them", minimum=2)
@@ -157,6 +157,7 @@ class Config:
 
 
 RUN_KEYS = ("stage", "pattern")  # what a run's config.yaml holds beside its options
+BUILT_IN_BEFORE = {"train.beta2": 0.99}  # what runs from before an option existed used, where that is not its default
 
 TYPE_WORDS = {
     int: "a whole number",
@@ -165,7 +166,7 @@ TYPE_WORDS = {
     float | None: "a number or null",
     bool: "true or false",
     str: "text",
-    Any: "whatever its own check says",
+    Any: "a list of whole numbers, or auto",
     list[str]: "a list of names, such as [attention, dense]",
 }
 
@@ -242,8 +243,10 @@ def read_layers(path: str | Path, overrides: list[str]) -> list[tuple[str, dict[
         raise InputError(f"{path}: {first_line(error)}") from None
     if not OmegaConf.is_dict(content):
         raise InputError(f"{path} must hold sections with keys, such as `train: {{steps: 100}}`")
-    content = {key: value for key, value in OmegaConf.to_container(content).items() if key not in RUN_KEYS}
-    layers = [(f"{path}: ", flatten(content, f"{path}: "))]
+    content = OmegaConf.to_container(content)
+    of_a_run = RUN_KEYS[0] in content
+    content = flatten({key: value for key, value in content.items() if key not in RUN_KEYS}, f"{path}: ")
+    layers = [(f"{path}: ", BUILT_IN_BEFORE | content if of_a_run else content)]
     for text in overrides:
         key, separator, _ = text.partition("=")
         if not separator or not key:

@@ -64,10 +64,11 @@ class LayerCost:
         return (size + clusters - 1) * self.per_size(self.d_model) + self.per_product / self.tokens
 
     def tail(self, index, size, share):
-        width, projection = max(1, self.d_model // self.division**index), 0.0
+        width, products, projection = self.d_model, 1, 0.0
         if self.division > 1:
+            width, products = max(1, self.d_model // self.division**index), 2  # as in AdaptiveSoftmax
             projection = self.d_model * width * self.per_multiply_add
-        once = self.per_product / self.tokens * (1 if self.division == 1 else 2)
+        once = products * self.per_product / self.tokens
         return share * (size * self.per_size(width) + self.per_row + projection) + once
 
 
@@ -175,9 +176,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cost", choices=["plain", "layer"], default="plain", help="cost model (default plain)")
     parser.add_argument("--d-model", type=int, default=128, help="layer: width of the hidden states (default 128)")
     parser.add_argument("--division", type=int, default=1, help="layer: as model.division (default 1)")
+    parser.add_argument("--tokens", type=int, default=1024, help="layer: tokens in a batch (default 1024)")
     parser.add_argument("--measure", action="store_true", help="layer: with constants measured now, on one thread")
     arguments = parser.parse_args()
-    for name in ("clusters", "d_model", "division"):
+    if arguments.measure and arguments.cost != "layer":
+        raise InputError("--measure needs --cost layer: the plain cost has no constants")
+    for name in ("clusters", "d_model", "division", "tokens"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be at least 1")
     return arguments
@@ -186,8 +190,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     counts = read_counts(arguments.counts, arguments.clusters)
-    cost = PlainCost() if arguments.cost == "plain" else LayerCost(arguments.d_model, arguments.division)
-    if arguments.measure and arguments.cost == "layer":
+    layer = LayerCost(arguments.d_model, arguments.division, arguments.tokens)
+    cost = layer if arguments.cost == "layer" else PlainCost()
+    if arguments.measure:
         from nas.latency import measure_output_layer
 
         cost = replace(cost, **measure_output_layer(arguments.d_model))

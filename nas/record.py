@@ -7,15 +7,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from nas.config import Config, default_of, options
+from nas.config import BUILT_IN_BEFORE, Config, default_of, options
 from nas.errors import InputError
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
@@ -53,22 +51,28 @@ def read_yaml(path: Path) -> dict:
 
 
 def flat_config(content: dict) -> dict:
-    """{dotted key: value} of every option in a nested mapping; one that it lacks, being newer, has its default."""
+    """{dotted key: value} of every option in a run's nested mapping; one that it lacks, being newer, has the value that
+    was built in before."""
     flat = {}
     for key, item in options():
         value = content
         for part in key.split("."):
             value = value.get(part, item) if isinstance(value, dict) else item
-        flat[key] = default_of(item) if value is item else value
+        flat[key] = BUILT_IN_BEFORE.get(key, default_of(item)) if value is item else value
     return flat
 
 
 class RunFolder:
     """A run's files. Lines are appended one by one, so that a kill loses at most the last."""
 
-    def __init__(self, path: Path, config: dict):
-        self.path, self.config = path, config
+    def __init__(self, path: Path, config: Config, stage: str, extra: dict):
+        self.path, self.options, self.stage, self.extra = path, config, stage, extra
         self.begun = (path / "config.yaml").exists()
+
+    @property
+    def config(self) -> dict:
+        """What config.yaml is to hold."""
+        return {"stage": self.stage, **asdict(self.options), **self.extra}
 
     def start(self, provenance: dict) -> None:
         """Create the folder, unless it is there, and take it for this process alone."""
@@ -101,13 +105,6 @@ class RunFolder:
                     "changed: bring back the old one, or start another run"
                 )
         return before
-
-    def settle(self, section: str, key: str, find: Callable[[], Any]) -> Any:
-        """The value of an option given as `auto`: what the run began with, or what find() finds, written by start()."""
-        begun = read_yaml(self.path / "config.yaml") if self.begun else None
-        value = flat_config(begun)[f"{section}.{key}"] if begun else find()
-        self.config[section][key] = value
-        return value
 
     @property
     def checkpoint(self) -> Path:
@@ -191,42 +188,34 @@ def open_run(
     Raises InputError where the folder holds a run and resume is off, where that run was configured otherwise (naming
     the keys that differ), or where it is another stage's.
     """
-    path, extra = Path(path), extra or {}
-    content = {"stage": stage, **asdict(config), **extra}
+    path = Path(path)
+    run = RunFolder(path, config, stage, extra or {})
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
     if (path / "config.yaml").exists():
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to go on with it, or name another folder")
-        check_same(path, content, extra, (*FREE_TO_CHANGE, *free))
+        before = read_yaml(path / "config.yaml")
+        if config.model.cutoffs == "auto":  # those that the run found when it began, if it has any
+            config.model.cutoffs = flat_config(before)["model.cutoffs"] or "auto"
+        check_same(run, before, (*FREE_TO_CHANGE, *free))
     elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
         raise InputError(f"--run {path} is not empty and holds no run; name another folder")
-    return RunFolder(path, content)
+    return run
 
 
-def check_same(path: Path, content: dict, extra: dict, free: tuple[str, ...]) -> None:
-    before = read_yaml(path / "config.yaml")
-    if before.get("stage") != content["stage"]:
-        raise InputError(
-            f"--run {path} holds a {before.get('stage')} run, not a {content['stage']} run; name another folder"
-        )
-    old = {**flat_config(before), **{key: before.get(key) for key in extra}}
-    new = {**flat_config(content), **extra}
-    changed = [
-        f"{key} ({old[key]} -> {new[key]})"
-        for key in new
-        if new[key] != old[key] and not key.startswith(free) and not is_settled(key, old[key], new[key])
-    ]
+def check_same(run: RunFolder, before: dict, free: tuple[str, ...]) -> None:
+    path = run.path
+    if before.get("stage") != run.stage:
+        raise InputError(f"--run {path} holds a {before.get('stage')} run, not a {run.stage} run; name another folder")
+    old = {**flat_config(before), **{key: before.get(key) for key in run.extra}}
+    new = {**flat_config(run.config), **run.extra}
+    changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if new[key] != old[key] and not key.startswith(free)]
     if changed:
         raise InputError(
             f"--run {path} was started with another configuration: {', '.join(changed)}; "
             f"its own is {path / 'config.yaml'}, and other options need another run"
         )
-
-
-def is_settled(key: str, old: Any, new: Any) -> bool:
-    """Whether an option given as auto stands for what a run found when it began."""
-    return key == "model.cutoffs" and new == "auto" and bool(old)
 
 
 def git_commit() -> str | None:

@@ -78,7 +78,7 @@ class Search:
     # --- one step
 
     def step(self, step: int) -> tuple[float | None, int]:
-        if not self.supernet.training:
+        if not self.supernet.training:  # setting the mode of every module takes time
             self.supernet.train()
         self.temperature = self.temperature_of(step)
         if not self.logits_learn(step):

@@ -33,12 +33,13 @@ class MixFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         flat, nothing = gradient.flatten(), gradient.new_zeros(())
-        branches = ctx.saved_tensors
-        to_weights = [flat.dot(branch.flatten()) if branch.ndim else nothing for branch in branches]
+        branches, to_weights = ctx.saved_tensors, None
+        if ctx.needs_input_grad[1]:
+            to_weights = torch.stack([flat.dot(branch.flatten()) if branch.ndim else nothing for branch in branches])
         to_branches = [
             gradient * value if branch.ndim else nothing for value, branch in zip(ctx.values, branches, strict=True)
         ]
-        return gradient, torch.stack(to_weights), *to_branches
+        return gradient, to_weights, *to_branches
 
 
 class StochasticBlock(nn.Module):
@@ -83,12 +84,13 @@ class SuperNet(nn.Module):
         return [self.operations[index] for index in path]
 
     def mix(self, weights: Tensor) -> None:
-        """Run all candidates, weighted by a relaxed sample [N, O]."""
+        """Let the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
         for block, row in zip(self.backbone.blocks, weights, strict=True):
             block.choice = list(range(len(row))), row
 
     def take(self, path: list[int], gates: list[Tensor] | None = None) -> None:
-        """Run one operation per block, with a gate on its branch where logits learn straight through."""
+        """Let the next forward passes run one operation per block, with a gate on its branch where logits learn
+        straight through."""
         gates = gates or [None] * len(path)
         for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
             block.choice = [index], None if gate is None else gate[None]

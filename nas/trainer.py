@@ -76,11 +76,11 @@ class WeightsOptimizer:
     def apply(self, step: int) -> None:
         """One update from the gradients at hand. Raises FloatingPointError where they are not finite."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients).item()
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient's norm is {norm}")
-        if self.options.clip and norm > self.options.clip:
-            torch._foreach_mul_(gradients, self.options.clip / norm)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not math.isfinite(norm.item()):
+            raise FloatingPointError(f"the gradient's norm is {norm.item()}")
+        if self.options.clip and norm.item() > self.options.clip:  # else it would be a pass over all gradients
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip, norm)
         options = self.options
         for group in self.adam.param_groups:
             group["lr"] = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.lr_final)

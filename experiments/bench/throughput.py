@@ -38,13 +38,15 @@ import json
 import statistics
 import sys
 import time
+from functools import lru_cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 VOCABULARY, CUTOFFS, ZIPF = 12_000, [250, 2500], 1.07
 SHAPES = {32: {"memory": 16, "batch": 32}, 192: {"memory": 192, "batch": 8}}  # by segment
-TENSORFLOW_TOKENS_PER_S, TENSORFLOW_PEAK_GFLOPS = 3900, 130  # its soft search at 32/16, and the core it ran on
+# The TensorFlow implementation's soft search at 32/16, measured once on one core with this peak (not by this program).
+TENSORFLOW_TOKENS_PER_S, TENSORFLOW_PEAK_GFLOPS = 3900, 130
 PATTERNS = {
     "retrain_adadad": ["attention", "dense"] * 3,
     "retrain_adddad": ["attention", "dense", "dense", "dense", "attention", "dense"],
@@ -116,11 +118,14 @@ class Workload:
             head = self.phase.model.head
         shape = SHAPES[segment]
         costs = FlopCosts(model_sizes(self.config), shape["batch"], segment, shape["memory"], head, corpus.counts())
-        candidates = [costs.blocks[operation] for operation in self.config.search.operations]
+        search = self.config.search
+        candidates = [costs.blocks[operation] for operation in search.operations]
+        self.steps_per_turn = round(1 / search.arch_fraction)  # hard search: all of them but one are of the weights
+        passes = (1 - search.arch_fraction) * 3 + search.arch_fraction * search.paths
         if name == "search_soft":
             self.flops_per_token = 3 * (costs.output + blocks * sum(candidates))
         elif name == "search_hard":
-            self.flops_per_token = (0.8 * 3 + 0.2 * 4) * (costs.output + blocks * statistics.mean(candidates))
+            self.flops_per_token = passes * (costs.output + blocks * statistics.mean(candidates))
         elif name == "evaluate":
             self.flops_per_token = costs.pattern(pattern)
         else:
@@ -133,7 +138,7 @@ class Workload:
         if self.name == "evaluate":
             return evaluate_with(self.config, self.phase.model, self.phase.model.blocks, self.corpus, "valid")["tokens"]
         tokens = 0
-        for _ in range(5):  # hard search: four steps of the weights and one of the logits
+        for _ in range(self.steps_per_turn):
             self.steps += 1
             tokens += self.phase.step(self.steps)[1]
         return tokens
@@ -187,8 +192,9 @@ def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus, division: int) -
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def without_position(query, key_value, position, content_bias, position_bias):
-    """relative_attention without its terms (b) and (d), made the same way: one buffer, backward pass by hand."""
+@lru_cache
+def content_attention():
+    """The autograd function of without_position; made on demand, so that --help need not wait for torch."""
     import torch
 
     from models.attention import add_bias, causal_mask
@@ -204,7 +210,7 @@ def without_position(query, key_value, position, content_bias, position_bias):
             by_head = key_value.view(batch, keys, heads, 2, width).permute(3, 2, 0, 1, 4).contiguous()
             key, value = by_head.view(2, rows, keys, width)
             scores = torch.bmm(query * width**-0.5, key.transpose(1, 2))
-            scores[:, :, keys - length :] += causal_mask(length, length)
+            scores[:, :, keys - length :] += causal_mask(length)
             weights = torch.softmax(scores, dim=-1, out=scores)
             mixed = torch.bmm(weights, value)
             ctx.save_for_backward(query, key, value, weights, mixed)
@@ -229,7 +235,12 @@ def without_position(query, key_value, position, content_bias, position_bias):
                 to_query.sum(dim=(1, 2)),
             )
 
-    return ContentAttention.apply(query, key_value, content_bias)
+    return ContentAttention.apply
+
+
+def without_position(query, key_value, position, content_bias, position_bias):
+    """relative_attention without its terms (b) and (d), made the same way: one buffer, backward pass by hand."""
+    return content_attention()(query, key_value, content_bias)
 
 
 class AttentionBlock:
@@ -307,7 +318,7 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     result = {
         "threads": threads,
         "division": division,
-        "peak_gflops": round(statistics.median(found["peak"]) / 1e9, 1),
+        "peak_gflops": round(statistics.median(found["peak"][len(rows) :]) / 1e9, 1),
         "rows": [
             {
                 "name": row[0],
@@ -367,4 +378,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from nas.errors import run_command
+
+    run_command(main)
