@@ -32,6 +32,7 @@ def settle_cutoffs(config: Config, corpus: Corpus) -> None:
         raise InputError(f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}")
     cost = LayerCost(model.d_model, model.division, train.batch_size * train.segment)
     model.cutoffs = optimal_cutoffs(corpus.counts(), model.clusters, cost)
+    print(f"model.cutoffs=auto: {model.cutoffs} of {corpus.vocab_size:,} words")
 
 
 def output_options(config: Config, vocab_size: int) -> dict:

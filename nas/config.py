@@ -75,7 +75,7 @@ class TrainOptions:
     )
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
-    beta2: float = option(0.999, "AdamW memory of squared gradients: rare words need a long one", minimum=0, below=1)
+    beta2: float = option(0.999, "AdamW memory of squared gradients: rare words need a long one", above=0, below=1)
     clip: float = option(1.0, "largest gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)

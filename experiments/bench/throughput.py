@@ -20,7 +20,8 @@ ratios within one run, since machines differ.
   and a backward pass twice that (gradients of inputs and of weights). So training takes 3 forward passes: through all
   candidates in soft search, through their mean in hard search, whose logits steps take 4 forward passes; evaluation 1
   (what its rows read twice, to fill their memories, is work but not counted).
-- utilisation: flops_per_token * tokens_per_s / peak of the same round.
+- utilisation: flops_per_token * tokens_per_s / peak measured just before; peak_gflops is the median of those peaks, so
+  the one does not follow exactly from the other.
 - peak_mb: the most memory that the process had while that configuration alone was alive, PyTorch included (Linux only).
 - hard_over_soft_step: time of a hard step / time of a soft step at 32/16, the logits' steps included.
 - position_overhead_192: an attention block's forward and backward pass at 192/192, over the same without the position
@@ -311,7 +312,7 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
         note("growth", step[24] / step[6])
         note("linearity", step[24] / (step[6] + 3 * (step[12] - step[6])))
         note("position", attention[True].seconds() / attention[False].seconds())
-        print(f"round {index} of {rounds}", file=sys.stderr, flush=True)
+        print(f"round {index} of {rounds}" if index else "warmed up", file=sys.stderr, flush=True)
 
     def median(key, digits):
         return round(statistics.median(found[key][1:]), digits)
