@@ -172,7 +172,7 @@ def parse_arguments() -> argparse.Namespace:
         prog="python -m nas.cutoffs",
         description="The cutoffs of an adaptive softmax that cost least.",
         epilog="plain counts cluster size times share of the words; layer, which model.cutoffs=auto uses, predicts the "
-        "time of the layer as built here, with constants of one core of an Intel Xeon, or of this machine with --measure",
+        "time of the layer as built here, with constants of an Intel Xeon's core, or of this machine (--measure)",
     )
     parser.add_argument(
         "counts", metavar="COUNTS.txt", type=Path, help="how often each word occurs, one count a line, in any order"
