@@ -65,6 +65,19 @@ def test_divide_and_conquer_finds_what_brute_force_finds(words, cost):
             assert total_cost(counts, found, cost) == pytest.approx(least, rel=1e-12), name
 
 
+def test_the_work_grows_as_n_log_n():
+    class Counting(PlainCost):
+        tried = 0
+
+        def tail(self, index, size, share):
+            Counting.tried += np.size(size)
+            return super().tail(index, size, share)
+
+    words, clusters = 4096, 4
+    optimal_cutoffs(np.floor(1e6 / np.arange(1, words + 1)), clusters, Counting())
+    assert Counting.tried < (clusters - 1) * words * (np.log2(words) + 1)
+
+
 def test_the_plain_cost_is_size_times_share():
     counts = np.array([5.0, 3.0, 1.0, 1.0])
     assert total_cost(counts, [1, 2], PlainCost()) == pytest.approx(1 * 0.5 + 1 * 0.3 + 2 * 0.2)
