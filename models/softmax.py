@@ -3,6 +3,7 @@
 N tokens, D model width, V vocabulary. Token ids must be ranked by frequency, 0 the most frequent.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -65,13 +66,11 @@ class ClusteredNLLFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, clusters, bias, targets, borders):
-        sizes = [high - low for low, high in pairwise(borders)]
-        tables = list(weight.split(sizes))
-        tables[0] = torch.cat([tables[0], clusters])
+        tables = weight.split([high - low for low, high in pairwise(borders)])
         head_targets, tails = by_cluster(targets, borders)
         nll, saved = None, []
-        for table, offset, (rows, labels) in zip(
-            tables, bias.split([len(table) for table in tables]), [(None, head_targets), *tails], strict=True
+        for (table, offset), (rows, labels) in zip(
+            cluster_layers(tables, clusters, bias), [(None, head_targets), *tails], strict=True
         ):
             inside = hidden if rows is None else hidden.index_select(0, rows)
             part, difference, total = nll_in_place((inside @ table.t()).add_(offset), labels)
@@ -96,6 +95,13 @@ class ClusteredNLLFunction(torch.autograd.Function):
             to_hidden.index_add_(0, rows, to_inside)
             to_bias.append(offset)
         return to_hidden, to_weight, to_head[borders[1] :], torch.cat(to_bias), None, None
+
+
+def cluster_layers(tables: Sequence[Tensor], clusters: Tensor, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(weight, bias) of the head, which has an entry for each tail too, then of each tail."""
+    head, *tails = tables
+    weights = [torch.cat([head, clusters]), *tails]
+    return list(zip(weights, bias.split([len(weight) for weight in weights]), strict=True))
 
 
 def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
@@ -184,10 +190,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of the head, then of each tail."""
-        tables = list(self.tables or self.weight.split(self.sizes))
-        tables[0] = torch.cat([tables[0], self.clusters])
-        biases = self.bias.split([self.sizes[0] + len(self.clusters), *self.sizes[1:]])
-        return list(zip(tables, biases, strict=True))
+        return cluster_layers(self.tables or self.weight.split(self.sizes), self.clusters, self.bias)
 
     def project(self, hidden: Tensor, index: int) -> Tensor:
         """hidden [N, D] to the width of cluster `index`."""

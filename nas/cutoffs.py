@@ -135,13 +135,18 @@ def next_cluster(best: np.ndarray, tail, first: int, ends: np.ndarray) -> tuple[
 
 def total_cost(counts: np.ndarray, cutoffs: list[int], cost: Cost) -> float:
     """What a layer with these cutoffs costs, in the model's unit. counts [N], descending."""
-    borders = [0, *cutoffs, len(counts)]
-    total = counts.sum(dtype=np.float64) or 1.0
-    shares = [counts[low:high].sum(dtype=np.float64) / total for low, high in pairwise(borders)]
-    result = cost.head(np.float64(borders[1]), shares[0], len(shares))
-    for index in range(1, len(shares)):
-        result += cost.tail(index, np.float64(borders[index + 1] - borders[index]), shares[index])
+    (head, share), *tails = cluster_table(counts, cutoffs)
+    result = cost.head(np.float64(head), share, 1 + len(tails))
+    for index, (size, share) in enumerate(tails, start=1):
+        result += cost.tail(index, np.float64(size), share)
     return float(result)
+
+
+def cluster_table(counts: np.ndarray, cutoffs: list[int]) -> list[tuple[int, float]]:
+    """(words, share of all counted) of each cluster, head first. counts [N], descending."""
+    total = counts.sum(dtype=np.float64) or 1.0
+    borders = pairwise([0, *cutoffs, len(counts)])
+    return [(high - low, counts[low:high].sum(dtype=np.float64) / total) for low, high in borders]
 
 
 def read_counts(path: Path, clusters: int) -> np.ndarray:
@@ -208,11 +213,10 @@ def main() -> None:
     started = time.perf_counter()
     cutoffs = optimal_cutoffs(counts, arguments.clusters, cost)
     seconds = time.perf_counter() - started
-    borders, total = [0, *cutoffs, len(counts)], counts.sum()
-    print(f"{len(counts):,} words, {total:,.0f} counted; found in {seconds:.2f} s")
-    for index, (low, high) in enumerate(pairwise(borders)):
+    print(f"{len(counts):,} words, {counts.sum():,.0f} counted; found in {seconds:.2f} s")
+    for index, (size, share) in enumerate(cluster_table(counts, cutoffs)):
         name = "head" if index == 0 else f"tail {index}"
-        print(f"{name:>7}: {high - low:>11,} words, {counts[low:high].sum() / total:7.2%} of the text")
+        print(f"{name:>7}: {size:>11,} words, {share:7.2%} of the text")
     least, uncut = total_cost(counts, cutoffs, cost), total_cost(counts, [], cost)
     print(f"cost, {cost.unit}: {least:,.1f}; uncut {uncut:,.1f}" + (", which is cheaper" if uncut < least else ""))
     print(f"cutoffs: {cutoffs}")

@@ -52,14 +52,19 @@ def cluster_mass(head: AdaptiveSoftmax, counts: np.ndarray) -> list[float]:
     return [float(counts[low:high].sum()) / total for low, high in zip(head.borders, head.borders[1:], strict=False)]
 
 
-def seconds_of(work: Callable[[], None], repeats: int = 15) -> float:
-    """Median seconds of a piece of work, after three unmeasured turns."""
+def times_of(work: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each of `repeats` turns of a piece of work, after three unmeasured ones."""
     times = []
     for _ in range(repeats + 3):
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)
-    return statistics.median(times[3:])
+    return times[3:]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Median seconds of a piece of work."""
+    return statistics.median(times_of(work, repeats=15))
 
 
 def measure_output_layer(d_model: int) -> dict[str, float]:
@@ -111,15 +116,11 @@ def measure_latency(
     # An adaptive output layer costs what its tokens cost, so they are as frequent as in the training text.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    was_training, memories, times = model.training, None, []
+    was_training, memories = model.training, None
     model.eval()
     for _ in range(-(-memory // segment)):
         _, memories = model(tokens[:, :-1], tokens[:, 1:], memories, memory)
-    for index in range(repeats + 3):
-        started = time.perf_counter()
-        model(tokens[:, :-1], tokens[:, 1:], memories, memory)
-        if index >= 3:
-            times.append(1e3 * (time.perf_counter() - started))
+    seconds = times_of(lambda: model(tokens[:, :-1], tokens[:, 1:], memories, memory), repeats)
     model.train(was_training)
-    low, middle, high = statistics.quantiles(times, n=4)
+    low, middle, high = (1e3 * quartile for quartile in statistics.quantiles(seconds, n=4))
     return {"median_ms": middle, "quartiles_ms": [low, high], "batch_size": batch, "segment": segment, "memory": memory}

@@ -192,7 +192,7 @@ def open_run(
     run = RunFolder(path, config, stage, extra or {})
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
-    if (path / "config.yaml").exists():
+    if run.begun:
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to go on with it, or name another folder")
         before = read_yaml(path / "config.yaml")

@@ -77,9 +77,10 @@ class WeightsOptimizer:
         """One update from the gradients at hand. Raises FloatingPointError where they are not finite."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if not math.isfinite(norm.item()):
-            raise FloatingPointError(f"the gradient's norm is {norm.item()}")
-        if self.options.clip and norm.item() > self.options.clip:  # else it would be a pass over all gradients
+        size = norm.item()
+        if not math.isfinite(size):
+            raise FloatingPointError(f"the gradient's norm is {size}")
+        if self.options.clip and size > self.options.clip:  # else it would be a pass over all gradients
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip, norm)
         options = self.options
         for group in self.adam.param_groups:

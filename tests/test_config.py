@@ -33,6 +33,12 @@ def test_the_later_way_to_give_the_length_wins(load):
     assert (config.train.steps, config.train.epochs) == (9, None)
 
 
+def test_a_runs_own_configuration_keeps_what_was_built_in_before_an_option_existed(load):
+    assert load(text="stage: retrain\ntrain: {steps: 5}\n").train.beta2 == 0.99
+    assert load(text="stage: retrain\ntrain: {steps: 5, beta2: 0.9}\n").train.beta2 == 0.9
+    assert load().train.beta2 == Config().train.beta2 == 0.999
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -289,7 +289,8 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(*row, corpus, division) for row in rows}
     workloads = {row: Workload(*row, corpus, division) for row in rows}
-    deep = {blocks: Workload("search_hard", 32, corpus, division, blocks) for blocks in (6, 12, 24)}
+    deep = {blocks: Workload("search_hard", 32, corpus, division, blocks) for blocks in (12, 24)}
+    deep[6] = workloads["search_hard", 32]
     attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
     pairs = products()
     found: dict = {}
@@ -297,7 +298,7 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     def note(key, value):
         found.setdefault(key, []).append(value)
 
-    for index in range(rounds + 1):  # the first, which warms everything up, is left out below
+    for index in range(rounds + 1):
         for row, workload in workloads.items():
             peak, rate = peak_rate(pairs), workload.rate(seconds)
             note("peak", peak)
@@ -314,12 +315,18 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
         note("position", attention[True].seconds() / attention[False].seconds())
         print(f"round {index} of {rounds}" if index else "warmed up", file=sys.stderr, flush=True)
 
+    return {"threads": threads, "division": division, **summary(found, workloads, peaks_mb)}
+
+
+def summary(found: dict[object, list[float]], workloads: dict, peaks_mb: dict) -> dict:
+    """Medians of what measure() noted: a value per round for each key, and a peak per row and round. The first round
+    warmed everything up and is left out."""
+
     def median(key, digits):
         return round(statistics.median(found[key][1:]), digits)
 
+    rows = list(workloads)
     result = {
-        "threads": threads,
-        "division": division,
         "peak_gflops": round(statistics.median(found["peak"][len(rows) :]) / 1e9, 1),
         "rows": [
             {
@@ -338,9 +345,8 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
         "depth_growth_6_to_24": median("growth", 2),
         "depth_linearity": median("linearity", 3),
     }
-    if threads > 1:
-        result["speedup_192"] = {row[0]: median(("speedup", row), 2) for row in rows if row[1] == 192}
-    return result
+    speedups = {row[0]: median(("speedup", row), 2) for row in rows if ("speedup", row) in found}
+    return {**result, "speedup_192": speedups} if speedups else result
 
 
 def report(result: dict) -> None:
