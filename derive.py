@@ -1,49 +1,119 @@
-"""Stage 2: turn the probabilities pi of a search into one fixed layer pattern, with how sure it is."""
+"""Stage 2: turn the probabilities pi of a search into one fixed layer pattern, with how sure it is.
+
+Several RUN_DIRs are seeds of one search: pi is averaged, and the table says for each block how far the seeds agree.
+"""
 
 import argparse
 from pathlib import Path
 
-from nas.derivation import confidence_table, derive_argmax, doubts, read_costs
+import numpy as np
+
+from nas.costs import latency_words
+from nas.derivation import (
+    check_seeds,
+    choose_within,
+    confidence_table,
+    describe,
+    doubts,
+    pareto_table,
+    read_budgets,
+    read_run,
+    removal_table,
+    write_patterns,
+)
 from nas.errors import InputError, run_command
-from nas.pattern import abbreviate, dump_pattern
-from nas.record import read_pi, read_yaml, write_text
+from nas.pattern import abbreviate
+from nas.record import write_text
+
+HELP = {
+    "runs": "the --run folder of a search, or those of several seeds of it",
+    "--out": "default: RUN_DIR/pattern.yaml; of several seeds pattern-of-SEEDS-seeds.yaml in the first",
+    "--method": "argmax (default): the likeliest operations; budget: the greatest sum of log pi within "
+    "--latency-budget; perturbation: the operations whose removal hurts the SuperNet most on valid",
+    "--latency-budget": "cost at most R times the interleaved pattern's: in milliseconds where the run has a "
+    "latency.yaml (python -m nas.latency makes one), else in FLOPs",
+    "--pareto": "a pattern for each of these budgets, in PATTERN-R.yaml, and a table in PATTERN-pareto.md",
+    "--force": "replace files that differ",
+}
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="the --run folder of a search")
-    parser.add_argument("--out", metavar="PATTERN.yaml", type=Path, help="default: RUN_DIR/pattern.yaml")
-    parser.add_argument("--method", choices=["argmax"], default="argmax", help="how a block's operation is chosen")
-    parser.add_argument("--force", action="store_true", help="replace a pattern file that differs")
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=HELP["runs"])
+    parser.add_argument("--out", metavar="PATTERN.yaml", type=Path, help=HELP["--out"])
+    parser.add_argument("--method", choices=["argmax", "budget", "perturbation"], help=HELP["--method"])
+    budgets = parser.add_mutually_exclusive_group()
+    budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
+    budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
+    parser.add_argument("--force", action="store_true", help=HELP["--force"])
+    arguments = parser.parse_args()
+    given = arguments.latency_budget or arguments.pareto
+    arguments.budgets = read_budgets(given) if given else []
+    arguments.method = arguments.method or ("budget" if given else "argmax")
+    if (arguments.method == "budget") != bool(given):
+        raise InputError(
+            f"--method {arguments.method}: budget needs --latency-budget or --pareto; other methods take none"
+        )
+    if arguments.latency_budget and len(arguments.budgets) > 1:
+        raise InputError(f"--latency-budget {given} must be one ratio; --pareto takes several")
+    return arguments
 
 
 def main() -> None:
     arguments = parse_arguments()
-    history = read_pi(arguments.run)
-    config = read_yaml(arguments.run / "config.yaml")
-    costs = read_costs(arguments.run / "flops.yaml", history[-1]["operations"])
+    runs = [read_run(path) for path in arguments.runs]
+    first, operations = runs[0], runs[0].operations
+    for notice in check_seeds(runs):
+        print(f"NOTICE: {notice}")
 
-    pattern = derive_argmax(history, config, costs)
-    last = history[-1]
-    pattern["derived_from"] = {"run": str(arguments.run), "method": arguments.method, "step": last["step"]}
+    latency = None
+    if (first.path / "latency.yaml").exists():
+        from nas.latency import RunLatency  # only now, since it needs torch
 
-    text = dump_pattern(pattern)
-    out = arguments.out or arguments.run / "pattern.yaml"
-    if out.exists() and out.read_bytes() != text.encode("utf-8") and not arguments.force:
-        raise InputError(f"{out} exists and differs; name another file with --out, or replace it with --force")
-    write_text(out, text)
+        latency = RunLatency(first.path)
+    costs = latency.table if latency else first.flops
 
-    print(confidence_table(pattern))
-    if last["step"] < last.get("of_steps", 0):
-        print(f"NOTICE: the last logged step of the search is {last['step']} of {last['of_steps']}")
+    pi, losses = np.mean([run.pi for run in runs], axis=0), None
+    if arguments.method == "budget":
+        paths = choose_within(arguments.budgets, pi, operations, costs)
+    elif arguments.method == "perturbation":
+        from nas.perturbation import choose_by_perturbation  # only now, since it needs torch
+
+        path, losses = choose_by_perturbation(arguments.runs)
+        paths = [path]
+    else:
+        paths = [pi.argmax(axis=1).tolist()]
+
+    patterns = {}
+    for path, budget in zip(paths, arguments.budgets or [None], strict=True):
+        pattern = patterns[budget] = describe(path, runs, arguments.method, budget, losses)
+        if latency:
+            pattern["latency"] = latency.of(pattern["blocks"])
+
+    out = arguments.out or first.path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
+    names = {budget: out.with_stem(f"{out.stem}-{budget:g}") if arguments.pareto else out for budget in patterns}
+    write_patterns({names[budget]: pattern for budget, pattern in patterns.items()}, arguments.force)
+    if arguments.pareto:
+        table = pareto_table(patterns, costs.unit)
+        write_text(out.with_name(f"{out.stem}-pareto.md"), table)
+        print(table)
+
+    if losses:
+        print(removal_table(pattern))
+    print(confidence_table(pattern))  # of the greatest budget, where there are several
+    for run in runs:
+        if run.step < run.of_steps:
+            print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
     for doubt in doubts(pattern):
         print(f"WARNING: {doubt}")
-    if doubts(pattern):
-        print("more steps, more text, or other seeds (seed=2, ...) would tell whether such a choice holds")
-    print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
-    print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
-    print(f"written to {out}")
+    if len(runs) == 1:
+        print("one run cannot tell whether another would choose the same: search with seed=2, ... and give all of them")
+    for budget, pattern in patterns.items():
+        print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
+        print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
+        for words in latency_words(pattern.get("latency") or {}):
+            print(words)
+        print(f"written to {names[budget]}")
 
 
 if __name__ == "__main__":

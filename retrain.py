@@ -3,6 +3,7 @@
 import argparse
 
 from nas.config import Config, add_arguments, load_config
+from nas.costs import latency_words
 from nas.errors import InputError, run_command
 from nas.pattern import abbreviate, read_pattern
 
@@ -29,12 +30,13 @@ def notice_other_sizes(content: dict, config: Config) -> None:
 
 def print_results(results: dict) -> None:
     """The figures of results.yaml that one looks for first."""
-    latency = results["latency"]
     print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
     print(
         f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
-        f"interleaved pattern's; {latency['median_ms']:.1f} ms for {latency['batch_size']} segments"
+        "interleaved pattern's"
     )
+    for words in latency_words(results["latency"]):
+        print(words)
     for split in ("valid", "test"):
         about = results[split]
         lost = " (word figure not comparable: the tokens do not keep all words)"
@@ -73,7 +75,7 @@ def main() -> None:
 
     if arguments.eval_only:
         run.check_text(origin)
-        results = evaluate_best(phase, run)
+        results = evaluate_best(phase, run, content)
         out = run.path / f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
         run.start(origin)
@@ -83,7 +85,7 @@ def main() -> None:
         if out.exists():  # an earlier call had finished
             results = read_yaml(out)
         else:
-            results = evaluate_best(phase, run)
+            results = evaluate_best(phase, run, content)
             results |= {
                 "train_steps": trainer.step,
                 "train_tokens": trainer.tokens,

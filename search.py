@@ -20,8 +20,9 @@ def main() -> None:
     from nas.assembly import build_supernet, settle_cutoffs
     from nas.data import Corpus
     from nas.device import set_up
+    from nas.latency import current_costs
     from nas.prepare import prepare
-    from nas.record import open_run, provenance, write_yaml
+    from nas.record import open_run, provenance
     from nas.searching import Search
     from nas.trainer import Trainer
 
@@ -29,11 +30,16 @@ def main() -> None:
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
     settle_cutoffs(config, corpus)
-    phase = Search(build_supernet(config, corpus), corpus, config)
+    measured = config.search.latency.source == "measured"
+    latency = current_costs(config, corpus.counts(), run.path / "latency.yaml") if measured else None
+    phase = Search(build_supernet(config, corpus), corpus, config, latency)
     trainer = Trainer(phase, run, config.train)
 
     run.start(provenance(config, corpus.meta, device, threads))
-    write_yaml(run.path / "flops.yaml", phase.costs.table())
+    phase.flops.write(run.path / "flops.yaml")
+    if latency:
+        latency.write(run.path / "latency.yaml")
+        print(latency.text(config.model.blocks))
     trainer.fit()
 
     for warning in phase.warnings(trainer.step):

@@ -102,11 +102,39 @@ class LogitsOptimizerOptions:
 @dataclass
 class LatencyOptions:
     source: str = option(
-        "none", "cost of an operation: none, or flops (the same everywhere)", choices=("none", "flops")
+        "none",
+        "price of an operation: none, flops (the same everywhere), or measured (milliseconds on this device)",
+        choices=("none", "flops", "measured"),
+    )
+    timing: str = option(
+        "inference",
+        "what costs are of: a forward pass at the sizes of evaluate.*, or a training step at those of train.*",
+        choices=("inference", "training"),
     )
     target: float = option(0.65, "cost as a ratio to the interleaved pattern's above which the loss grows", above=0)
     weight: float = option(1.0, "nats added to the loss per unit of that ratio", minimum=0)
     mode: str = option("target", "add the cost above the target, or always (penalty)", choices=("target", "penalty"))
+
+
+@dataclass
+class EntropyOptions:
+    start: float = option(
+        0.0, "nats added to the loss per nat of pi's mean entropy when logits begin to learn; below 0: stay open"
+    )
+    end: float = option(0.0, "the same at the last step, linearly in between; above 0: come to a decision")
+
+
+@dataclass
+class WarningOptions:
+    identity_share: float = option(
+        0.5, "warn where identity is the choice of more than this share of the blocks", minimum=0, maximum=1
+    )
+    margin: float = option(
+        0.1, "call a block undecided where its first choice leads the second by less than this", minimum=0, maximum=1
+    )
+    late_share: float = option(
+        0.1, "warn of blocks whose choice changed in this last share of the steps", minimum=0, maximum=1
+    )
 
 
 @dataclass
@@ -130,13 +158,24 @@ class SearchOptions:
     warmup_steps: int | None = option(
         None, "steps in which weights train alone, at uniform pi (null: a quarter of all, as in the paper)", minimum=0
     )
+    fair_warmup: bool = option(
+        True, "hard: in the warm-up every operation of every block is trained equally often, not just on average"
+    )
+    exploration: float = option(
+        0.0,
+        "hard: share of the blocks whose operation is drawn uniformly, not from pi, when weights train",
+        minimum=0,
+        maximum=1,
+    )
     stable_share: float = option(
         0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1
     )
     stable_steps: int = option(1000, "for how many steps it must have kept it", minimum=1)
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
+    entropy: EntropyOptions = field(default_factory=EntropyOptions)
     latency: LatencyOptions = field(default_factory=LatencyOptions)
+    warnings: WarningOptions = field(default_factory=WarningOptions)
 
 
 @dataclass

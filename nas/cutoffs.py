@@ -203,7 +203,7 @@ def main() -> None:
     layer = LayerCost(arguments.d_model, arguments.division, arguments.tokens)
     cost = layer if arguments.cost == "layer" else PlainCost()
     if arguments.measure:
-        from nas.latency import measure_output_layer
+        from nas.timing import measure_output_layer
 
         cost = replace(cost, **measure_output_layer(arguments.d_model))
         print(

@@ -1,80 +1,293 @@
-"""From pi to a pattern, with the figures that say how far to trust it. Imports no torch."""
+"""From pi to a pattern, with the figures that say how far to trust it. Imports no torch.
+
+S runs (seeds of one search), N blocks, O candidate operations.
+"""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from nas.costs import CostTable, read_costs
 from nas.errors import InputError
-from nas.pattern import FORMAT, interleaved
-from nas.record import read_yaml
+from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved
+from nas.record import flat_config, read_pi, read_yaml, write_text
 
 TIE = 1e-6  # margins below this are a tie
-NEAR_UNIFORM_MARGIN = 0.1  # first minus second probability
+STANDARD_ERRORS = 2  # a margin over seeds that is smaller than so many of its standard errors may be chance
+MAY_DIFFER = ("seed", "data.cache", "train.threads")  # between seeds of one search
 
 
-def block_confidence(operations: list[str], pi: list[float]) -> dict:
-    """The choice for one block: operation, pi, margin (first minus second) and entropy in nats."""
-    order = sorted(range(len(pi)), key=lambda index: -pi[index])
-    first, second = pi[order[0]], pi[order[1]] if len(pi) > 1 else 0.0
-    return {
-        "operation": operations[order[0]],
-        "pi": {name: round(p, 6) for name, p in zip(operations, pi, strict=True)},
-        "margin": round(first - second, 6),
-        "entropy": round(-sum(p * math.log(p) for p in pi if p > 0), 6),
-    }
+@dataclass(frozen=True)
+class SearchRun:
+    """What a search left in its folder: pi [N, O] at the last logged step, and what it ran with."""
+
+    path: Path
+    content: dict  # of config.yaml
+    operations: list[str]
+    pi: np.ndarray
+    step: int
+    of_steps: int
+    flops: CostTable
+
+    @property
+    def options(self) -> dict:
+        """{dotted key: value}"""
+        return flat_config(self.content)
 
 
-def read_costs(path: Path, operations: list[str]) -> dict:
-    """FLOPs per token of the operations and of the output layer, as the search left them. Raises InputError."""
-    costs = read_yaml(path)
-    blocks = costs.get("blocks")
-    if not isinstance(blocks, dict) or not {*operations, *interleaved(2)} <= blocks.keys() or "output" not in costs:
-        raise InputError(f"{path} is damaged: it must give `output` and, in `blocks`, each of {', '.join(operations)}")
-    return costs
+def read_run(path: Path) -> SearchRun:
+    """Raises InputError where the folder is no search run, or damaged."""
+    last = read_pi(path)[-1]
+    content, names = read_yaml(path / "config.yaml"), last["operations"]
+    flops = read_costs(path / "flops.yaml", names)
+    return SearchRun(path, content, names, np.array(last["pi"]), last["step"], last.get("of_steps", 0), flops)
 
 
-def derive_argmax(history: list[dict], config: dict, costs: dict) -> dict:
-    """The pattern file's mapping: the likeliest operation of every block at the last logged step.
+def check_seeds(runs: list[SearchRun]) -> list[str]:
+    """That runs are seeds of one search: notices of what else differs between them.
 
-    history: lines of pi.jsonl; config: the run's; costs: FLOPs per token of each operation and of the output layer.
+    Raises InputError where their operations, blocks, models or texts differ, naming the first difference.
     """
-    last = history[-1]
-    confidence = [block_confidence(last["operations"], pi) for pi in last["pi"]]
-    blocks = [about["operation"] for about in confidence]
+    first, found = runs[0], []
+    for run in runs[1:]:
+        if run.path.resolve() == first.path.resolve():
+            raise InputError(f"{run.path} is given twice")
+        if (run.operations, run.pi.shape) != (first.operations, first.pi.shape):
+            raise InputError(
+                f"{run.path} searched {len(run.pi)} blocks of {', '.join(run.operations)}, and {first.path} "
+                f"{len(first.pi)} of {', '.join(first.operations)}: give seeds of one search"
+            )
+        for key, value in run.options.items():
+            if key in MAY_DIFFER or value == first.options[key]:
+                continue
+            difference = f"{key} is {value} in {run.path} and {first.options[key]} in {first.path}"
+            if key.startswith(("model.", "data.")):
+                raise InputError(f"{difference}: give seeds of one search")
+            found.append(f"{difference}: what follows mixes two ways to search")
+        if run.options["seed"] == first.options["seed"]:
+            found.append(f"{run.path} has the seed of {first.path}: it adds no evidence")
+    return found
 
-    def flops(names: list[str]) -> float:
-        return costs["output"] + sum(costs["blocks"][name] for name in names)
 
+class Frontier:
+    """The patterns that nothing beats: for every cost the greatest sum of scores, by dynamic programming over blocks.
+
+    scores [N, O]; costs [O] of an operation in any block. Exact: a partial pattern is dropped only where another of at
+    most its cost has at least its score, whatever follows. Costs are counted in whole units of 2^-40 of the largest, so
+    that their sums have no rounding and there are never more partial patterns than multisets of operations.
+    """
+
+    def __init__(self, scores: np.ndarray, costs: list[float]):
+        self.unit = max(costs) / 2**40 or 1.0
+        units = np.rint(np.array(costs) / self.unit).astype(np.int64)
+        cost, score, self.choices = np.zeros(1, dtype=np.int64), np.zeros(1), []
+        for row in scores:
+            total, value = (cost[:, None] + units).ravel(), (score[:, None] + row).ravel()
+            order = np.lexsort((-value, total))
+            best_before = np.concatenate([[-np.inf], np.maximum.accumulate(value[order])[:-1]])
+            kept = order[value[order] > best_before]
+            self.choices.append(np.divmod(kept, len(costs)))  # (where it came from, operation)
+            cost, score = total[kept], value[kept]
+        self.cost = cost * self.unit
+
+    def best(self, budget: float) -> list[int] | None:
+        """The operation of each block in the pattern of greatest score that costs at most `budget`, within 1e-9 of the
+        dearest operation; None where no pattern does."""
+        place = int(np.searchsorted(self.cost, budget + 2**10 * self.unit, side="right")) - 1
+        if place < 0:
+            return None
+        path = []
+        for origins, operations in reversed(self.choices):
+            path.append(int(operations[place]))
+            place = origins[place]
+        return path[::-1]
+
+
+def read_budgets(text: str) -> list[float]:
+    """0.5,0.65,1 -> increasing ratios to the interleaved pattern's cost. Raises InputError where they are none."""
+    try:
+        budgets = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        budgets = []
+    if not budgets or not all(0 < budget < math.inf for budget in budgets):
+        raise InputError(f"{text!r} is no budget: give ratios to the interleaved pattern's cost, such as 0.5,0.65,1")
+    return budgets
+
+
+def choose_within(budgets: list[float], pi: np.ndarray, operations: list[str], costs: CostTable) -> list[list[int]]:
+    """For each budget, a ratio to the interleaved pattern's cost, the pattern of greatest sum of log pi within it.
+
+    Raises InputError where no pattern is so cheap, with the least that one is.
+    """
+    usual = costs.pattern(interleaved(len(pi)))
+    scores = np.log(np.maximum(pi, np.finfo(float).tiny))
+    frontier = Frontier(scores, [costs.blocks[name] for name in operations])
+    paths = [frontier.best(budget * usual - costs.rest) for budget in budgets]
+    if None in paths:
+        least = math.ceil(1000 * (costs.rest + frontier.cost[0]) / usual) / 1000
+        raise InputError(
+            f"no pattern is within a budget of {budgets[0]:g}: the cheapest costs {least:.3f} of the interleaved "
+            "pattern's; give at least that"
+        )
+    return paths
+
+
+def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, least_margin: float) -> dict:
+    """How sure the choice for one block is. pi [S, O], a row per seed; chosen: index of the operation.
+
+    margin: of the mean pi, the chosen operation's minus that of the likeliest other; agreement: the share of the seeds
+    whose own likeliest operation is the chosen one; margin_error: standard error of the margin over the seeds. A block
+    is undecided where its margin is below least_margin, or small next to that error.
+    """
+    mean, seeds = pi.mean(axis=0), len(pi)
+    others = [index for index in range(len(operations)) if index != chosen]
+    about = {
+        "operation": operations[chosen],
+        "pi": {name: round(float(p), 6) for name, p in zip(operations, mean, strict=True)},
+        "margin": round(float(mean[chosen]), 6),
+        "entropy": round(float(-sum(p * math.log(p) for p in mean if p > 0)), 6),
+    }
+    if seeds > 1:
+        about["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)
+    if not others:
+        return about | {"undecided": False}
+    second = max(others, key=lambda index: mean[index])
+    margins = pi[:, chosen] - pi[:, second]
+    margin, error = float(margins.mean()), float(margins.std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else 0.0
+    about |= {"margin": round(margin, 6), "second": operations[second]}
+    if seeds > 1:
+        about["margin_error"] = round(error, 6)
+    return about | {"undecided": abs(margin) < max(least_margin, STANDARD_ERRORS * error)}
+
+
+def describe(
+    path: list[int],
+    runs: list[SearchRun],
+    method: str,
+    budget: float | None = None,
+    removal_losses: list[list[float]] | None = None,
+) -> dict:
+    """The pattern file's mapping: operations by index, and what a reader needs in order to trust them.
+
+    removal_losses [N][O]: nll per token on valid without each operation, where the method is perturbation.
+    """
+    first = runs[0]
+    blocks = [first.operations[index] for index in path]
+    pi = np.stack([run.pi for run in runs], axis=1)  # [N, S, O]
+    least = first.options["search.warnings.margin"]
+    confidence = [block_confidence(first.operations, row, i, least) for row, i in zip(pi, path, strict=True)]
+    for about, losses in zip(confidence, removal_losses or [], strict=False):
+        about["nll_without"] = {name: round(nll, 6) for name, nll in zip(first.operations, losses, strict=True)}
+    origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
     return {
         "format": FORMAT,
         "blocks": blocks,
         "confidence": confidence,
-        "flops_per_token": round(flops(blocks)),
-        "flops_ratio_to_interleaved": round(flops(blocks) / flops(interleaved(len(blocks))), 4),
-        "model": config.get("model"),
-        "data": {key: config.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
+        "flops_per_token": round(first.flops.pattern(blocks)),
+        "flops_ratio_to_interleaved": round(first.flops.ratio(blocks), 4),
+        "model": first.content.get("model"),
+        "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
+        "derived_from": origin if budget is None else {**origin, "latency_budget": budget},
     }
 
 
+def undecided_words(block: int, first: str, second: str, margin: float) -> str:
+    """How a search and a derivation say that a block has no clear choice; first: the likelier."""
+    if margin < TIE:
+        return f"block {block} is a TIE between {first} and {second}: its operation is arbitrary"
+    return f"block {block} is UNDECIDED: {first} leads {second} by only {margin:.3f}; {second} may be as good"
+
+
 def doubts(pattern: dict) -> list[str]:
-    """What a reader must not overlook, one sentence each: ties and near-uniform blocks."""
+    """What a reader must not overlook, one sentence for each undecided block."""
     found = []
     for index, about in enumerate(pattern["confidence"], start=1):
-        ranked = sorted(about["pi"], key=lambda name: -about["pi"][name])
-        if len(ranked) > 1 and about["margin"] < TIE:
-            found.append(f"block {index} is a TIE between {ranked[0]} and {ranked[1]}: its operation is arbitrary")
-        elif len(ranked) > 1 and about["margin"] < NEAR_UNIFORM_MARGIN:
-            found.append(
-                f"block {index} is UNDECIDED: {ranked[0]} leads {ranked[1]} by only {about['margin']:.3f}; "
-                f"{ranked[1]} may be as good"
-            )
+        if not about["undecided"]:
+            continue
+        names = [about["operation"], about["second"]]
+        first, second = names if about["margin"] >= 0 else reversed(names)
+        margin, error = abs(about["margin"]), about.get("margin_error", 0.0)
+        words = undecided_words(index, first, second, margin)
+        if STANDARD_ERRORS * error > margin:
+            words += f" (over the seeds the lead has a standard error of {error:.3f})"
+        found.append(words)
     return found
 
 
 def confidence_table(pattern: dict) -> str:
-    """A line per block: choice, pi of every operation, margin, entropy."""
+    """A line per block: choice, pi of every operation, margin, entropy; over seeds their agreement; and in words."""
     names = list(pattern["confidence"][0]["pi"])
-    rows = [f"{'block':>5}  {'choice':<10}" + "".join(f"{name:>11}" for name in names) + f"{'margin':>9}{'entropy':>9}"]
+    seeds = "agreement" in pattern["confidence"][0]
+    head = f"{'block':>5}  {'choice':<{width(names)}}" + "".join(f"{name:>{len(name) + 2}}" for name in names)
+    head += f"{'margin':>8}" + (f"{'± error':>9}{'agree':>7}" if seeds else "") + f"{'entropy':>9}  "
+    rows = [head]
     for index, about in enumerate(pattern["confidence"], start=1):
-        figures = "".join(f"{about['pi'][name]:>11.3f}" for name in names)
-        rows.append(f"{index:>5}  {about['operation']:<10}{figures}{about['margin']:>9.3f}{about['entropy']:>9.3f}")
+        row = f"{index:>5}  {about['operation']:<{width(names)}}"
+        row += "".join(f"{about['pi'][name]:>{len(name) + 2}.3f}" for name in names) + f"{about['margin']:>8.3f}"
+        if seeds:
+            row += f"{about.get('margin_error', 0.0):>9.3f}{about['agreement']:>7.0%}"
+        rows.append(f"{row}{about['entropy']:>9.3f}  {verdict(about)}")
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def width(names: list[str]) -> int:
+    return max(map(len, names)) + 1
+
+
+def verdict(about: dict) -> str:
+    """Confidence in words."""
+    if about["undecided"]:
+        return f"undecided: {about['second']} as good"
+    if about["margin"] < 0:
+        return f"pi prefers {about['second']}"
+    return "decided" if "agreement" in about else ""
+
+
+def removal_table(pattern: dict) -> str:
+    """A line per block: nll per token on valid without each operation; the choice is the one that is missed most."""
+    rows = ["nll per token on valid, with one operation taken out of the SuperNet:"]
+    for index, about in enumerate(pattern["confidence"], start=1):
+        losses = "  ".join(f"without {name} {nll:.4f}" for name, nll in about["nll_without"].items())
+        rows.append(f"{index:>5}  {about['operation']:<{width(list(about['pi']))}}{losses}")
     return "\n".join(rows)
+
+
+def pareto_table(patterns: dict[float, dict], unit: str) -> str:
+    """Markdown: a row per budget, with what the pattern costs, predicted and, where it was, measured."""
+    rows = [
+        f"Budgets and ratios are of the interleaved pattern's cost, in {unit}.",
+        "",
+        "| budget | pattern | attention blocks | predicted ratio | measured ratio | predicted ms | ms | log pi |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for budget, pattern in patterns.items():
+        latency = pattern.get("latency") or {}
+        ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
+        score = sum(math.log(max(about["pi"][about["operation"]], 1e-300)) for about in pattern["confidence"])
+        seen = [latency.get(key) for key in ("ratio_to_interleaved", "predicted_ms", "median_ms")]
+        shown = ["" if value is None else f"{value:.{places}f}" for value, places in zip(seen, (3, 2, 2), strict=True)]
+        cells = [
+            f"{budget:g}",
+            abbreviate(pattern["blocks"]),
+            str(pattern["blocks"].count("attention")),
+            f"{ratio:.3f}",
+        ]
+        rows.append("| " + " | ".join([*cells, *shown, f"{score:.2f}"]) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
+    """Write pattern files, all or none. Raises InputError where one exists and says something else, unless `force`;
+    its `latency`, the last key, may differ, since no two measurements are the same."""
+    for path, content in patterns.items():
+        before = path.read_text("utf-8") if path.exists() else None
+        if before and without_latency(before) != without_latency(dump_pattern(content)) and not force:
+            raise InputError(f"{path} exists and differs; name another file with --out, or replace it with --force")
+    for path, content in patterns.items():
+        write_text(path, dump_pattern(content))
+
+
+def without_latency(text: str) -> str:
+    return text.partition("\nlatency:")[0].rstrip()

@@ -35,6 +35,18 @@ def sample_path(logits: Tensor, generator: torch.Generator) -> list[int]:
     return (logits.detach() + gumbel_like(logits, generator)).argmax(dim=-1).tolist()
 
 
+def explore(logits: Tensor, share: float) -> Tensor:
+    """Logits [N, O] of the mixture (1 - share) pi + share / O: an operation out of favour keeps being drawn."""
+    return ((1 - share) * logits.detach().softmax(dim=-1) + share / logits.shape[1]).log()
+
+
+def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
+    """As many paths as operations, which together visit each operation of each block exactly once (strict fairness,
+    arXiv 1907.01845, section 3.2); in each block the order is drawn by itself."""
+    orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
+    return [list(path) for path in zip(*orders, strict=True)]
+
+
 def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], list[Tensor]]:
     """The sampled path and a gate of value 1 per block, 1 + w_i - stop_gradient(w_i), through which logits learn."""
     weights = relax(logits, noise, temperature)

@@ -1,126 +1,249 @@
-"""What operations and models cost: floating-point operations, and milliseconds measured on this device."""
+"""What operations and patterns cost: floating-point operations, and milliseconds measured on this device.
 
-import itertools
-import statistics
-import time
-from collections.abc import Callable
+`python -m nas.latency CONFIG.yaml` prints the table that a search with search.latency.source=measured uses.
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.operations import OPERATIONS, Sizes
-from models.softmax import AdaptiveSoftmax, linear_nll
+from models.operations import OPERATIONS
+from models.softmax import AdaptiveSoftmax
+from models.transformer_xl import TransformerXL, build_pattern
+from nas.assembly import evaluation_lengths, model_sizes, output_options, settle_cutoffs
+from nas.config import Config, load_config
+from nas.costs import FLOPS, MILLISECONDS, CostTable, read_costs
+from nas.cutoffs import cluster_table
+from nas.data import Corpus
+from nas.device import set_up
+from nas.errors import InputError, run_command
 from nas.pattern import interleaved
+from nas.prepare import prepare
+from nas.record import processor
+from nas.timing import timed_rounds
+from nas.trainer import WeightsOptimizer
+
+ROUNDS, SECONDS = 20, 3.0  # at least so many rounds, and for so long
+MIXTURES = 6  # models of mixed operations to which costs are fitted, beside those of one
 
 
-class FlopCosts:
-    """FLOPs per token of a forward pass: of each candidate in a block, and of the output layer that every pattern has.
-
-    They follow from the sizes alone and are the same on every machine. A multiply-add counts as two.
-    """
-
-    def __init__(self, sizes: Sizes, batch: int, segment: int, memory: int, head: nn.Module, counts: np.ndarray):
-        self.blocks = {name: cls.flops(sizes, batch, segment, memory) for name, cls in OPERATIONS.items()}
-        self.output = head.flops(cluster_mass(head, counts)) if isinstance(head, AdaptiveSoftmax) else head.flops()
-
-    def table(self) -> dict:
-        """What a search leaves in its folder for derive.py."""
-        return {"unit": "FLOPs per token, forward", "output": self.output, "blocks": self.blocks}
-
-    def pattern(self, blocks: list[str]) -> float:
-        """FLOPs per token of a whole model with these blocks."""
-        return self.output + sum(self.blocks[name] for name in blocks)
-
-    def ratio(self, blocks: list[str]) -> float:
-        """The same, over the interleaved pattern of as many blocks."""
-        return self.pattern(blocks) / self.pattern(interleaved(len(blocks)))
-
-    def expected_ratio(self, logits: Tensor, operations: list[str]) -> Tensor:
-        """Expectation of ratio() over pi, a differentiable scalar; exact, since costs add up over blocks.
-
-        logits [N, O], operations: the names of the O candidates.
-        """
-        costs = torch.tensor([self.blocks[name] for name in operations], dtype=logits.dtype, device=logits.device)
-        total = self.output + (logits.softmax(dim=-1) * costs).sum()
-        return total / self.pattern(interleaved(len(logits)))
+def costed_shape(config: Config) -> tuple[int, int, int]:
+    """(batch, segment, memory) at which costs are counted and timed: evaluation's, or training's."""
+    if config.search.latency.timing == "training":
+        return config.train.batch_size, config.train.segment, config.train.memory
+    return config.evaluate.batch_size, *evaluation_lengths(config)
 
 
-def cluster_mass(head: AdaptiveSoftmax, counts: np.ndarray) -> list[float]:
-    """Share of the training tokens in each cluster of an adaptive softmax, head first. counts [V] by rank."""
-    total = max(1, int(counts.sum()))
-    return [float(counts[low:high].sum()) / total for low, high in zip(head.borders, head.borders[1:], strict=False)]
+def sizes_of(config: Config, vocab_size: int) -> dict:
+    """The sizes that costs depend on."""
+    batch, segment, memory = costed_shape(config)
+    model = asdict(model_sizes(config)) | output_options(config, vocab_size)
+    if config.search.latency.timing == "inference":
+        del model["dropout"]
+    return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
 
 
-def times_of(work: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each of `repeats` turns of a piece of work, after three unmeasured ones."""
-    times = []
-    for _ in range(repeats + 3):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return times[3:]
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Median seconds of a piece of work."""
-    return statistics.median(times_of(work, repeats=15))
-
-
-def measure_output_layer(d_model: int) -> dict[str, float]:
-    """The constants of nas.cutoffs.LayerCost on this machine, in ns, measured for some seconds on one thread.
-
-    A product of n tokens, width d and v logits, forward and backward, is taken to last
-    per_product + n v (d per_multiply_add + per_logit); least squares of the relative errors.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, requires_grad=True)
-
-    equations = []
-    for tokens, size, width in itertools.product((32, 128, 512), (256, 2048, 8192), (max(8, d_model // 4), d_model)):
-        inputs = leaf(tokens, width), leaf(size, width), leaf(size)
-        targets, gradient = torch.randint(size, (tokens,)), torch.ones(tokens)
-        taken = 1e9 * seconds_of(lambda: linear_nll(*inputs, targets).backward(gradient))  # noqa: B023
-        equations.append(np.array([tokens * size * width, tokens * size, 1.0]) / taken)
-    per_multiply_add, per_logit, per_product = np.linalg.lstsq(np.array(equations), np.ones(len(equations)))[0]
-
-    hidden, nll = leaf(1024, d_model), torch.zeros(1024)
-    picked = {}
-    for count in (64, 512):  # what a tail does with its tokens, beside its product
-        rows, gradient = torch.randperm(1024)[:count], torch.ones(count, d_model)
-        picked[count] = seconds_of(
-            lambda: (hidden.index_select(0, rows).backward(gradient), nll.index_add(0, rows, gradient[:, 0]))  # noqa: B023
-        )
-    torch.set_num_threads(threads)
-    constants = {
-        "per_multiply_add": per_multiply_add,
-        "per_logit": per_logit,
-        "per_row": 1e9 * (picked[512] - picked[64]) / (512 - 64),
-        "per_product": per_product,
+def conditions(config: Config, vocab_size: int) -> dict:
+    """All that measured costs depend on: what is timed, this device, and the sizes."""
+    return {
+        "timing": config.search.latency.timing,
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "precision": "float32",
+        "torch": str(torch.__version__),
+        **sizes_of(config, vocab_size),
     }
-    return {name: max(0.0, float(value)) for name, value in constants.items()}
 
 
-@torch.no_grad()
-def measure_latency(
-    model: nn.Module, counts: np.ndarray, batch: int, segment: int, memory: int, repeats: int = 20
-) -> dict:
-    """Milliseconds of one forward pass over a segment with a full memory: median and quartiles of `repeats` passes.
+def count_flops(config: Config, counts: np.ndarray) -> CostTable:
+    """FLOPs per token of a forward pass. They follow from the sizes and are the same on every machine; a multiply-add
+    counts as two. counts [V]: how often the training text has each token, for an adaptive output layer."""
+    sizes = model_sizes(config)
+    with torch.device("meta"):  # its shapes alone are needed
+        head = build_pattern([], sizes, len(counts), **output_options(config, len(counts))).head
+    shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
+    rest = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
+    blocks = {name: float(cls.flops(sizes, *costed_shape(config))) for name, cls in OPERATIONS.items()}
+    return CostTable(FLOPS, float(rest), blocks, sizes_of(config, len(counts)))
 
-    counts [V]: how often the training text has each token.
-    model is called as TransformerXL.forward; its mode (train or eval) is restored.
+
+class SegmentWork:
+    """One segment through a model whose memories are full: a forward pass, or a training step.
+
+    tokens [B, L + 1]. Called again and again, with the same tokens and memories.
     """
+
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config):
+        self.model, self.memory_length = model, costed_shape(config)[2]
+        self.inputs = tokens[:, :-1], tokens[:, 1:]
+        self.optimizer = None
+        if config.search.latency.timing == "training":
+            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1)
+        self.memories = None
+        for _ in range(-(-self.memory_length // self.inputs[0].shape[1])):
+            _, self.memories = self.forward()
+
+    @torch.no_grad()
+    def forward(self):
+        self.model.eval()
+        return self.model(*self.inputs, self.memories, self.memory_length)
+
+    def __call__(self) -> None:
+        if self.optimizer is None:
+            self.forward()
+            return
+        self.model.train()
+        nll, _ = self.model(*self.inputs, self.memories, self.memory_length)
+        self.optimizer.clear()
+        nll.mean().backward()
+        self.optimizer.apply(step=1)
+
+
+def segment_works(patterns: list[list[str]], config: Config, counts: np.ndarray) -> dict[int, SegmentWork]:
+    """For each pattern a model with fresh weights, at work."""
+    batch, segment, _ = costed_shape(config)
     # An adaptive output layer costs what its tokens cost, so they are as frequent as in the training text.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    was_training, memories = model.training, None
-    model.eval()
-    for _ in range(-(-memory // segment)):
-        _, memories = model(tokens[:, :-1], tokens[:, 1:], memories, memory)
-    seconds = times_of(lambda: model(tokens[:, :-1], tokens[:, 1:], memories, memory), repeats)
-    model.train(was_training)
-    low, middle, high = (1e3 * quartile for quartile in statistics.quantiles(seconds, n=4))
-    return {"median_ms": middle, "quartiles_ms": [low, high], "batch_size": batch, "segment": segment, "memory": memory}
+    sizes, output = model_sizes(config), output_options(config, len(counts))
+    with torch.random.fork_rng():  # a measurement must not change what is trained after it
+        models = [build_pattern(pattern, sizes, len(counts), **output) for pattern in patterns]
+    return {index: SegmentWork(model, tokens, config) for index, model in enumerate(models)}
+
+
+def fitted_patterns(operations: list[str], blocks: int) -> list[list[str]]:
+    """The models to which costs are fitted: without blocks, of each operation alone, and mixtures of equal shares."""
+    shares = np.resize(operations, blocks)
+    source = np.random.default_rng(0)
+    mixtures = [list(map(str, source.permutation(shares))) for _ in range(MIXTURES)]
+    return [[], *([name] * blocks for name in operations), *mixtures]
+
+
+def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
+    """Milliseconds of each operation in a block, and of the rest, for a segment with full memories.
+
+    Timed in rounds are whole models of config.model.blocks blocks (fitted_patterns), so that an operation is measured
+    where it will run, with the memory traffic of a model around it: among others of its kind an operation finds other
+    things in the caches than in a mixture, by some percent, and timed by itself it would find still others. Each round
+    gives costs whose sums fit its times best (least squares of relative errors); of these, median and quartiles.
+    """
+    names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
+    patterns = fitted_patterns(names, config.model.blocks)
+    times = np.array(list(timed_rounds(segment_works(patterns, config, counts), ROUNDS, SECONDS).values()))  # [P, R]
+    parts = np.array([[1, *(pattern.count(name) for name in names)] for pattern in patterns])
+    fits = [np.linalg.lstsq(parts / taken[:, None], np.ones(len(parts)), rcond=None)[0] for taken in 1e3 * times.T]
+    low, middle, high = np.maximum(0.0, np.quantile(fits, [0.25, 0.5, 0.75], axis=0))
+    rest, *blocks = map(float, middle)
+    quartiles = {name: [float(a), float(b)] for name, a, b in zip(["rest", *names], low, high, strict=True)}
+    blocks = dict(zip(names, blocks, strict=True))
+    return CostTable(MILLISECONDS, rest, blocks, conditions(config, len(counts)), quartiles)
+
+
+def measure_patterns(patterns: list[list[str]], config: Config, counts: np.ndarray) -> list[dict]:
+    """Milliseconds of whole models for a segment with full memories, in rounds: median and quartiles for each."""
+    times = timed_rounds(segment_works(patterns, config, counts), ROUNDS, SECONDS)
+    quartiles = [[float(1e3 * q) for q in np.quantile(taken, [0.25, 0.5, 0.75])] for taken in times.values()]
+    return [{"median_ms": middle, "quartiles_ms": [low, high]} for low, middle, high in quartiles]
+
+
+def changes(before: dict, now: dict) -> str:
+    """What differs between the conditions under which costs were measured and those of now; empty where nothing."""
+    return ", ".join(f"{key} {before.get(key)}" for key in now if before.get(key) != now[key])
+
+
+def current_costs(config: Config, counts: np.ndarray, kept: Path) -> CostTable:
+    """The table that a run folder keeps where it holds for these sizes on this device; else one measured now."""
+    if kept.exists():
+        table = read_costs(kept, config.search.operations)
+        was = changes(table.holds_for, conditions(config, len(counts)))
+        if not was:
+            return table
+        print(f"NOTICE: {kept} was measured with {was}; that is no longer so, and latencies are measured anew")
+    return measure_costs(config, counts)
+
+
+def measure_beside(pattern: list[str], config: Config, counts: np.ndarray, predicted: dict) -> dict:
+    """A pattern's measured latency as files hold it, beside what was predicted; predicted: as CostTable.predict, or
+    empty."""
+    measured, reference = measure_patterns([pattern, interleaved(len(pattern))], config, counts)
+    batch, segment, memory = costed_shape(config)
+    return {
+        **measured,
+        "ratio_to_interleaved": measured["median_ms"] / reference["median_ms"],
+        **predicted,
+        "timing": config.search.latency.timing,
+        "batch_size": batch,
+        "segment": segment,
+        "memory": memory,
+        "threads": torch.get_num_threads(),
+    }
+
+
+class RunLatency:
+    """The latencies of a search: its table where that holds on this device, else one measured now; and patterns,
+    measured beside their prediction."""
+
+    def __init__(self, run: Path):
+        kept = run / "latency.yaml"
+        self.config, self.counts = load_config(run / "config.yaml", []), None
+        set_up(self.config.seed, self.config.train.threads)
+        try:
+            self.counts = Corpus(prepare(self.config.data)).counts()
+            self.table = current_costs(self.config, self.counts, kept)
+        except InputError as error:
+            print(f"NOTICE: latencies are those of {kept} and are not measured again: {error}")
+            self.table = read_costs(kept, self.config.search.operations)
+
+    def of(self, pattern: list[str]) -> dict:
+        """What a pattern file holds: predicted and measured latency, and the conditions under which both hold."""
+        about = self.table.predict(pattern)
+        if self.counts is not None:
+            about = measure_beside(pattern, self.config, self.counts, about)
+        return about | {"holds_for": self.table.holds_for}
+
+
+def prediction(pattern_file: dict, config: Config, vocab_size: int) -> dict:
+    """What a pattern file predicts under the conditions of now; empty where it predicts nothing, or says that it holds
+    under others only."""
+    latency = pattern_file.get("latency") or {}
+    if "predicted_ms" not in latency:
+        return {}
+    was = changes(latency.get("holds_for") or {}, conditions(config, vocab_size))
+    if was:
+        print(f"NOTICE: the pattern's latency was predicted for {was}; that is not so here, and is not compared")
+        return {}
+    return {key: latency[key] for key in ("predicted_ms", "predicted_ratio_to_interleaved")}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nas.latency", description=__doc__)
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--out", metavar="FILE.yaml", type=Path, help="also write it, such as RUN_DIR/latency.yaml")
+    return parser.parse_intermixed_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    config = load_config(arguments.config, arguments.overrides)
+    _, threads = set_up(config.seed, config.train.threads)
+    corpus = Corpus(prepare(config.data))
+    settle_cutoffs(config, corpus)
+    table = measure_costs(config, corpus.counts())
+    batch, segment, memory = costed_shape(config)
+    print(
+        f"{config.search.latency.timing}: batch {batch}, segment {segment}, memory {memory}, d_model "
+        f"{config.model.d_model}, {threads} threads, {processor()}; milliseconds per segment"
+    )
+    print(table.text(config.model.blocks))
+    if arguments.out:
+        table.write(arguments.out)
+        print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -4,11 +4,11 @@ import math
 import time
 
 from models.transformer_xl import TransformerXL
-from nas.assembly import check_evaluation_text, count_steps, evaluate_with, evaluation_lengths, model_sizes, run_batch
+from nas.assembly import check_evaluation_text, count_steps, evaluate_with, evaluation_lengths, run_batch
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import Config
 from nas.data import ContextBatches, Corpus
-from nas.latency import FlopCosts, measure_latency
+from nas.latency import count_flops, measure_beside, prediction
 from nas.record import RunFolder
 from nas.trainer import WeightsOptimizer
 
@@ -75,8 +75,9 @@ class Retraining:
         self.best_nll, self.best_step, self.without_improvement = state["best"]
 
 
-def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
-    """What results.yaml holds: the best weights on valid and test, size, cost and measured latency."""
+def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict:
+    """What results.yaml holds: the best weights on valid and test, size, cost, and measured latency, beside that which
+    the pattern file predicts."""
     config, model, corpus = phase.config, phase.model, phase.corpus
     best = load_checkpoint(run.path / BEST, "model")
     model.load_state_dict(best["model"])
@@ -84,8 +85,8 @@ def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
     started = time.perf_counter()
     splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
     seconds = time.perf_counter() - started
-    pattern = run.config["pattern"]
-    costs = FlopCosts(model_sizes(config), config.evaluate.batch_size, segment, memory, model.head, corpus.counts())
+    pattern, counts = run.config["pattern"], corpus.counts()
+    costs, predicted = count_flops(config, counts), prediction(pattern_file, config, corpus.vocab_size)
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -96,6 +97,6 @@ def evaluate_best(phase: Retraining, run: RunFolder) -> dict:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.pattern(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": measure_latency(model, corpus.counts(), config.evaluate.batch_size, segment, memory),
+        "latency": measure_beside(pattern, config, counts, predicted),
         "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
     }

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nas.assembly import check_evaluation_text, count_steps, evaluate_with, model_sizes, run_batch
+from nas.assembly import check_evaluation_text, count_steps, evaluate_with, run_batch
 from nas.config import Config
+from nas.costs import CostTable
 from nas.data import Batch, ContextBatches, Corpus
-from nas.derivation import NEAR_UNIFORM_MARGIN
+from nas.derivation import undecided_words
 from nas.errors import InputError
 from nas.gumbel import (
+    explore,
+    fair_paths,
     gumbel_like,
     leave_one_out_gradient,
     relax,
@@ -22,13 +25,28 @@ from nas.gumbel import (
     straight_through,
     temperature_at,
 )
-from nas.latency import FlopCosts
+from nas.latency import count_flops
 from nas.record import RunFolder
 from nas.supernet import SuperNet
 from nas.trainer import WeightsOptimizer
 
 SAMPLING_SEED = 0x5EED  # keeps the noise of the samples apart from that of initialisation and dropout
-UNSETTLED_SHARE = 0.9  # a change after this share of the steps is late
+
+
+def entropy_of(pi: Tensor) -> Tensor:
+    """Entropy of each block's pi [N, O] in nats [N]."""
+    return -(pi * pi.clamp_min(torch.finfo(pi.dtype).tiny).log()).sum(dim=-1)
+
+
+def check_target(config: Config, price: CostTable) -> None:
+    """Raises InputError where the expected cost can never come down to search.latency.target."""
+    options = config.search.latency
+    least = price.least_ratio(config.search.operations, config.model.blocks)
+    if options.source != "none" and options.mode == "target" and options.target < least:
+        raise InputError(
+            f"search.latency.target={options.target:g} is out of reach: the cheapest pattern costs {least:.3f} of the "
+            "interleaved pattern's; give at least that"
+        )
 
 
 class Search:
@@ -39,8 +57,12 @@ class Search:
     pi.
     """
 
-    def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config):
+    def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config, latency: CostTable | None = None):
+        """latency: the table that search.latency.source=measured needs."""
         self.supernet, self.corpus, self.config, self.options = supernet, corpus, config, config.search
+        self.flops, self.latency = count_flops(config, corpus.counts()), latency
+        self.price = self.latency or self.flops
+        check_target(config, self.price)
         check_evaluation_text(corpus)
         train, tokens = config.train, corpus.tokens("train")
         self.arch_stream = None
@@ -66,10 +88,8 @@ class Search:
         self.logits_optimizer = torch.optim.Adam(
             [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay
         )
-        self.costs = FlopCosts(
-            model_sizes(config), train.batch_size, train.segment, train.memory, supernet.backbone.head, corpus.counts()
-        )
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
+        self.fair_queue: list[list[int]] = []  # of the warm-up: paths that make the visits of each operation equal
         self.temperature = self.options.temperature.start
         self.heldout_nll: float | None = None  # of the last logits step on held-out text, mean over its paths
         self.path = supernet.argmax_path()
@@ -84,7 +104,7 @@ class Search:
         if not self.logits_learn(step):
             return self.weights_step(step, self.stream.next())
         if self.arch_stream:
-            self.heldout_nll, tokens = self.heldout_logits_step(self.arch_stream.next())
+            self.heldout_nll, tokens = self.heldout_logits_step(step, self.arch_stream.next())
             result = None, tokens
         else:
             result = self.shared_step(step, self.stream.next())
@@ -97,13 +117,16 @@ class Search:
         return step > self.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
 
     def temperature_of(self, step: int) -> float:
-        warmup, schedule = self.warmup_steps, self.options.temperature
-        progress = (step - warmup) / (self.total_steps - warmup)
-        return temperature_at(progress, schedule.start, schedule.end, schedule.schedule)
+        schedule = self.options.temperature
+        return temperature_at(self.progress(step), schedule.start, schedule.end, schedule.schedule)
+
+    def progress(self, step: int) -> float:
+        """Of the steps after the warm-up: 0 at its end (below it before), 1 at the last step."""
+        return (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
 
     def weights_step(self, step: int, batch: Batch) -> tuple[float, int]:
         """Weights alone, along a sample that no gradient follows back to the logits."""
-        self.draw(self.supernet.logits.detach())
+        self.draw_for_weights(step)
         loss = run_batch(self.supernet, batch, self.stream, self.config.train.memory)
         self.weights.clear()
         loss.backward()
@@ -123,10 +146,10 @@ class Search:
             loss.backward()
             self.weights.apply(step)
             result = loss.item(), batch.targets.numel()
-        self.update_logits()
+        self.update_logits(step)
         return result
 
-    def heldout_logits_step(self, batch: Batch) -> tuple[float, int]:
+    def heldout_logits_step(self, step: int, batch: Batch) -> tuple[float, int]:
         """Logits alone, on text that the weights never see, without dropout."""
         self.supernet.eval()
         if self.scores_paths:
@@ -136,7 +159,7 @@ class Search:
             loss = run_batch(self.supernet, batch, self.arch_stream, self.config.train.memory)
             (self.supernet.logits.grad,) = torch.autograd.grad(loss, [self.supernet.logits])
             nll = loss.item()
-        self.update_logits()
+        self.update_logits(step)
         return nll, batch.targets.numel()
 
     @property
@@ -144,14 +167,23 @@ class Search:
         return self.options.sampling == "hard" and self.options.estimator == "leave_one_out"
 
     def draw(self, logits: Tensor) -> None:
-        """Set the SuperNet to a fresh sample; logits that ask for gradients get them through it."""
+        """Set the SuperNet to a fresh sample, through which the logits get their gradients."""
+        noise = gumbel_like(logits, self.generator)
         if self.options.sampling == "soft":
-            self.supernet.mix(relax(logits, gumbel_like(logits, self.generator), self.temperature))
-        elif logits.requires_grad:
-            noise = gumbel_like(logits, self.generator)
-            self.supernet.take(*straight_through(logits, noise, self.temperature))
+            self.supernet.mix(relax(logits, noise, self.temperature))
         else:
-            self.supernet.take(sample_path(logits, self.generator))
+            self.supernet.take(*straight_through(logits, noise, self.temperature))
+
+    def draw_for_weights(self, step: int) -> None:
+        """Set the SuperNet to a fresh sample that no gradient follows back to the logits."""
+        logits = self.supernet.logits.detach()
+        if self.options.sampling == "soft":
+            self.draw(logits)
+        elif self.options.fair_warmup and step <= self.warmup_steps:
+            self.fair_queue = self.fair_queue or fair_paths(*logits.shape, self.generator)
+            self.supernet.take(self.fair_queue.pop())
+        else:
+            self.supernet.take(sample_path(explore(logits, self.options.exploration), self.generator))
 
     @torch.no_grad()
     def score_paths(self, batch: Batch, stream: ContextBatches) -> float:
@@ -176,18 +208,26 @@ class Search:
         self.supernet.train(was_training)
         return float(np.mean(losses))
 
-    def update_logits(self) -> None:
-        """Add the price of the expected cost to the logits' gradient, then step."""
-        latency, logits = self.options.latency, self.supernet.logits
-        if latency.source != "none":
-            ratio = self.costs.expected_ratio(logits, self.supernet.operations)
-            above = ratio if latency.mode == "penalty" else (ratio - latency.target).clamp_min(0)
-            (gradient,) = torch.autograd.grad(latency.weight * above, [logits])
-            logits.grad = logits.grad + gradient
+    def update_logits(self, step: int) -> None:
+        """Add the gradient of what is charged beside the nll, then step."""
+        logits = self.supernet.logits
+        (gradient,) = torch.autograd.grad(self.charges(logits, step), [logits])
+        logits.grad = logits.grad + gradient
         if not torch.isfinite(logits.grad).all():
             raise FloatingPointError("the gradient of the logits is not finite")
         self.logits_optimizer.step()
         self.logits_optimizer.zero_grad(set_to_none=True)
+
+    def charges(self, logits: Tensor, step: int) -> Tensor:
+        """The price of the expected cost, and of the mean entropy of pi, in nats: exact functions of the logits."""
+        pi, latency, entropy = logits.softmax(dim=-1), self.options.latency, self.options.entropy
+        weight = entropy.start + (entropy.end - entropy.start) * self.progress(step)
+        total = weight * entropy_of(pi).mean()
+        if latency.source != "none":
+            ratio = self.price.expected_ratio(pi, self.supernet.operations)
+            above = ratio if latency.mode == "penalty" else (ratio - latency.target).clamp_min(0)
+            total = total + latency.weight * above
+        return total
 
     # --- what is seen of it
 
@@ -197,23 +237,26 @@ class Search:
         self.path_since = [step if new != old else since for new, old, since in changes]
         self.path = path
 
-    def entropy(self) -> Tensor:
-        """Entropy of pi per block in nats [N]."""
-        pi = self.supernet.pi()
-        return -(pi * pi.clamp_min(torch.finfo(pi.dtype).tiny).log()).sum(dim=-1)
-
-    def expected_ratio(self) -> float:
-        """Expected FLOPs over the interleaved pattern's."""
-        return self.costs.expected_ratio(self.supernet.logits.detach(), self.supernet.operations).item()
+    def expected(self) -> dict[str, float | None]:
+        """Expected cost of a pattern drawn from pi: FLOPs over the interleaved pattern's, and, if measured,
+        milliseconds."""
+        pi, names = self.supernet.pi().double(), self.supernet.operations
+        return {
+            "expected_latency_ms": None if self.latency is None else self.latency.expected(pi, names).item(),
+            "expected_flops_ratio": self.flops.expected_ratio(pi, names).item(),
+        }
 
     def scalars(self) -> dict[str, float]:
         heldout = {} if self.heldout_nll is None else {"heldout_nll": self.heldout_nll}
+        expected = self.expected()
+        latency = {} if self.latency is None else {"latency_ms": expected["expected_latency_ms"]}
         return {
             **heldout,
             "lr": self.weights.lr,
             "temperature": self.temperature,
-            "entropy": self.entropy().mean().item(),
-            "flops_ratio": self.expected_ratio(),
+            "entropy": entropy_of(self.supernet.pi()).mean().item(),
+            "flops_ratio": expected["expected_flops_ratio"],
+            **latency,
         }
 
     def record(self, run: RunFolder, step: int) -> None:
@@ -225,15 +268,15 @@ class Search:
                 "temperature": self.temperature,
                 "operations": self.supernet.operations,
                 "pi": self.supernet.pi().double().tolist(),
-                "expected_latency_ms": None,
-                "expected_flops_ratio": self.expected_ratio(),
+                **self.expected(),
             },
         )
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Along the likeliest path, without noise."""
-        self.supernet.take(self.supernet.argmax_path())
-        return evaluate_with(self.config, self.supernet, self.supernet.backbone.blocks, self.corpus, "valid")
+        path = self.supernet.argmax_path()
+        self.supernet.take(path)
+        return evaluate_with(self.config, self.supernet, self.supernet.operations_on(path), self.corpus, "valid")
 
     def finished(self, step: int) -> str | None:
         share, steps = self.options.stable_share, self.options.stable_steps
@@ -244,18 +287,18 @@ class Search:
 
     def warnings(self, step: int) -> list[str]:
         """What makes the outcome doubtful, one sentence each."""
-        pi = self.supernet.pi()
-        top = pi.topk(min(2, pi.shape[1])).values
-        found = []
+        limits, found = self.options.warnings, []
         names = self.supernet.names(self.supernet.argmax_path())
-        if names.count("identity") > len(names) / 2:
+        if names.count("identity") > limits.identity_share * len(names):
             found.append(f"identity has taken over {names.count('identity')} of {len(names)} blocks")
-        unsure = [i + 1 for i, row in enumerate(top) if len(row) > 1 and row[0] - row[1] < NEAR_UNIFORM_MARGIN]
-        if unsure:
-            found.append(f"pi is near uniform in block {', '.join(map(str, unsure))}: the choice there is arbitrary")
-        recent = [i + 1 for i, since in enumerate(self.path_since) if since > UNSETTLED_SHARE * step]
+        ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))
+        for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
+            if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
+                found.append(undecided_words(number, *self.supernet.names(order), pi[0] - pi[1]))
+        recent = [i + 1 for i, since in enumerate(self.path_since) if since > (1 - limits.late_share) * step]
         if recent:
-            found.append(f"the pattern has not settled: block {', '.join(map(str, recent))} changed in the last tenth")
+            late = f"changed in the last {limits.late_share:.0%} of the steps"
+            found.append(f"the pattern has not settled: block {', '.join(map(str, recent))} {late}")
         return found
 
     def state_dict(self) -> dict:
@@ -266,6 +309,7 @@ class Search:
             "stream": self.stream.state_dict(),
             "arch_stream": self.arch_stream.state_dict() if self.arch_stream else None,
             "generator": self.generator.get_state(),
+            "fair_queue": self.fair_queue,
             "path": [self.path, self.path_since],
             "temperature": self.temperature,
             "heldout_nll": self.heldout_nll,
@@ -279,5 +323,6 @@ class Search:
         if self.arch_stream:
             self.arch_stream.load_state_dict(state["arch_stream"])
         self.generator.set_state(state["generator"])
+        self.fair_queue = state.get("fair_queue", [])  # checkpoints from before it existed have none
         self.path, self.path_since = state["path"]
         self.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]

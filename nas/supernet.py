@@ -83,6 +83,10 @@ class SuperNet(nn.Module):
     def names(self, path: list[int]) -> list[str]:
         return [self.operations[index] for index in path]
 
+    def operations_on(self, path: list[int]) -> list[nn.Module]:
+        """The operations that a path runs, one per block."""
+        return [block.candidates[index] for block, index in zip(self.backbone.blocks, path, strict=True)]
+
     def mix(self, weights: Tensor) -> None:
         """Let the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
         for block, row in zip(self.backbone.blocks, weights, strict=True):

@@ -9,17 +9,17 @@ from nas.retraining import Retraining
 from nas.searching import Search
 
 STAGES = {
-    "search_leave_one_out": ["search.paths=3"],
-    "search_straight_through": ["search.estimator=straight_through", "search.split=shared"],
+    "search_leave_one_out": ["search.paths=3", "search.fair_warmup=false"],
+    "search_straight_through": ["search.estimator=straight_through", "search.split=shared", "search.fair_warmup=false"],
     "search_soft": ["search.sampling=soft", "search.split=shared", "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
 }
 
 
-def make_search(config, corpus=None):
+def make_search(config, corpus=None, latency=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    return Search(build_supernet(config, corpus), corpus, config)
+    return Search(build_supernet(config, corpus), corpus, config, latency)
 
 
 def make_retraining(config, pattern, corpus=None):

@@ -15,6 +15,7 @@ ORDER = [
     "nas.pattern",
     "nas.config",
     "nas.record",
+    "nas.costs",
     "nas.derivation",
     "nas.figures",
     "nas.sources",
@@ -23,14 +24,16 @@ ORDER = [
     "nas.data",
     "nas.device",
     "nas.gumbel",
-    "nas.latency",
+    "nas.timing",
     "nas.cutoffs",
     "nas.supernet",
     "nas.checkpoint",
     "nas.evaluation",
     "nas.trainer",
     "nas.assembly",
+    "nas.latency",
     "nas.searching",
+    "nas.perturbation",
     "nas.retraining",
     "search",
     "derive",
@@ -38,7 +41,18 @@ ORDER = [
     "animate",
 ]
 SCRIPTS = {"search", "derive", "retrain", "animate"}
-WITHOUT_TORCH = {"errors", "pattern", "config", "record", "derivation", "figures", "sources", "tokenizer", "prepare"}
+WITHOUT_TORCH = {
+    "errors",
+    "pattern",
+    "config",
+    "record",
+    "costs",
+    "derivation",
+    "figures",
+    "sources",
+    "tokenizer",
+    "prepare",
+}
 
 
 def source_of(module: str) -> ast.Module:

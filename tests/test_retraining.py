@@ -25,7 +25,7 @@ def test_retraining_keeps_the_best_weights_and_stops_early(small_config, tmp_pat
     assert trainer.step == 4
     assert "the best was step 2" in trainer.stopped
     assert load_checkpoint(run.path / BEST, "model")["step"] == 2
-    results = evaluate_best(phase, run)
+    results = evaluate_best(phase, run, {})
     assert results["best_step"] == 2
     assert results["parameters"] == sum(p.numel() for p in phase.model.parameters())
 
@@ -48,7 +48,7 @@ def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(smal
     with torch.no_grad():
         for parameter in phase.model.parameters():
             parameter.add_(1.0)  # what came after the best step
-    results = evaluate_best(phase, run)
+    results = evaluate_best(phase, run, {})
     assert results["valid"]["nll_per_token"] == pytest.approx(phase.best_nll, rel=1e-9)
     assert all(torch.equal(value, best["model"][key]) for key, value in phase.model.state_dict().items())
     expected = total_nll(phase.model, phase.corpus.tokens("test"), 5, 8, 8, 1)[0]

@@ -1,11 +1,16 @@
+import types
+
 import numpy as np
 import pytest
 import torch
 
+from nas.costs import MILLISECONDS, CostTable
 from nas.errors import InputError
 from nas.evaluation import total_nll
 from tests.making import assert_same_state, make_search
 from tests.reference import expected_loss
+
+LATENCY = CostTable(MILLISECONDS, 1.0, {"attention": 3.0, "dense": 1.0, "identity": 0.1})
 
 
 @pytest.mark.parametrize("more", [[], ["search.sampling=soft"], ["search.estimator=straight_through"]])
@@ -83,26 +88,102 @@ def test_evaluation_follows_the_likeliest_path_without_noise(small_config, tmp_p
     assert [block.choice for block in phase.supernet.backbone.blocks] == [([1], None)] * 3
 
 
-def test_a_price_on_flops_is_the_exact_gradient_of_the_expected_cost(small_config):
-    price = ["search.latency.source=flops", "search.latency.weight=2", "search.latency.mode=penalty"]
-    phase = make_search(small_config(*price))
-    logits = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    names = phase.supernet.operations
-    by_paths = expected_loss(logits, lambda path: torch.tensor(phase.costs.ratio([names[i] for i in path])))
-    by_sum = phase.costs.expected_ratio(logits, names)
+@pytest.mark.parametrize("source", ["flops", "measured"])
+def test_a_price_is_the_exact_gradient_of_the_expected_cost(small_config, source):
+    """Of the mean over all 27 paths, one by one, of the cost over the interleaved pattern's."""
+    price = ["search.latency.weight=2", "search.latency.mode=penalty", f"search.latency.source={source}"]
+    phase = make_search(small_config(*price), latency=LATENCY if source == "measured" else None)
+    logits, names = torch.randn(3, 3, dtype=torch.float64, requires_grad=True), phase.supernet.operations
+    table = LATENCY if source == "measured" else phase.flops
+    by_paths = 2 * expected_loss(logits, lambda path: torch.tensor(table.ratio([names[i] for i in path])))
+    by_sum = phase.charges(logits, step=24)
     assert by_sum.item() == pytest.approx(by_paths.item())
     slow, fast = (torch.autograd.grad(value, logits)[0] for value in (by_paths, by_sum))
     torch.testing.assert_close(slow, fast)
 
 
 def test_the_hinge_charges_only_above_the_target(small_config):
-    for target, charged in ((0.01, True), (5.0, False)):
-        price = ["search.latency.source=flops", f"search.latency.target={target}"]
-        phase = make_search(small_config(*price))
+    for target, charged in ((0.9, True), (5.0, False)):
+        phase = make_search(small_config("search.latency.source=flops", f"search.latency.target={target}"))
+        with torch.no_grad():
+            phase.supernet.logits[:, 0] += 3  # attention, above the interleaved pattern
         phase.supernet.logits.grad = torch.zeros_like(phase.supernet.logits)
         before = phase.supernet.logits.clone()
-        phase.update_logits()
+        phase.update_logits(24)
         assert torch.equal(before, phase.supernet.logits) != charged
+
+
+def test_a_target_that_nothing_reaches_is_refused_with_the_least(small_config):
+    least = make_search(small_config()).flops.least_ratio(["identity"], 3)
+    with pytest.raises(InputError, match=f"out of reach: the cheapest pattern costs {least:.3f}"):
+        make_search(small_config("search.latency.source=flops", "search.latency.target=0.01"))
+    reachable = ["search.latency.target=0.01", "search.latency.mode=penalty"]
+    make_search(small_config("search.latency.source=flops", *reachable))
+
+
+def test_entropy_is_charged_on_its_schedule(small_config):
+    phase = make_search(small_config("search.entropy.start=-0.5", "search.entropy.end=1.5", "search.warmup_steps=4"))
+    logits = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    pi = logits.softmax(dim=-1)
+    entropy = -(pi * pi.log()).sum(dim=-1).mean().item()
+    for step, weight in ((4, -0.5), (14, 0.5), (24, 1.5)):
+        assert phase.charges(logits, step).item() == pytest.approx(weight * entropy)
+    for sign in (1, -1):  # above 0 it makes pi decide, below 0 it keeps it open
+        phase = make_search(small_config(f"search.entropy.start={sign}", f"search.entropy.end={sign}"))
+        with torch.no_grad():
+            phase.supernet.logits[0, 0] = 0.5
+        phase.supernet.logits.grad = torch.zeros_like(phase.supernet.logits)
+        before = phase.supernet.pi()[0, 0].item()
+        phase.update_logits(24)
+        assert (phase.supernet.pi()[0, 0].item() - before) * sign > 0
+
+
+def test_the_expected_cost_is_logged(small_config):
+    phase = make_search(small_config("search.latency.source=measured"), latency=LATENCY)
+    lines = []
+    run = types.SimpleNamespace(append=lambda name, line: lines.append(line))
+    phase.record(run, 0)
+    assert lines[0]["expected_latency_ms"] == pytest.approx(1.0 + 3 * (3.0 + 1.0 + 0.1) / 3)
+    assert phase.scalars()["latency_ms"] == lines[0]["expected_latency_ms"]
+    make_search(small_config()).record(run, 0)
+    assert lines[1]["expected_latency_ms"] is None
+
+
+def visits(phase, steps) -> np.ndarray:
+    """How often the weights trained with each operation of each block [N, O]."""
+    counts = np.zeros((3, 3), dtype=int)
+    for step in range(1, steps + 1):
+        phase.draw_for_weights(step)
+        for block, about in enumerate(phase.supernet.backbone.blocks):
+            counts[block, about.choice[0][0]] += 1
+    return counts
+
+
+def test_a_fair_warm_up_trains_every_operation_of_every_block_equally_often(small_config):
+    phase = make_search(small_config("search.warmup_steps=21", "train.steps=90"))
+    for seen in (3, 6, 21):
+        phase.fair_queue, steps = [], seen
+        assert (visits(phase, steps) == seen // 3).all()
+    unfair = small_config("search.warmup_steps=21", "train.steps=90", "search.fair_warmup=false")
+    assert not (visits(make_search(unfair), 21) == 7).all()
+
+
+def test_fair_paths_are_drawn_block_by_block(small_config):
+    phase = make_search(small_config("train.steps=2000", "search.warmup_steps=900"))
+    seen = set()
+    for step in range(1, 900):
+        phase.draw_for_weights(step)
+        seen.add(tuple(block.choice[0][0] for block in phase.supernet.backbone.blocks))
+    assert len(seen) == 27
+
+
+def test_exploration_keeps_operations_out_of_favour_in_training(small_config):
+    for share, expected in ((0.0, 0.0), (0.3, 0.1), (1.0, 1 / 3)):
+        phase = make_search(small_config(f"search.exploration={share}", "search.warmup_steps=0"))
+        with torch.no_grad():
+            phase.supernet.logits[:, 0] = 60.0
+        share_of_last = visits(phase, 1500)[:, 2].sum() / 4500
+        assert share_of_last == pytest.approx(expected, abs=0.02)
 
 
 def test_search_stops_early_once_the_pattern_is_stable(small_config):
@@ -121,8 +202,17 @@ def test_doubtful_outcomes_are_warned_of(small_config):
     phase.path_since = [0, 100, 0]
     text = " ".join(phase.warnings(100))
     assert "identity has taken over 2 of 3 blocks" in text
-    assert "near uniform in block 3" in text
-    assert "not settled: block 2 changed" in text
+    assert "block 3 is UNDECIDED: dense leads attention by only 0.0" in text and "block 1" not in text
+    assert "not settled: block 2 changed in the last 10% of the steps" in text
+
+
+def test_the_thresholds_of_warnings_are_options(small_config):
+    limits = ["search.warnings.identity_share=0.7", "search.warnings.margin=0.01", "search.warnings.late_share=0"]
+    phase = make_search(small_config(*limits))
+    with torch.no_grad():
+        phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
+    phase.path_since = [0, 100, 0]
+    assert phase.warnings(100) == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +238,7 @@ def test_an_empty_validation_split_is_named(small_config, memory_corpus):
 def test_the_search_is_judged_on_valid_and_never_on_test(small_config):
     phase = make_search(small_config())
     figures = phase.evaluate(None, 0)
-    expected, _ = total_nll(phase.supernet, phase.corpus.tokens("valid"), 5, 8, 8, 3)
+    expected, _ = total_nll(phase.supernet, phase.corpus.tokens("valid"), 5, 8, 8, 3)  # warmed up for all blocks
     assert figures["nll"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -215,7 +305,7 @@ def test_the_weight_of_the_price_scales_its_gradient(small_config):
         phase.supernet.logits.grad = torch.zeros_like(phase.supernet.logits)
         seen = []
         phase.logits_optimizer.step = lambda seen=seen, phase=phase: seen.append(phase.supernet.logits.grad.clone())
-        phase.update_logits()
+        phase.update_logits(24)
         gradients += seen
     torch.testing.assert_close(gradients[1], 3 * gradients[0])
     assert gradients[0].abs().max() > 0
@@ -226,6 +316,7 @@ def test_the_state_of_a_search_is_whole(small_config):
     for step in range(1, 8):
         phase.step(step)
     phase.path, phase.path_since, phase.temperature, phase.heldout_nll = [2, 1, 0], [5, 6, 7], 0.25, 1.5
+    phase.fair_queue = [[0, 1, 2]]
     other = make_search(small_config("search.warmup_steps=0", "seed=9"))
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())

@@ -104,8 +104,8 @@ class Workload:
     """A row of the table: rate() works for about so many seconds, and returns tokens/s."""
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, division: int, blocks: int = 6):
-        from nas.assembly import build_fixed, build_supernet, model_sizes
-        from nas.latency import FlopCosts
+        from nas.assembly import build_fixed, build_supernet
+        from nas.latency import count_flops
         from nas.retraining import Retraining
         from nas.searching import Search
 
@@ -113,21 +113,18 @@ class Workload:
         self.config = make_config(segment, division, blocks, soft=name == "search_soft")
         if name.startswith("search"):
             self.phase = Search(build_supernet(self.config, corpus), corpus, self.config)
-            head = self.phase.supernet.backbone.head
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
             self.phase = Retraining(build_fixed(pattern, self.config, corpus), corpus, self.config)
-            head = self.phase.model.head
-        shape = SHAPES[segment]
-        costs = FlopCosts(model_sizes(self.config), shape["batch"], segment, shape["memory"], head, corpus.counts())
+        costs = count_flops(self.config, corpus.counts())
         search = self.config.search
         candidates = [costs.blocks[operation] for operation in search.operations]
         self.steps_per_turn = round(1 / search.arch_fraction)  # hard search: all of them but one are of the weights
         passes = (1 - search.arch_fraction) * 3 + search.arch_fraction * search.paths
         if name == "search_soft":
-            self.flops_per_token = 3 * (costs.output + blocks * sum(candidates))
+            self.flops_per_token = 3 * (costs.rest + blocks * sum(candidates))
         elif name == "search_hard":
-            self.flops_per_token = passes * (costs.output + blocks * statistics.mean(candidates))
+            self.flops_per_token = passes * (costs.rest + blocks * statistics.mean(candidates))
         elif name == "evaluate":
             self.flops_per_token = costs.pattern(pattern)
         else:

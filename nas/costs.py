@@ -1,0 +1,112 @@
+"""What operations cost, as a table that adds up to the cost of a pattern. Imports no torch.
+
+The same table holds FLOPs, which follow from the sizes, or milliseconds measured on a device (nas/latency.py).
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nas.errors import InputError
+from nas.pattern import interleaved
+from nas.record import read_yaml, write_yaml
+
+FLOPS, MILLISECONDS = "FLOPs per token, forward", "ms"
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Cost of each operation in a block, and of the rest, which every pattern has: embedding and output layer.
+
+    unit: FLOPS or MILLISECONDS; quartiles: the spread of measured costs; holds_for: the sizes, and the device where
+    costs were measured.
+    """
+
+    unit: str
+    rest: float
+    blocks: dict[str, float]
+    holds_for: dict = field(default_factory=dict)
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+
+    def pattern(self, blocks: list[str]) -> float:
+        """Cost of a whole model with these blocks."""
+        return self.rest + sum(self.blocks[name] for name in blocks)
+
+    def ratio(self, blocks: list[str]) -> float:
+        """The same, over the interleaved pattern of as many blocks."""
+        return self.pattern(blocks) / self.pattern(interleaved(len(blocks)))
+
+    def least_ratio(self, operations: list[str], blocks: int) -> float:
+        """Of the cheapest pattern of so many blocks."""
+        return self.ratio([min(operations, key=self.blocks.__getitem__)] * blocks)
+
+    def expected(self, pi, operations: list[str]):
+        """Expected cost of a pattern drawn from pi [N, O], probabilities of `operations`: exact, since costs add up.
+
+        pi: an array, or a torch tensor, whose gradients the result follows.
+        """
+        return self.rest + sum(pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
+
+    def expected_ratio(self, pi, operations: list[str]):
+        """expected() over the cost of the interleaved pattern."""
+        return self.expected(pi, operations) / self.pattern(interleaved(len(pi)))
+
+    def predict(self, blocks: list[str]) -> dict:
+        """What files hold of a pattern's predicted latency, of a table in milliseconds."""
+        return {"predicted_ms": self.pattern(blocks), "predicted_ratio_to_interleaved": self.ratio(blocks)}
+
+    def text(self, blocks: int) -> str:
+        """A line per cost, with its spread and its share in the interleaved pattern of so many blocks."""
+        usual = self.pattern(interleaved(blocks))
+        lines = [f"{'':<28}{'median':>10}{'quartiles':>20}{'of interleaved':>16}"]
+        for name, cost in {"embedding and output layer": self.rest, **self.blocks}.items():
+            low, high = self.quartiles["rest" if name not in self.blocks else name]
+            lines.append(f"{name:<28}{cost:>10.3f}{f'{low:.3f} ... {high:.3f}':>20}{cost / usual:>16.1%}")
+        return "\n".join([*lines, f"{f'interleaved, {blocks} blocks':<28}{usual:>10.3f}"])
+
+    def write(self, path: Path) -> None:
+        content = {"unit": self.unit, "rest": self.rest, "blocks": self.blocks}
+        if self.quartiles:
+            content["quartiles"] = self.quartiles
+        write_yaml(path, content | {"holds_for": self.holds_for})
+
+
+def read_costs(path: Path, operations: list[str]) -> CostTable:
+    """Raises InputError where the table lacks one of the operations, or those of the interleaved pattern."""
+    content = read_yaml(path)
+    blocks, rest = content.get("blocks"), content.get("rest", content.get("output"))  # `output`: its earlier name
+    numbers = isinstance(blocks, dict) and all(isinstance(cost, (int, float)) for cost in (rest, *blocks.values()))
+    if not numbers or not {*operations, *interleaved(2)} <= blocks.keys():
+        raise InputError(f"{path} is damaged: it must give `rest` and, in `blocks`, each of {', '.join(operations)}")
+    return CostTable(
+        content.get("unit", FLOPS), rest, blocks, content.get("holds_for") or {}, content.get("quartiles") or {}
+    )
+
+
+TOLERATED = 0.10  # how far a measured latency may be from the predicted one before it is warned of
+
+
+def latency_words(about: dict) -> list[str]:
+    """What a person is told of a latency that was measured: a line, and a warning where it is far from predicted.
+
+    about: as nas.latency.measure_beside gives it, and as files hold it; nothing is said of an empty one.
+    """
+    if not about:
+        return []
+    if "median_ms" not in about:
+        return [f"latency: predicted {about['predicted_ms']:.2f} ms, not measured"]
+    measured, ratio = about["median_ms"], about["ratio_to_interleaved"]
+    shape = f"{about['batch_size']} x {about['segment']} tokens with {about['memory']} of memory"
+    line = f"latency ({about['timing']}, {shape}): measured {measured:.2f} ms, {ratio:.2f} of the interleaved pattern's"
+    if "predicted_ms" not in about:
+        return [line]
+    predicted, predicted_ratio = about["predicted_ms"], about["predicted_ratio_to_interleaved"]
+    words = [f"{line}; predicted {predicted:.2f} ms, {predicted_ratio:.2f}"]
+    off = measured / predicted - 1
+    if abs(off) > TOLERATED:
+        whole = measured / ratio / (predicted / predicted_ratio)  # how much the interleaved pattern changed meanwhile
+        words.append(
+            f"WARNING: the measured latency is {off:+.0%} off the predicted one; the interleaved pattern takes "
+            f"{whole:.2f} times what the table says: if that is far from 1, the machine's speed has changed, and the "
+            "ratios are what compares"
+        )
+    return words

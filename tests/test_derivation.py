@@ -1,0 +1,242 @@
+"""From pi to patterns: likeliest, within budgets, over seeds; and how sure."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from nas.costs import FLOPS, CostTable, read_costs
+from nas.derivation import (
+    Frontier,
+    SearchRun,
+    check_seeds,
+    choose_within,
+    confidence_table,
+    describe,
+    doubts,
+    pareto_table,
+    read_budgets,
+    read_run,
+    removal_table,
+    write_patterns,
+)
+from nas.errors import InputError
+from nas.pattern import interleaved, read_pattern
+
+NAMES = ["attention", "dense", "identity"]
+COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
+
+
+def a_run(pi, path="runs/one", operations=NAMES, **content):
+    """As read_run gives it."""
+    content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
+    return SearchRun(Path(path), content, list(operations), np.array(pi), 7, 7, COSTS)
+
+
+def seeds_of(*pis, **more):
+    return [a_run(pi, path=f"runs/{index}", seed=index, **more) for index, pi in enumerate(pis)]
+
+
+def argmax_pattern(*pis):
+    runs = seeds_of(*pis)
+    return describe(np.mean(pis, axis=0).argmax(axis=1).tolist(), runs, "argmax")
+
+
+def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
+    pattern = argmax_pattern([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
+    assert pattern["blocks"] == ["attention", "identity"]
+    first = pattern["confidence"][0]
+    assert first["margin"] == pytest.approx(0.5) and first["second"] == "dense" and not first["undecided"]
+    assert first["entropy"] == pytest.approx(0.801819, abs=1e-6)
+    assert pattern["flops_per_token"] == 16
+    assert pattern["flops_ratio_to_interleaved"] == pytest.approx(16 / 20)
+    assert doubts(pattern) == []
+    write_patterns({tmp_path / "pattern.yaml": pattern}, force=False)
+    assert read_pattern(tmp_path / "pattern.yaml") == pattern
+    table = confidence_table(pattern).splitlines()
+    assert len(table) == 3 and "0.700" in table[1] and "identity" in table[2]
+
+
+def test_ties_and_undecided_blocks_are_said_loudly():
+    pattern = argmax_pattern([[0.4, 0.4, 0.2], [0.36, 0.32, 0.32], [0.9, 0.05, 0.05]])
+    found = doubts(pattern)
+    assert len(found) == 2
+    assert "block 1 is a TIE between attention and dense" in found[0]
+    assert "block 2 is UNDECIDED: attention leads dense by only 0.040" in found[1]
+    assert "undecided: dense as good" in confidence_table(pattern).splitlines()[2]
+
+
+def test_one_candidate_leaves_no_doubt():
+    run = a_run([[1.0]], operations=["dense"])
+    assert doubts(describe([0], [run], "argmax")) == []
+
+
+def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seeds():
+    sure, split, lone = [0.9, 0.05, 0.05], [0.98, 0.01, 0.01], [0.01, 0.98, 0.01]
+    pattern = argmax_pattern([sure, split], [sure, lone], [[0.8, 0.1, 0.1], split])
+    first, second = pattern["confidence"]
+    assert (first["agreement"], second["agreement"]) == (1.0, pytest.approx(2 / 3, abs=1e-4))
+    assert second["pi"]["attention"] == pytest.approx((0.98 + 0.01 + 0.98) / 3, abs=1e-6)
+    margins = np.array([0.97, -0.97, 0.97])
+    assert second["margin"] == pytest.approx(margins.mean(), abs=1e-6)
+    assert second["margin_error"] == pytest.approx(margins.std(ddof=1) / math.sqrt(3), abs=1e-6)
+    # Its margin of 0.32 would be enough for one run; its spread over the seeds says that it is chance.
+    assert (first["undecided"], second["undecided"]) == (False, True)
+    assert [text for text in doubts(pattern) if "block 2 is UNDECIDED" in text and "standard error of 0.64" in text]
+    lines = confidence_table(pattern).splitlines()
+    assert "100%" in lines[1] and lines[1].endswith("decided")
+    assert "67%" in lines[2] and lines[2].endswith("undecided: dense as good")
+
+
+def test_the_margin_below_which_a_block_is_undecided_is_the_runs_option():
+    pi = [[0.5, 0.3, 0.2]]
+    for margin, undecided in ((0.1, False), (0.25, True)):
+        run = a_run(pi, search={"warnings": {"margin": margin}})
+        assert describe([0], [run], "argmax")["confidence"][0]["undecided"] == undecided
+
+
+def test_a_choice_against_pi_is_told_as_that():
+    pattern = describe([1, 1], [a_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget", budget=0.8)
+    lines = confidence_table(pattern).splitlines()
+    assert "pi prefers attention" in lines[1] and "undecided: attention as good" in lines[2]
+    assert doubts(pattern) == ["block 2 is UNDECIDED: attention leads dense by only 0.050; dense may be as good"]
+
+
+def test_seeds_of_different_searches_are_refused_with_the_difference():
+    one = a_run([[0.5, 0.3, 0.2]])
+    assert check_seeds([one, a_run([[0.4, 0.4, 0.2]], "runs/two", seed=2)]) == []
+    with pytest.raises(InputError, match="runs/two searched 1 blocks of dense, identity, and runs/one 1 of attention"):
+        check_seeds([one, a_run([[0.5, 0.5]], "runs/two", ["dense", "identity"])])
+    with pytest.raises(InputError, match="runs/two searched 2 blocks"):
+        check_seeds([one, a_run([[0.5, 0.3, 0.2]] * 2, "runs/two")])
+    with pytest.raises(InputError, match=r"model\.d_model is 16 in runs/two and 8 in runs/one"):
+        check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two", model={"d_model": 16})])
+    with pytest.raises(InputError, match="runs/one is given twice"):
+        check_seeds([one, one])
+    (notice,) = check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
+    assert "search.paths is 8 in runs/two and 4 in runs/one" in notice
+    (notice,) = check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two")])
+    assert "has the seed of runs/one" in notice
+
+
+# --- budgets
+
+
+def brute_force(scores, costs, budget):
+    """The greatest score of all paths that cost at most the budget, and the least cost of those that have it."""
+    best = (-math.inf, math.inf)
+    for path in itertools.product(range(len(costs)), repeat=len(scores)):
+        cost = sum(costs[i] for i in path)
+        if cost <= budget:
+            score = sum(row[i] for row, i in zip(scores, path, strict=True))
+            best = max(best, (round(score, 9), -cost))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_pattern_within_a_budget_is_that_of_brute_force(seed):
+    source = np.random.default_rng(seed)
+    blocks, operations = int(source.integers(1, 7)), int(source.integers(1, 5))
+    costs = source.integers(0, 9, operations) / 8.0  # sums are exact, and often equal
+    if seed % 3 == 0:
+        costs = source.random(operations)
+    scores = np.log(source.dirichlet(np.full(operations, 0.3), size=blocks) + 1e-12)
+    frontier = Frontier(scores, costs.tolist())
+    for budget in source.random(20) * costs.max() * blocks * 1.1:
+        path = frontier.best(budget)
+        expected, _ = brute_force(scores, costs, budget)
+        if path is None:
+            assert expected == -math.inf
+            continue
+        assert sum(costs[i] for i in path) <= budget + 1e-8
+        assert sum(row[i] for row, i in zip(scores, path, strict=True)) == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_budget_that_equals_a_patterns_cost_is_met_by_it():
+    """Sums of floats must not push a pattern over the budget that it defines."""
+    costs = CostTable(FLOPS, 0.3, {"attention": 0.1 + 0.2, "dense": 0.1, "identity": 0.0})
+    pi = np.array([[0.98, 0.01, 0.01]] * 7)
+    for count in range(8):
+        pattern = ["attention"] * count + ["identity"] * (7 - count)
+        (path,) = choose_within([costs.ratio(pattern)], pi, NAMES, costs)
+        assert sum(index == 0 for index in path) == count
+
+
+def test_many_blocks_and_operations_have_few_best_partial_patterns():
+    source = np.random.default_rng(0)
+    frontier = Frontier(np.log(source.dirichlet(np.ones(5), size=32)), [3.1, 2.2, 2.3, 1.0, 0.0])
+    assert len(frontier.cost) <= math.comb(36, 4)
+    assert len(frontier.best(30.0)) == 32
+
+
+def test_a_budget_that_no_pattern_meets_names_the_least():
+    pi = np.array([[0.5, 0.4, 0.1]] * 2)
+    with pytest.raises(InputError, match=r"within a budget of 0.4: the cheapest costs 0.500 of"):
+        choose_within([0.4, 1.0], pi, NAMES, COSTS)
+    paths = choose_within([0.5, 0.7, 1.0], pi, NAMES, COSTS)
+    assert [sorted(path) for path in paths] == [[2, 2], [1, 2], [0, 1]]
+
+
+def test_budgets_are_positive_numbers():
+    assert read_budgets("1,0.5,0.65,1.0") == [0.5, 0.65, 1.0]
+    for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1"):
+        with pytest.raises(InputError, match="is no budget: give ratios"):
+            read_budgets(bad)
+
+
+def test_the_table_of_budgets():
+    pi = np.array([[0.5, 0.4, 0.1]] * 2)
+    runs = [a_run(pi)]
+    patterns = {0.7: describe([1, 2], runs, "budget", 0.7), 1.0: describe([0, 1], runs, "budget", 1.0)}
+    patterns[1.0]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
+    rows = pareto_table(patterns, "ms").splitlines()[-2:]
+    assert rows[0] == "| 0.7 | di | 0 | 0.700 |  |  |  | -3.22 |"
+    assert rows[1] == "| 1 | ad | 1 | 0.990 |  | 2.00 | 2.12 | -1.61 |"
+
+
+def test_removal_losses_are_in_the_file_and_in_the_table():
+    pattern = describe([1], [a_run([[0.5, 0.4, 0.1]])], "perturbation", removal_losses=[[1.0, 2.5, 1.25]])
+    assert pattern["confidence"][0]["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
+    assert "without dense 2.5000" in removal_table(pattern)
+
+
+# --- files
+
+
+def test_a_run_is_read_with_its_costs(tmp_path):
+    lines = [{"step": 0, "temperature": 1.0, "operations": NAMES, "pi": [[0.2, 0.3, 0.5]]}]
+    lines.append({**lines[0], "step": 9, "of_steps": 10, "pi": [[0.1, 0.8, 0.1]]})
+    (tmp_path / "pi.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"stage": "search", "seed": 5}))
+    COSTS.write(tmp_path / "flops.yaml")
+    run = read_run(tmp_path)
+    assert (run.step, run.of_steps, run.pi.tolist(), run.options["seed"]) == (9, 10, [[0.1, 0.8, 0.1]], 5)
+    assert run.flops.pattern(interleaved(2)) == 20
+
+
+def test_costs_of_an_earlier_version_are_read_and_damaged_ones_named(tmp_path):
+    path = tmp_path / "flops.yaml"
+    path.write_text(yaml.safe_dump({"unit": FLOPS, "output": 10.0, "blocks": COSTS.blocks}))
+    assert read_costs(path, NAMES).pattern(["dense"]) == 14
+    for damaged in ({"rest": 1.0}, {"rest": 1.0, "blocks": {"dense": 1.0}}, {"rest": "x", "blocks": COSTS.blocks}):
+        path.write_text(yaml.safe_dump(damaged))
+        with pytest.raises(InputError, match="is damaged: it must give `rest`"):
+            read_costs(path, NAMES)
+
+
+def test_an_edited_pattern_is_kept_and_another_measurement_is_no_edit(tmp_path):
+    path, other = tmp_path / "pattern.yaml", tmp_path / "other.yaml"
+    pattern = argmax_pattern([[0.7, 0.2, 0.1]])
+    write_patterns({path: {**pattern, "latency": {"median_ms": 1.0}}}, force=False)
+    write_patterns({path: {**pattern, "latency": {"median_ms": 2.0}}}, force=False)
+    assert read_pattern(path)["latency"]["median_ms"] == 2.0
+    path.write_text(path.read_text().replace("blocks:", "# mine\nblocks:"))
+    with pytest.raises(InputError, match="exists and differs"):
+        write_patterns({other: pattern, path: pattern}, force=False)
+    assert "# mine" in path.read_text() and not other.exists()
+    write_patterns({path: pattern}, force=True)
+    assert "# mine" not in path.read_text()

@@ -1,0 +1,188 @@
+"""Cost tables: how costs are fitted, when a table is measured anew, what stands beside a prediction. Untimed."""
+
+import numpy as np
+import pytest
+import torch
+
+import nas.latency
+from models.operations import OPERATIONS
+from nas.assembly import model_sizes
+from nas.costs import MILLISECONDS, CostTable, latency_words, read_costs
+from nas.data import Corpus
+from nas.latency import (
+    SegmentWork,
+    conditions,
+    count_flops,
+    current_costs,
+    fitted_patterns,
+    measure_beside,
+    measure_costs,
+    prediction,
+    segment_works,
+)
+from nas.prepare import prepare
+from nas.timing import timed_rounds
+
+TRUE = {"rest": 4.0, "attention": 3.0, "dense": 1.25, "identity": 0.125}  # ms
+
+
+@pytest.fixture
+def counts(small_config):
+    return Corpus(prepare(small_config().data)).counts()
+
+
+@pytest.fixture
+def clockwork(monkeypatch):
+    """Models take as long as TRUE says, times a clock that drifts from round to round, and a little noise."""
+    measured = []
+
+    def rounds(works, rounds, seconds):
+        source = np.random.default_rng(len(measured))
+        drift = np.repeat([1.0, 1.5, 0.9, 1.0], 5)
+        measured.append(len(works))
+        milliseconds = [TRUE["rest"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
+        return {
+            index: 1e-3 * time * drift * source.normal(1, 1e-4, len(drift)) for index, time in enumerate(milliseconds)
+        }
+
+    monkeypatch.setattr(nas.latency, "timed_rounds", rounds)
+    monkeypatch.setattr(nas.latency, "segment_works", lambda patterns, *_: dict(enumerate(patterns)))
+    return measured
+
+
+def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, counts, clockwork):
+    table = measure_costs(small_config("model.blocks=8"), counts)
+    for name, cost in TRUE.items():
+        found = table.rest if name == "rest" else table.blocks[name]
+        assert found == pytest.approx(cost, rel=0.02, abs=0.02)
+        low, high = table.quartiles[name]
+        assert low <= found <= high and high >= 1.1 * cost  # the drift is in the spread
+
+
+def test_fitted_models_are_the_empty_one_each_operation_alone_and_even_mixtures():
+    empty, attention, dense, *mixtures = fitted_patterns(["attention", "dense"], 6)
+    assert (empty, attention, dense) == ([], ["attention"] * 6, ["dense"] * 6)
+    assert all(sorted(mixture) == ["attention"] * 3 + ["dense"] * 3 for mixture in mixtures)
+    assert len({tuple(mixture) for mixture in mixtures}) > 1
+
+
+def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config, counts, clockwork, tmp_path, capsys):
+    kept = tmp_path / "latency.yaml"
+    current_costs(small_config(), counts, kept).write(kept)
+    assert current_costs(small_config(), counts, kept) == read_costs(kept, list(OPERATIONS))
+    assert len(clockwork) == 1 and capsys.readouterr().out == ""
+    for change, named in (
+        ("evaluate.memory=4", "memory 8"),
+        ("model.d_ffn=32", "d_ffn 24"),
+        ("search.latency.timing=training", "timing inference"),
+        ("evaluate.batch_size=1", "batch_size 16"),
+    ):
+        before = len(clockwork)
+        current_costs(small_config(change), counts, kept)
+        shown = capsys.readouterr().out
+        assert named in shown and "measured anew" in shown and len(clockwork) == before + 1
+    current_costs(small_config("train.lr=0.1", "seed=5", "model.dropout=0.3"), counts, kept)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_table_from_another_device_is_measured_anew(small_config, counts, clockwork, tmp_path, capsys, monkeypatch):
+    kept = tmp_path / "latency.yaml"
+    current_costs(small_config(), counts, kept).write(kept)
+    monkeypatch.setattr(nas.latency, "processor", lambda: "another processor")
+    table = current_costs(small_config(), counts, kept)
+    assert table.holds_for["processor"] == "another processor" and "measured anew" in capsys.readouterr().out
+
+
+def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
+    for timing, shape in (("inference", (3, 5, 7)), ("training", (4, 8, 8))):
+        lengths = ["evaluate.batch_size=3", "evaluate.segment=5", "evaluate.memory=7"]
+        config = small_config(*lengths, f"search.latency.timing={timing}")
+        batch, segment, memory = shape
+        (work,) = segment_works([["attention", "dense"]], config, counts).values()
+        assert work.inputs[0].shape == (batch, segment)
+        assert [None if m is None else m.shape for m in work.memories] == [(batch, memory, 16), None]
+        before = [parameter.clone() for parameter in work.model.parameters()]
+        work()
+        changed = any(not torch.equal(one, two) for one, two in zip(before, work.model.parameters(), strict=True))
+        assert changed == (timing == "training")
+        assert work.memories[0].shape == (batch, memory, 16)
+
+
+def test_tokens_are_as_frequent_as_in_the_text(small_config):
+    counts = np.array([900, 90, 10, 0])
+    work = segment_works([[]], small_config("evaluate.batch_size=64", "evaluate.segment=64"), counts)[0]
+    shares = torch.bincount(work.inputs[0].flatten(), minlength=4) / 4096
+    assert shares.tolist() == pytest.approx([0.9, 0.09, 0.01, 0.0], abs=0.02)
+
+
+def test_measuring_does_not_change_what_is_trained_after_it(small_config, counts):
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    segment_works([["dense"]], small_config(), counts)
+    assert torch.equal(torch.randn(4), expected)
+
+
+def test_rounds_run_every_piece_of_work_equally_often_in_changing_order():
+    ran = []
+    times = timed_rounds({name: lambda name=name: ran.append(name) for name in "abc"}, rounds=5)
+    assert {name: len(taken) for name, taken in times.items()} == {"a": 5, "b": 5, "c": 5}
+    in_rounds = ["".join(ran[i : i + 3]) for i in range(0, len(ran), 3)]
+    assert len(in_rounds) == 8 and all(sorted(one) == ["a", "b", "c"] for one in in_rounds) and len(set(in_rounds)) > 1
+
+
+def test_flops_are_those_of_the_operations_at_the_sizes_that_are_timed(small_config, counts):
+    config = small_config("evaluate.memory=4")
+    table = count_flops(config, counts)
+    assert table.blocks["attention"] == OPERATIONS["attention"].flops(model_sizes(config), 16, 8, 4)
+    assert table.rest == 2 * 16 * len(counts) and table.holds_for["memory"] == 4
+    training = count_flops(small_config("search.latency.timing=training"), counts)
+    assert training.blocks["attention"] == OPERATIONS["attention"].flops(model_sizes(config), 4, 8, 8)
+    assert count_flops(small_config("model.cutoffs=[5,20]"), counts).rest < table.rest
+
+
+def test_expected_costs_are_sums_over_pi():
+    table = CostTable(MILLISECONDS, 4.0, {"attention": 3.0, "dense": 1.0, "identity": 0.0})
+    pi = np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    assert table.expected(pi, ["attention", "dense", "identity"]) == pytest.approx(4 + 1.5 + 0.25 + 1)
+    assert table.expected_ratio(pi, ["attention", "dense", "identity"]) == pytest.approx(6.75 / 8)
+    assert table.least_ratio(["attention", "dense"], 2) == pytest.approx(6 / 8)
+
+
+def test_predicted_and_measured_stand_side_by_side(small_config, counts, clockwork):
+    table = CostTable(MILLISECONDS, 4.0, {"attention": 3.0, "dense": 1.25, "identity": 0.125})
+    about = measure_beside(["attention", "identity"], small_config(), counts, table.predict(["attention", "identity"]))
+    assert about["predicted_ms"] == 7.125
+    assert about["ratio_to_interleaved"] == pytest.approx(7.125 / 8.25, rel=1e-3)
+    assert (about["batch_size"], about["segment"], about["memory"]) == (16, 8, 8)
+
+
+def test_a_measurement_far_from_its_prediction_is_warned_of():
+    about = {"timing": "inference", "batch_size": 1, "segment": 8, "memory": 8, "median_ms": 10.0}
+    about |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
+    (line,) = latency_words(about)
+    assert "measured 10.00 ms, 0.50" in line and "predicted 9.50 ms, 0.50" in line
+    for predicted in (9.0, 11.2):
+        line, warning = latency_words(about | {"predicted_ms": predicted})
+        assert warning.startswith("WARNING") and "off the predicted one" in warning
+    assert len(latency_words({key: about[key] for key in about if not key.startswith("predicted")})) == 1
+    assert latency_words({}) == []
+
+
+def test_a_prediction_counts_only_under_its_own_conditions(small_config, counts, capsys):
+    config, size = small_config(), len(counts)
+    predicted = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
+    content = {"latency": {**predicted, "median_ms": 2.5, "holds_for": conditions(config, size)}}
+    assert prediction(content, config, size) == predicted
+    assert prediction({}, config, size) == {} and capsys.readouterr().out == ""
+    assert prediction(content, small_config("evaluate.segment=5"), size) == {}
+    assert "predicted for segment 8; that is not so here" in capsys.readouterr().out
+
+
+def test_training_work_keeps_its_weights_finite(small_config, counts):
+    config = small_config("search.latency.timing=training")
+    (work,) = segment_works([["attention", "dense"]], config, counts).values()
+    assert isinstance(work, SegmentWork)
+    for _ in range(50):
+        work()
+    assert all(torch.isfinite(parameter).all() for parameter in work.model.parameters())

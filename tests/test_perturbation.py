@@ -1,0 +1,91 @@
+"""Derivation by perturbation: the operation whose removal hurts the SuperNet's loss most."""
+
+import numpy as np
+import pytest
+import torch
+
+from nas.errors import InputError
+from nas.evaluation import total_nll
+from nas.perturbation import TrainedSuperNet, choose_by_perturbation
+from nas.record import open_run
+from nas.trainer import Trainer
+from tests.making import make_search
+
+
+@pytest.fixture(params=["hard", "soft"])
+def searched(request, small_config, tmp_path):
+    config = small_config(f"search.sampling={request.param}")
+    run = open_run(tmp_path / "run", config, "search", False)
+    run.start({})
+    phase = make_search(config)
+    with torch.no_grad():
+        phase.supernet.logits.copy_(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))
+    Trainer(phase, run, config.train).fit()
+    return run.path, phase
+
+
+def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
+    path, phase = searched
+    net = TrainedSuperNet(path)
+    assert torch.equal(net.supernet.logits, phase.supernet.logits)
+    seen = []
+    net.nll = lambda pi: seen.append(pi) or 0.0
+    pi = phase.supernet.pi()
+    net.removal_losses(pi, 1)
+    for operation, without in enumerate(seen):
+        others = [i for i in range(3) if i != operation]
+        torch.testing.assert_close(without[1, others], pi[1, others] / pi[1, others].sum())
+        assert without[1, operation] == 0 and torch.equal(without[[0, 2]], pi[[0, 2]])
+
+
+def test_an_operation_without_a_rival_leaves_its_place_to_all_others_alike(searched):
+    net, seen = TrainedSuperNet(searched[0]), []
+    net.nll = lambda pi: seen.append(pi) or 0.0
+    net.removal_losses(torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
+    assert seen[0][0].tolist() == pytest.approx([0.0, 0.5, 0.5]) and seen[1][0].tolist() == pytest.approx([1.0, 0, 0])
+
+
+def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
+    path, phase = searched
+    net = TrainedSuperNet(path)
+    pi = torch.eye(3)
+    phase.supernet.take([0, 1, 2])
+    tokens = phase.corpus.tokens("valid")
+    total, counted = total_nll(phase.supernet, tokens, 16, 8, 8, 3)
+    assert net.nll(pi) == pytest.approx(total / counted, rel=1e-5)
+
+
+def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searched, monkeypatch):
+    path, _ = searched
+    losses = {0: [3.0, 1.0, 2.0], 1: [1.0, 1.5, 1.2], 2: [0.1, 0.2, 0.3]}
+    seen = []
+
+    def removal_losses(self, pi, block):
+        seen.append((block, pi.clone()))
+        return np.array(losses[block])
+
+    monkeypatch.setattr(TrainedSuperNet, "removal_losses", removal_losses)
+    chosen, means = choose_by_perturbation([path])
+    assert chosen == [0, 1, 2] and means == [losses[0], losses[1], losses[2]]
+    decided = []
+    for block, pi in seen:
+        for other in range(3):
+            certain = sorted(pi[other].tolist()) == [0, 0, 1]
+            assert certain == (other in decided)
+        decided.append(block)
+    assert sorted(decided) == [0, 1, 2]
+
+
+def test_losses_of_several_runs_are_averaged(searched, monkeypatch):
+    path, _ = searched
+    answers = iter([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]] * 3)
+    monkeypatch.setattr(TrainedSuperNet, "removal_losses", lambda *_: np.array(next(answers)))
+    chosen, means = choose_by_perturbation([path, path])
+    assert chosen == [1, 1, 1] and means[0] == [1.5, 2.5, 0.0]
+
+
+def test_a_run_without_checkpoint_is_named(searched):
+    path, _ = searched
+    (path / "checkpoint.pt").unlink()
+    with pytest.raises(InputError, match=r"--method perturbation: .* holds no checkpoint\.pt, whose weights it needs"):
+        choose_by_perturbation([path])
