@@ -156,16 +156,12 @@ class SearchOptions:
         0.2, "heldout: share of the training stream, and of the steps, for the logits", above=0, maximum=0.5
     )
     warmup_steps: int | None = option(
-        None, "steps in which weights train alone, at uniform pi (null: a quarter of all, as in the paper)", minimum=0
+        None,
+        "steps in which weights train alone, at uniform pi (null: half of all; the paper takes a quarter)",
+        minimum=0,
     )
     fair_warmup: bool = option(
         True, "hard: in the warm-up every operation of every block is trained equally often, not just on average"
-    )
-    exploration: float = option(
-        0.0,
-        "hard: share of the blocks whose operation is drawn uniformly, not from pi, when weights train",
-        minimum=0,
-        maximum=1,
     )
     stable_share: float = option(
         0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1

@@ -35,11 +35,6 @@ def sample_path(logits: Tensor, generator: torch.Generator) -> list[int]:
     return (logits.detach() + gumbel_like(logits, generator)).argmax(dim=-1).tolist()
 
 
-def explore(logits: Tensor, share: float) -> Tensor:
-    """Logits [N, O] of the mixture (1 - share) pi + share / O: an operation out of favour keeps being drawn."""
-    return ((1 - share) * logits.detach().softmax(dim=-1) + share / logits.shape[1]).log()
-
-
 def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
     """As many paths as operations, which together visit each operation of each block exactly once (strict fairness,
     arXiv 1907.01845, section 3.2); in each block the order is drawn by itself."""

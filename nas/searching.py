@@ -16,7 +16,6 @@ from nas.data import Batch, ContextBatches, Corpus
 from nas.derivation import undecided_words
 from nas.errors import InputError
 from nas.gumbel import (
-    explore,
     fair_paths,
     gumbel_like,
     leave_one_out_gradient,
@@ -76,7 +75,7 @@ class Search:
         self.stream = ContextBatches(stream, train.batch_size, train.segment)
         self.total_steps = count_steps(config, len(tokens))
         given = self.options.warmup_steps
-        self.warmup_steps = self.total_steps // 4 if given is None else given
+        self.warmup_steps = self.total_steps // 2 if given is None else given
         self.first_logits_step = next(filter(self.logits_learn, range(1, self.total_steps + 1)), None)
         if self.first_logits_step is None:
             raise InputError(
@@ -183,7 +182,7 @@ class Search:
             self.fair_queue = self.fair_queue or fair_paths(*logits.shape, self.generator)
             self.supernet.take(self.fair_queue.pop())
         else:
-            self.supernet.take(sample_path(explore(logits, self.options.exploration), self.generator))
+            self.supernet.take(sample_path(logits, self.generator))
 
     @torch.no_grad()
     def score_paths(self, batch: Batch, stream: ContextBatches) -> float:

@@ -177,15 +177,6 @@ def test_fair_paths_are_drawn_block_by_block(small_config):
     assert len(seen) == 27
 
 
-def test_exploration_keeps_operations_out_of_favour_in_training(small_config):
-    for share, expected in ((0.0, 0.0), (0.3, 0.1), (1.0, 1 / 3)):
-        phase = make_search(small_config(f"search.exploration={share}", "search.warmup_steps=0"))
-        with torch.no_grad():
-            phase.supernet.logits[:, 0] = 60.0
-        share_of_last = visits(phase, 1500)[:, 2].sum() / 4500
-        assert share_of_last == pytest.approx(expected, abs=0.02)
-
-
 def test_search_stops_early_once_the_pattern_is_stable(small_config):
     phase = make_search(small_config("search.stable_share=0.5", "search.stable_steps=5"))
     phase.path_since = [0, 3, 11]

@@ -27,20 +27,25 @@ from nas.record import write_text  # noqa: E402
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
 JUDGED_TOKENS = 65_536  # of valid, the first
+HALF = "search.warmup_steps=1200"
+SOFT = ["search.sampling=soft", "search.optimizer.lr=0.01"]
 VARIANTS = {
-    "hard": [],
-    "hard-unfair": ["search.fair_warmup=false"],
     "hard-cold": ["search.warmup_steps=0"],
-    "hard-long-warmup": ["search.warmup_steps=1200"],
-    "hard-explore-0.25": ["search.exploration=0.25"],
-    "hard-explore-0.5": ["search.exploration=0.5"],
-    "hard-explore-1": ["search.exploration=1"],
-    "hard-loo-2": ["search.paths=2"],
-    "hard-loo-8": ["search.paths=8"],
-    "hard-straight-through": ["search.estimator=straight_through"],
-    "soft": ["search.sampling=soft", "search.optimizer.lr=0.01"],
-    "soft-cold": ["search.sampling=soft", "search.optimizer.lr=0.01", "search.warmup_steps=0"],
-}
+    "hard-quarter-unfair": ["search.fair_warmup=false"],
+    "hard-quarter": [],
+    "hard-half-unfair": [HALF, "search.fair_warmup=false"],
+    "hard-half": [HALF],
+    "hard-half-twice-as-long": ["train.steps=4800", "search.warmup_steps=2400"],
+    "hard-three-quarters": ["search.warmup_steps=1800"],
+    "hard-quarter-loo-2": ["search.paths=2"],
+    "hard-quarter-loo-8": ["search.paths=8"],
+    "hard-half-loo-8": [HALF, "search.paths=8"],
+    "hard-quarter-straight-through": ["search.estimator=straight_through"],
+    "hard-half-straight-through": [HALF, "search.estimator=straight_through"],
+    "soft-cold": [*SOFT, "search.warmup_steps=0"],
+    "soft-quarter": SOFT,
+    "soft-half": [*SOFT, HALF],
+}  # each on ranking.yaml, whose warm-up is a quarter of the steps
 
 
 def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) -> list[list[str]]:
