@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,6 +230,115 @@ def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
     assert out.read_text() == edited
     succeed("derive", searched, "--out", out, "--force")
     assert out.read_text() != edited
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory, small_yaml) -> list[Path]:
+    """Three seeds of a search with a price in milliseconds."""
+    folder, price = tmp_path_factory.mktemp("seeds"), ["search.latency.source=measured", "search.latency.target=0.8"]
+    runs = [folder / f"seed{seed}" for seed in (1, 2, 3)]
+    for seed, run_dir in enumerate(runs, start=1):
+        succeed("search", small_yaml, "--run", run_dir, *price, f"seed={seed}")
+    return runs
+
+
+def test_a_search_with_measured_latency_keeps_its_table_and_goes_on_with_it(seeds, small_yaml, tmp_path):
+    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
+    assert table["unit"] == "ms" and table["blocks"].keys() == {"attention", "dense", "identity"}
+    assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
+    first = json.loads((seeds[0] / "pi.jsonl").read_text().splitlines()[0])
+    assert first["expected_latency_ms"] == pytest.approx(table["rest"] + sum(table["blocks"].values()))
+    stopped, price = tmp_path / "stopped", ["search.latency.source=measured", "search.latency.target=0.8"]
+    shutil.copytree(seeds[0], stopped)
+    for name in ("checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
+        (stopped / name).unlink()
+    shown = succeed("search", small_yaml, "--run", stopped, "--resume", *price)  # from the start, with the same table
+    assert "measured anew" not in shown
+    same_run(seeds[0], stopped, "supernet")
+
+
+def test_three_seeds_derive_one_pattern_with_their_agreement_and_measured_latency(seeds, tmp_path):
+    out = tmp_path / "three.yaml"
+    shown = succeed("derive", *seeds, "--out", out)
+    assert "agree" in shown.splitlines()[0] and "measured" in shown and "predicted" in shown
+    content = yaml.safe_load(out.read_text())
+    last = [json.loads((run / "pi.jsonl").read_text().splitlines()[-1])["pi"] for run in seeds]
+    for block, about in enumerate(content["confidence"]):
+        for index, name in enumerate(["attention", "dense", "identity"]):
+            assert about["pi"][name] == pytest.approx(sum(pi[block][index] for pi in last) / 3, abs=1e-6)
+        assert about["operation"] == max(about["pi"], key=about["pi"].get)
+        assert round(3 * about["agreement"]) in (0, 1, 2, 3)
+    assert content["latency"]["median_ms"] > 0 and content["latency"]["predicted_ms"] > 0
+    assert content["derived_from"]["runs"] == [str(run) for run in seeds]
+    succeed("derive", *seeds, "--out", out)  # again: only the measurement differs
+    succeed("derive", *seeds)
+    assert (seeds[0] / "pattern-of-3-seeds.yaml").exists()
+
+
+def test_budgets_each_get_a_pattern_and_all_a_table(seeds, small_yaml, tmp_path):
+    out = tmp_path / "p.yaml"
+    shown = succeed("derive", seeds[0], "--pareto", "0.7,1,0.85", "--out", out)
+    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
+    usual = table["rest"] + 2 * table["blocks"]["attention"] + table["blocks"]["dense"]
+    for budget in ("0.7", "0.85", "1"):
+        content = yaml.safe_load((tmp_path / f"p-{budget}.yaml").read_text())
+        cost = table["rest"] + sum(table["blocks"][name] for name in content["blocks"])
+        assert cost <= float(budget) * usual * (1 + 1e-9)
+        assert content["derived_from"]["latency_budget"] == float(budget)
+    assert "| budget | pattern |" in shown and "| 0.85 |" in (tmp_path / "p-pareto.md").read_text()
+    single = tmp_path / "single.yaml"
+    succeed("derive", seeds[0], "--latency-budget", "0.7", "--out", single)
+    assert (
+        yaml.safe_load(single.read_text())["blocks"] == yaml.safe_load((tmp_path / "p-0.7.yaml").read_text())["blocks"]
+    )
+    shown = succeed("retrain", single, small_yaml, "--run", tmp_path / "retrain")
+    results = yaml.safe_load((tmp_path / "retrain" / "results.yaml").read_text())
+    assert results["latency"]["predicted_ms"] == yaml.safe_load(single.read_text())["latency"]["predicted_ms"]
+    assert "measured" in shown and "predicted" in shown
+
+
+def test_derive_by_perturbation(seeds, tmp_path):
+    out = tmp_path / "p.yaml"
+    shown = succeed("derive", seeds[0], seeds[1], "--method", "perturbation", "--out", out)
+    assert "with one operation taken out" in shown
+    for about in yaml.safe_load(out.read_text())["confidence"]:
+        assert about["operation"] == max(about["nll_without"], key=about["nll_without"].get)
+
+
+def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
+    assert "no pattern is within a budget of 0.01: the cheapest costs" in fail(
+        2, "derive", seeds[0], "--latency-budget", "0.01"
+    )
+    assert "is no budget" in fail(2, "derive", seeds[0], "--pareto", "0.5,x")
+    assert "must be one ratio" in fail(2, "derive", seeds[0], "--latency-budget", "0.5,1")
+    assert "budget needs --latency-budget" in fail(2, "derive", seeds[0], "--method", "budget")
+    assert "other methods take none" in fail(2, "derive", seeds[0], "--method", "argmax", "--latency-budget", "1")
+    other = tmp_path / "other"
+    succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
+    assert "3 blocks of attention, dense, and" in fail(2, "derive", seeds[0], other)
+    (other / "checkpoint.pt").unlink()
+    assert "holds no checkpoint.pt, whose weights it needs" in fail(2, "derive", other, "--method", "perturbation")
+    assert "out of reach: the cheapest pattern costs" in fail(
+        2,
+        "search",
+        small_yaml,
+        "--run",
+        tmp_path / "run",
+        "search.latency.source=measured",
+        "search.latency.target=0.01",
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_table_of_latencies_is_a_command_of_its_own(searched, small_yaml, tmp_path):
+    command = [sys.executable, "-m", "nas.latency", str(small_yaml), "--out", str(tmp_path / "latency.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "embedding and output layer" in done.stdout and "interleaved, 3 blocks" in done.stdout
+    shutil.copytree(searched, tmp_path / "run")
+    before = succeed("derive", tmp_path / "run", "--out", tmp_path / "a.yaml")
+    (tmp_path / "latency.yaml").rename(tmp_path / "run" / "latency.yaml")
+    after = succeed("derive", tmp_path / "run", "--out", tmp_path / "b.yaml")
+    assert "predicted" not in before and "predicted" in after
 
 
 def test_damaged_and_foreign_checkpoints(searched, small_yaml, tmp_path):

@@ -1,0 +1,42 @@
+"""The ranking experiment's own arithmetic: which networks are compared, and how orders are."""
+
+import importlib.util
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[1] / "experiments" / "ranking" / "run.py"
+
+
+@pytest.fixture(scope="module")
+def ranking():
+    spec = importlib.util.spec_from_file_location("ranking", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_kendalls_tau_is_the_share_of_pairs_in_the_same_order_minus_the_others(ranking):
+    assert ranking.kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1
+    assert ranking.kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+    assert ranking.kendall_tau([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
+    orders = [ranking.kendall_tau(range(4), order) for order in itertools.permutations(range(4))]
+    assert sum(orders) == pytest.approx(0)
+
+
+def test_the_patterns_are_different_networks(ranking):
+    patterns = ranking.random_patterns()
+    assert len({ranking.network(pattern) for pattern in patterns}) == len(patterns) == 20
+    assert ranking.network(["identity", "dense", "identity", "attention"]) == "da"
+    assert ranking.network(["identity"]) == "nothing"
+    assert patterns == ranking.random_patterns()
+
+
+def test_what_is_done_is_not_done_again(ranking, tmp_path):
+    jobs, done = ranking.Jobs(tmp_path, ["alone-*"]), []
+    for _ in range(2):
+        jobs.do("alone-ad-1", lambda: done.append(1) or {"nll": 2.0})
+        jobs.do("search-x-1", lambda: done.append(2) or {})
+    assert done == [1] and json.loads((tmp_path / "alone-ad-1.json").read_text()) == {"nll": 2.0}
