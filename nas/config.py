@@ -192,7 +192,8 @@ class Config:
 
 
 RUN_KEYS = ("stage", "pattern")  # what a run's config.yaml holds beside its options
-BUILT_IN_BEFORE = {"train.beta2": 0.99}  # what runs from before an option existed used, where that is not its default
+# What runs from before an option existed used, where that is not its default.
+BUILT_IN_BEFORE = {"train.beta2": 0.99, "search.fair_warmup": False}
 
 TYPE_WORDS = {
     int: "a whole number",

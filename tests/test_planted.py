@@ -1,76 +1,71 @@
-"""A planted truth: corpora made so that one knows whether attention is needed, and whether the search finds out."""
+"""Planted truths: on corpora whose right pattern is known, the search finds it. One of each kind.
+
+experiments/planted has ten seeds of each.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from nas.assembly import build_supernet
-from nas.config import load_config
-from nas.searching import Search
-
-SYMBOLS, LOOK_BACK = 24, 5
-ESTIMATORS = {
-    "leave_one_out": ["search.sampling=hard", "search.estimator=leave_one_out"],
-    "soft": ["search.sampling=soft"],
-}
+PATH = Path(__file__).parents[1] / "experiments" / "planted" / "run.py"
 
 
-def look_back_stream(length: int, seed: int) -> np.ndarray:
-    """Each token repeats the one LOOK_BACK before it, or (one in ten) is drawn anew: only the past helps."""
-    source = np.random.default_rng(seed)
-    stream = source.integers(SYMBOLS, size=length)
-    copies = source.random(length) < 0.9
-    for i in range(LOOK_BACK, length):
-        if copies[i]:
-            stream[i] = stream[i - LOOK_BACK]
-    return stream
+@pytest.fixture(scope="module")
+def planted():
+    spec = importlib.util.spec_from_file_location("planted", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["planted"] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
-def successor_stream(length: int, seed: int) -> np.ndarray:
-    """Each token is decided by the one before it, or (one in ten) drawn anew: the past does not help."""
-    successor = np.random.default_rng(99).permutation(SYMBOLS)
-    source = np.random.default_rng(seed)
-    stream = source.integers(SYMBOLS, size=length)
-    follows = source.random(length) < 0.9
-    for i in range(1, length):
-        if follows[i]:
-            stream[i] = successor[stream[i - 1]]
-    return stream
+@pytest.mark.parametrize(("name", "priced"), [("nowhere", True), ("once", True), ("early", True), ("early", False)])
+def test_the_search_finds_what_is_planted(planted, name, priced):
+    overrides = ["train.threads=1", *([planted.PRICED] if priced else [])]
+    found = planted.found_by_search(name, 1, overrides)["found"]
+    assert planted.is_right(name, found, priced), found
 
 
-def found_pattern(stream, memory_corpus, tmp_path, overrides) -> tuple[list[str], torch.Tensor]:
-    """The likeliest operations and pi at the end of a search."""
-    path = tmp_path / "planted.yaml"
-    path.write_text(
-        """
-        model: {d_model: 32, heads: 2, d_ffn: 32, blocks: 3, dropout: 0}
-        train: {steps: 900, batch_size: 16, segment: 16, memory: 16, lr: 0.005, warmup_steps: 20}
-        search: {warmup_steps: 400, split: heldout, optimizer: {lr: 0.05}}
-        """
-    )
-    config = load_config(path, overrides)
-    corpus = memory_corpus(SYMBOLS, stream(60_000, 1), stream(2_000, 2))
-    torch.manual_seed(config.seed)
-    phase = Search(build_supernet(config, corpus), corpus, config)
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-    return phase.supernet.names(phase.supernet.argmax_path()), phase.supernet.pi()
+def test_what_is_right(planted):
+    right = {
+        ("nowhere", False): "d ad aad ddd",
+        ("nowhere", True): "d dd ddd",
+        ("once", False): "a aa dad aii",
+        ("once", True): "a ad dai iia",
+        ("early", False): "ad aad adi dad",
+        ("early", True): "ad add dad aid",
+        ("late", False): "da dda ada aada",
+        ("late", True): "da dda dad dia",
+    }
+    wrong = {
+        ("nowhere", False): "a iii",
+        ("nowhere", True): "ad iii",
+        ("once", False): "d iii",
+        ("once", True): "aa ada ddd",
+        ("early", False): "da dda aaa",
+        ("early", True): "aad da aaa",
+        ("late", False): "ad aad iai",
+        ("late", True): "daa ada aid",
+    }
+    for expected, cases in ((True, right), (False, wrong)):
+        for (name, priced), patterns in cases.items():
+            for pattern in patterns.split():
+                assert planted.is_right(name, pattern, priced) == expected, (name, priced, pattern)
 
 
-ORDER = "search.operations=[dense,identity,attention]"  # attention stands last, where no tie can favour it
-PRICE = ["search.latency.source=flops", "search.latency.mode=penalty", "search.latency.weight=1"]
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_one_attention_is_kept_where_only_the_past_tells_the_next_token(estimator, memory_corpus, tmp_path):
-    """Every block has a price, so a search that learns nothing ends on identity, and one attention is the optimum."""
-    pattern, pi = found_pattern(look_back_stream, memory_corpus, tmp_path, [*ESTIMATORS[estimator], ORDER, *PRICE])
-    assert pattern.count("attention") == 1
-    assert pi[pattern.index("attention"), 2] > 0.5
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_attention_is_dropped_where_the_current_token_decides(estimator, memory_corpus, tmp_path):
-    pattern, pi = found_pattern(successor_stream, memory_corpus, tmp_path, [*ESTIMATORS[estimator], ORDER, *PRICE])
-    assert "attention" not in pattern
-    assert (pi[:, 2] < 0.3).all()
+def test_streams_follow_their_rules(planted):
+    """Nine tokens in ten are among those that the rule allows."""
+    maps, pairs = planted.MAPS, planted.PAIRS
+    allowed = {
+        "nowhere": lambda x, i: {m[x[i - 1]] for m in maps},
+        "once": lambda x, i: {m[x[i - 2]] for m in maps},
+        "early": lambda x, i: {pairs[x[i - 1], x[i - 2]]},
+        "late": lambda x, i: {m[x[i - k]] for m in maps for k in (1, 2, 3, 4)},
+    }
+    for name, rule in allowed.items():
+        stream = planted.CORPORA[name].stream(4000, 5)
+        follows = np.mean([stream[i] in rule(stream, i) for i in range(4, len(stream))])
+        assert 0.88 < follows < 0.95, name
