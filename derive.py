@@ -47,10 +47,10 @@ def parse_arguments() -> argparse.Namespace:
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
     parser.add_argument("--force", action="store_true", help=HELP["--force"])
     arguments = parser.parse_args()
-    given = arguments.latency_budget or arguments.pareto
-    arguments.budgets = read_budgets(given) if given else []
-    arguments.method = arguments.method or ("budget" if given else "argmax")
-    if (arguments.method == "budget") != bool(given):
+    given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
+    arguments.budgets = [] if given is None else read_budgets(given)
+    arguments.method = arguments.method or ("budget" if arguments.budgets else "argmax")
+    if (arguments.method == "budget") != bool(arguments.budgets):
         raise InputError(
             f"--method {arguments.method}: budget needs --latency-budget or --pareto; other methods take none"
         )

@@ -193,7 +193,7 @@ class Config:
 
 RUN_KEYS = ("stage", "pattern")  # what a run's config.yaml holds beside its options
 # What runs from before an option existed used, where that is not its default.
-BUILT_IN_BEFORE = {"train.beta2": 0.99, "search.fair_warmup": False}
+BUILT_IN_BEFORE = {"train.beta2": 0.99, "search.fair_warmup": False, "search.latency.timing": "training"}
 
 TYPE_WORDS = {
     int: "a whole number",

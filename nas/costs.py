@@ -3,6 +3,7 @@
 The same table holds FLOPs, which follow from the sizes, or milliseconds measured on a device (nas/latency.py).
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,8 +60,9 @@ class CostTable:
         usual = self.pattern(interleaved(blocks))
         lines = [f"{'':<28}{'median':>10}{'quartiles':>20}{'of interleaved':>16}"]
         for name, cost in {"embedding and output layer": self.rest, **self.blocks}.items():
-            low, high = self.quartiles["rest" if name not in self.blocks else name]
-            lines.append(f"{name:<28}{cost:>10.3f}{f'{low:.3f} ... {high:.3f}':>20}{cost / usual:>16.1%}")
+            quartiles = self.quartiles.get(name if name in self.blocks else "rest", [])
+            spread = " ... ".join(f"{quartile:.3f}" for quartile in quartiles)
+            lines.append(f"{name:<28}{cost:>10.3f}{spread:>20}{cost / usual:>16.1%}")
         return "\n".join([*lines, f"{f'interleaved, {blocks} blocks':<28}{usual:>10.3f}"])
 
     def write(self, path: Path) -> None:
@@ -71,15 +73,20 @@ class CostTable:
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:
-    """Raises InputError where the table lacks one of the operations, or those of the interleaved pattern."""
+    """Raises InputError where the table lacks a cost of one of the operations, or of the interleaved pattern's."""
     content = read_yaml(path)
     blocks, rest = content.get("blocks"), content.get("rest", content.get("output"))  # `output`: its earlier name
-    numbers = isinstance(blocks, dict) and all(isinstance(cost, (int, float)) for cost in (rest, *blocks.values()))
-    if not numbers or not {*operations, *interleaved(2)} <= blocks.keys():
-        raise InputError(f"{path} is damaged: it must give `rest` and, in `blocks`, each of {', '.join(operations)}")
-    return CostTable(
-        content.get("unit", FLOPS), rest, blocks, content.get("holds_for") or {}, content.get("quartiles") or {}
-    )
+    needed = {*operations, *interleaved(2)}
+    costs = [rest, *blocks.values()] if isinstance(blocks, dict) else []
+    numbers = all(isinstance(cost, (int, float)) and 0 <= cost < math.inf for cost in costs)
+    about = [content.get(key) or {} for key in ("holds_for", "quartiles")]
+    if not (
+        costs and numbers and needed <= blocks.keys() and sum(costs) > 0 and all(isinstance(a, dict) for a in about)
+    ):
+        raise InputError(
+            f"{path} is damaged: it must give `rest` and, in `blocks`, each of {', '.join(operations)}: numbers from 0"
+        )
+    return CostTable(content.get("unit", FLOPS), rest, blocks, *about)
 
 
 TOLERATED = 0.10  # how far a measured latency may be from the predicted one before it is warned of

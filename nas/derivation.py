@@ -15,7 +15,10 @@ from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved
 from nas.record import flat_config, read_pi, read_yaml, write_text
 
 TIE = 1e-6  # margins below this are a tie
-STANDARD_ERRORS = 2  # a margin over seeds that is smaller than so many of its standard errors may be chance
+# A mean of S that is below so many of its standard errors may be chance: quantiles of Student's t at 0.95, one tail,
+# for S - 1 = 1, 2, ... degrees of freedom; the normal quantile beyond.
+T_QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+NORMAL_QUANTILE = 1.645
 MAY_DIFFER = ("seed", "data.cache", "train.threads")  # between seeds of one search
 
 
@@ -80,8 +83,8 @@ class Frontier:
     """
 
     def __init__(self, scores: np.ndarray, costs: list[float]):
-        self.unit = max(costs) / 2**40 or 1.0
-        units = np.rint(np.array(costs) / self.unit).astype(np.int64)
+        self.unit = max(costs) / 2**40
+        units = np.rint(np.array(costs) / (self.unit or 1.0)).astype(np.int64)
         cost, score, self.choices = np.zeros(1, dtype=np.int64), np.zeros(1), []
         for row in scores:
             total, value = (cost[:, None] + units).ravel(), (score[:, None] + row).ravel()
@@ -108,7 +111,7 @@ class Frontier:
 def read_budgets(text: str) -> list[float]:
     """0.5,0.65,1 -> increasing ratios to the interleaved pattern's cost. Raises InputError where they are none."""
     try:
-        budgets = sorted({float(part) for part in text.split(",")})
+        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # files are named by them
     except ValueError:
         budgets = []
     if not budgets or not all(0 < budget < math.inf for budget in budgets):
@@ -134,15 +137,22 @@ def choose_within(budgets: list[float], pi: np.ndarray, operations: list[str], c
     return paths
 
 
+def least_sure(seeds: int) -> float:
+    """How many standard errors a margin over so many seeds must reach to be no chance (5%)."""
+    if seeds < 2:
+        return 0.0
+    return T_QUANTILES[seeds - 2] if seeds - 2 < len(T_QUANTILES) else NORMAL_QUANTILE
+
+
 def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, least_margin: float) -> dict:
     """How sure the choice for one block is. pi [S, O], a row per seed; chosen: index of the operation.
 
-    margin: of the mean pi, the chosen operation's minus that of the likeliest other; agreement: the share of the seeds
-    whose own likeliest operation is the chosen one; margin_error: standard error of the margin over the seeds. A block
-    is undecided where its margin is below least_margin, or small next to that error.
+    margin: of the mean pi, the chosen operation's minus that of its closest rival, `second`; agreement: the share of
+    the seeds whose own likeliest operation is the chosen one; margin_error: standard error of the margin over the
+    seeds. A lead is doubtful where it is below least_margin, or may be chance by its error; the block is undecided
+    where the lead over any other operation is, and then the closest rival is the likeliest of those.
     """
     mean, seeds = pi.mean(axis=0), len(pi)
-    others = [index for index in range(len(operations)) if index != chosen]
     about = {
         "operation": operations[chosen],
         "pi": {name: round(float(p), 6) for name, p in zip(operations, mean, strict=True)},
@@ -151,15 +161,36 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, least_m
     }
     if seeds > 1:
         about["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)
-    if not others:
+    rivals = sorted((index for index in range(len(operations)) if index != chosen), key=lambda index: -mean[index])
+    if not rivals:
         return about | {"undecided": False}
-    second = max(others, key=lambda index: mean[index])
-    margins = pi[:, chosen] - pi[:, second]
-    margin, error = float(margins.mean()), float(margins.std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else 0.0
-    about |= {"margin": round(margin, 6), "second": operations[second]}
+    leads = pi[:, [chosen]] - pi[:, rivals]  # [S, O - 1]
+    margins = leads.mean(axis=0)
+    errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(rivals))
+    doubtful = np.abs(margins) < np.maximum(least_margin, least_sure(seeds) * errors)
+    closest = int(doubtful.argmax())  # the first that is, or the likeliest
+    about |= {"margin": round(float(margins[closest]), 6), "second": operations[rivals[closest]]}
     if seeds > 1:
-        about["margin_error"] = round(error, 6)
-    return about | {"undecided": abs(margin) < max(least_margin, STANDARD_ERRORS * error)}
+        about["margin_error"] = round(float(errors[closest]), 6)
+    return about | {"undecided": bool(doubtful.any())}
+
+
+def removal_confidence(operations: list[str], losses: np.ndarray) -> dict:
+    """How sure a choice by perturbation is, in place of what pi says. losses [R, O]: nll per token without each
+    operation, measured R times. The lead is what losing the chosen operation costs more than losing the next."""
+    mean = losses.mean(axis=0)
+    about = {"nll_without": {name: round(float(nll), 6) for name, nll in zip(operations, mean, strict=True)}}
+    if len(operations) == 1:
+        return about
+    second, first = np.argsort(mean)[-2:]
+    leads = losses[:, first] - losses[:, second]
+    error = leads.std(ddof=1) / math.sqrt(len(leads)) if len(leads) > 1 else math.inf
+    return about | {
+        "second": operations[second],
+        "nll_lead": round(float(leads.mean()), 6),
+        "nll_lead_error": round(float(error), 6),
+        "undecided": len(leads) < 2 or bool(leads.mean() < least_sure(len(leads)) * error),
+    }
 
 
 def describe(
@@ -167,19 +198,19 @@ def describe(
     runs: list[SearchRun],
     method: str,
     budget: float | None = None,
-    removal_losses: list[list[float]] | None = None,
+    removal_losses: list[np.ndarray] | None = None,
 ) -> dict:
     """The pattern file's mapping: operations by index, and what a reader needs in order to trust them.
 
-    removal_losses [N][O]: nll per token on valid without each operation, where the method is perturbation.
+    removal_losses: as nas.perturbation.choose_by_perturbation gives them, where the method is perturbation.
     """
     first = runs[0]
     blocks = [first.operations[index] for index in path]
     pi = np.stack([run.pi for run in runs], axis=1)  # [N, S, O]
     least = first.options["search.warnings.margin"]
     confidence = [block_confidence(first.operations, row, i, least) for row, i in zip(pi, path, strict=True)]
-    for about, losses in zip(confidence, removal_losses or [], strict=False):
-        about["nll_without"] = {name: round(nll, 6) for name, nll in zip(first.operations, losses, strict=True)}
+    for about, losses in zip(confidence, removal_losses or [], strict=removal_losses is not None):
+        about |= removal_confidence(first.operations, losses)
     origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
     return {
         "format": FORMAT,
@@ -206,11 +237,16 @@ def doubts(pattern: dict) -> list[str]:
     for index, about in enumerate(pattern["confidence"], start=1):
         if not about["undecided"]:
             continue
+        if "nll_lead" in about:
+            lead = f"{about['nll_lead']:.4f} nats more (standard error {about['nll_lead_error']:.4f})"
+            words = f"to lose {about['operation']} costs {lead} than to lose {about['second']}, which may be as good"
+            found.append(f"block {index} is UNDECIDED: {words}")
+            continue
         names = [about["operation"], about["second"]]
         first, second = names if about["margin"] >= 0 else reversed(names)
         margin, error = abs(about["margin"]), about.get("margin_error", 0.0)
         words = undecided_words(index, first, second, margin)
-        if STANDARD_ERRORS * error > margin:
+        if error > 0:
             words += f" (over the seeds the lead has a standard error of {error:.3f})"
         found.append(words)
     return found
@@ -240,17 +276,18 @@ def verdict(about: dict) -> str:
     """Confidence in words."""
     if about["undecided"]:
         return f"undecided: {about['second']} as good"
-    if about["margin"] < 0:
+    if about["margin"] < 0 and "nll_lead" not in about:
         return f"pi prefers {about['second']}"
     return "decided" if "agreement" in about else ""
 
 
 def removal_table(pattern: dict) -> str:
     """A line per block: nll per token on valid without each operation; the choice is the one that is missed most."""
-    rows = ["nll per token on valid, with one operation taken out of the SuperNet:"]
+    rows = ["nll per token on the beginning of valid, with one operation taken out of the SuperNet:"]
     for index, about in enumerate(pattern["confidence"], start=1):
         losses = "  ".join(f"without {name} {nll:.4f}" for name, nll in about["nll_without"].items())
-        rows.append(f"{index:>5}  {about['operation']:<{width(list(about['pi']))}}{losses}")
+        lead = f"  lead {about['nll_lead']:.4f} +- {about['nll_lead_error']:.4f}" if "nll_lead" in about else ""
+        rows.append(f"{index:>5}  {about['operation']:<{width(list(about['pi']))}}{losses}{lead}")
     return "\n".join(rows)
 
 

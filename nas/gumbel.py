@@ -36,8 +36,9 @@ def sample_path(logits: Tensor, generator: torch.Generator) -> list[int]:
 
 
 def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
-    """As many paths as operations, which together visit each operation of each block exactly once (strict fairness,
-    arXiv 1907.01845, section 3.2); in each block the order is drawn by itself."""
+    """As many paths as operations, which together visit each operation of each block exactly once; in each block the
+    order is drawn by itself. The paths are those of strict fairness (arXiv 1907.01845, section 3.2); its single update
+    from their summed gradients is not made here: weights step after each path, as after any other."""
     orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
     return [list(path) for path in zip(*orders, strict=True)]
 

@@ -1,6 +1,8 @@
 """Derivation by perturbation (Wang et al. 2021, arXiv 2108.04392): in a block the operation whose removal hurts most.
 
-Probabilities say what the logits were pushed to; this asks the SuperNet's weights. N blocks, O candidate operations.
+Probabilities say what the logits were pushed to; this asks the SuperNet's weights. Two things differ from the paper:
+the weights are not tuned between one decision and the next, and where paths were sampled in the search, not mixed, the
+loss is that of sampled paths. N blocks, O candidate operations.
 """
 
 from pathlib import Path
@@ -19,17 +21,18 @@ from nas.gumbel import sample_path
 from nas.prepare import prepare
 from nas.record import CHECKPOINT
 
-TOKENS = 32_768  # of valid, the first: what a loss is measured on
+PARTS, PART_TOKENS = 4, 8_192  # of valid, from its beginning: each measures a loss once, and their spread is its error
+ROWS = 4  # read at once: fewer mean more sampled paths
 SEED = 0
 
 
 class SampledPaths(nn.Module):
-    """A SuperNet that draws a new path from pi for each forward pass, always the same ones."""
+    """A SuperNet that draws a new path from pi for each forward pass, from noise that `seed` fixes."""
 
-    def __init__(self, supernet: nn.Module, pi: Tensor):
+    def __init__(self, supernet: nn.Module, pi: Tensor, seed: int):
         super().__init__()
         self.supernet, self.logits = supernet, pi.log()
-        self.generator = torch.Generator().manual_seed(SEED)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def forward(self, *inputs):
         self.supernet.take(sample_path(self.logits, self.generator))
@@ -50,29 +53,31 @@ class TrainedSuperNet:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
         corpus = Corpus(prepare(self.config.data))
-        self.text = corpus.tokens("valid")[: TOKENS + 1]
+        text = corpus.tokens("valid")
+        size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
+        self.parts = [text[start : start + size + 1] for start in range(0, min(len(text) - size, PARTS * size), size)]
         self.supernet = build_supernet(self.config, corpus)
         self.supernet.load_state_dict(state["supernet"])
         self.supernet.eval()
-        self.soft = self.config.search.sampling == "soft"
 
-    def nll(self, pi: Tensor) -> float:
-        """Loss per token where blocks follow pi [N, O]: mixed by it, or sampled from it anew for each segment.
+    def nll(self, pi: Tensor) -> np.ndarray:
+        """Loss per token [parts] where blocks follow pi [N, O]: mixed by it, or sampled from it anew for each segment.
 
-        The sampled paths come from the same noise at each call, so that a difference is not one of noise.
+        The sampled paths of a part come from the same noise at each call, so that a difference is not one of noise.
         """
-        model, train = self.supernet, self.config.train
-        if self.config.search.sampling == "soft":
-            self.supernet.mix(pi)
-        else:
-            model = SampledPaths(self.supernet, pi)
-        looking_back = count_looking_back(self.supernet.backbone.blocks)
-        rows = self.config.evaluate.batch_size
-        total, counted = total_nll(model, self.text, rows, train.segment, train.memory, looking_back)
-        return total / counted
+        looking_back, train, losses = count_looking_back(self.supernet.backbone.blocks), self.config.train, []
+        for part, text in enumerate(self.parts):
+            model = self.supernet
+            if self.config.search.sampling == "soft":
+                self.supernet.mix(pi)
+            else:
+                model = SampledPaths(self.supernet, pi, SEED + part)
+            total, counted = total_nll(model, text, ROWS, train.segment, train.memory, looking_back)
+            losses.append(total / counted)
+        return np.array(losses)
 
     def removal_losses(self, pi: Tensor, block: int) -> np.ndarray:
-        """Loss per token [O] with each operation taken out of a block, whose others share its probability."""
+        """Loss per token [parts, O] with each operation taken out of a block, whose others share its probability."""
         losses = []
         for operation in range(pi.shape[1]):
             without = pi.clone()
@@ -80,23 +85,23 @@ class TrainedSuperNet:
             without[block, operation] = 0.0
             without[block] /= without[block].sum()
             losses.append(self.nll(without))
-        return np.array(losses)
+        return np.stack(losses, axis=1)
 
 
-def choose_by_perturbation(runs: list[Path]) -> tuple[list[int], list[list[float]]]:
-    """The operation of each block, and each one's mean loss per token [N][O] over the runs without it.
+def choose_by_perturbation(runs: list[Path]) -> tuple[list[int], list[np.ndarray]]:
+    """The operation of each block, and for each block the loss per token without each operation [R, O], measured once
+    for each part of the text and each run.
 
     Blocks are decided one after the other in a random order; those that are decided run their choice alone.
     """
     nets = [TrainedSuperNet(run) for run in runs]
     pis = [net.supernet.pi() for net in nets]
     blocks, operations = pis[0].shape
-    path, losses = [0] * blocks, [[0.0] * operations] * blocks
-    if operations == 1:
-        return path, losses
+    path, losses = [0] * blocks, [np.zeros((1, operations))] * blocks
     for block in np.random.default_rng(SEED).permutation(blocks).tolist():
-        mean = np.mean([net.removal_losses(pi, block) for net, pi in zip(nets, pis, strict=True)], axis=0)
-        path[block], losses[block] = int(mean.argmax()), mean.tolist()
+        if operations > 1:
+            losses[block] = np.concatenate([net.removal_losses(pi, block) for net, pi in zip(nets, pis, strict=True)])
+        path[block] = int(losses[block].mean(axis=0).argmax())
         for pi in pis:
             pi[block] = 0.0
             pi[block, path[block]] = 1.0

@@ -4,6 +4,7 @@ N blocks, O candidate operations, K paths.
 """
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -59,6 +60,8 @@ class Search:
     def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config, latency: CostTable | None = None):
         """latency: the table that search.latency.source=measured needs."""
         self.supernet, self.corpus, self.config, self.options = supernet, corpus, config, config.search
+        if config.search.latency.source == "measured" and latency is None:
+            raise ValueError("search.latency.source=measured needs the measured table")
         self.flops, self.latency = count_flops(config, corpus.counts()), latency
         self.price = self.latency or self.flops
         check_target(config, self.price)
@@ -76,7 +79,6 @@ class Search:
         self.total_steps = count_steps(config, len(tokens))
         given = self.options.warmup_steps
         self.warmup_steps = self.total_steps // 2 if given is None else given
-        self.first_logits_step = next(filter(self.logits_learn, range(1, self.total_steps + 1)), None)
         if self.first_logits_step is None:
             raise InputError(
                 f"search.warmup_steps={self.warmup_steps} leaves the logits none of the {self.total_steps} "
@@ -109,6 +111,10 @@ class Search:
             result = self.shared_step(step, self.stream.next())
         self.note_changes(step)
         return result
+
+    @cached_property
+    def first_logits_step(self) -> int | None:
+        return next(filter(self.logits_learn, range(1, self.total_steps + 1)), None)
 
     def logits_learn(self, step: int) -> bool:
         """Every step after the warm-up where batches are shared; else the share arch_fraction of them."""
@@ -308,13 +314,16 @@ class Search:
             "stream": self.stream.state_dict(),
             "arch_stream": self.arch_stream.state_dict() if self.arch_stream else None,
             "generator": self.generator.get_state(),
-            "fair_queue": self.fair_queue,
+            "fair_queue": list(self.fair_queue),
             "path": [self.path, self.path_since],
             "temperature": self.temperature,
             "heldout_nll": self.heldout_nll,
         }
 
     def load_state_dict(self, state: dict) -> None:
+        if "fair_queue" not in state and self.options.warmup_steps is None:  # from before half was the default
+            self.warmup_steps = self.total_steps // 4
+            del self.first_logits_step
         self.supernet.load_state_dict(state["supernet"])
         self.weights.adam.load_state_dict(state["weights_optimizer"])
         self.logits_optimizer.load_state_dict(state["logits_optimizer"])
@@ -322,6 +331,6 @@ class Search:
         if self.arch_stream:
             self.arch_stream.load_state_dict(state["arch_stream"])
         self.generator.set_state(state["generator"])
-        self.fair_queue = state.get("fair_queue", [])  # checkpoints from before it existed have none
+        self.fair_queue = list(state.get("fair_queue", []))
         self.path, self.path_since = state["path"]
         self.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]

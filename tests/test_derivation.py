@@ -182,7 +182,7 @@ def test_a_budget_that_no_pattern_meets_names_the_least():
 
 
 def test_budgets_are_positive_numbers():
-    assert read_budgets("1,0.5,0.65,1.0") == [0.5, 0.65, 1.0]
+    assert read_budgets("1,0.5,0.65,1.0,0.65000001") == [0.5, 0.65, 1.0]
     for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1"):
         with pytest.raises(InputError, match="is no budget: give ratios"):
             read_budgets(bad)
@@ -199,9 +199,44 @@ def test_the_table_of_budgets():
 
 
 def test_removal_losses_are_in_the_file_and_in_the_table():
-    pattern = describe([1], [a_run([[0.5, 0.4, 0.1]])], "perturbation", removal_losses=[[1.0, 2.5, 1.25]])
-    assert pattern["confidence"][0]["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
+    run = a_run([[0.5, 0.4, 0.1]] * 2)
+    sure = np.array([[1.0, 2.4, 1.25], [1.0, 2.6, 1.25], [1.0, 2.5, 1.25]])
+    doubtful = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
+    pattern = describe([1, 1], [run], "perturbation", removal_losses=[sure, doubtful])
+    first, second = pattern["confidence"]
+    assert first["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
+    assert first["second"] == "identity" and first["nll_lead"] == pytest.approx(1.25)
+    assert first["nll_lead_error"] == pytest.approx(0.1 / math.sqrt(3), abs=1e-6)
+    # pi would call the first undecided and the second too; what was measured decides.
+    assert (first["undecided"], second["undecided"]) == (False, True)
     assert "without dense 2.5000" in removal_table(pattern)
+    assert "block 2 is UNDECIDED: to lose dense costs 0.3667 nats more" in doubts(pattern)[0]
+
+
+def test_how_many_standard_errors_make_a_lead_follows_students_t():
+    """A lead of 2.5 standard errors over three seeds may be chance (t quantile 2.92); of 3.5 it is none."""
+    for errors, undecided in ((2.5, True), (3.5, False)):
+        spread = 0.3 / errors * math.sqrt(3)  # standard deviation of a lead of 0.3
+        leads = 0.3 + spread * np.array([-1.0, 0.0, 1.0])
+        rows = [[[(1 + lead) / 2, (1 - lead) / 2, 0.0]] for lead in leads]
+        about = argmax_pattern(*rows)["confidence"][0]
+        assert about["margin"] == pytest.approx(0.3) and about["margin_error"] == pytest.approx(0.3 / errors, abs=1e-5)
+        assert about["undecided"] == undecided
+
+
+def test_a_third_operation_can_be_the_rival():
+    """Dense is second on average and never leads; identity leads in one seed."""
+    about = argmax_pattern([[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.0, 0.6]])["confidence"][0]
+    assert about["undecided"]
+    about = argmax_pattern([[0.62, 0.38, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.15, 0.45]])["confidence"][0]
+    assert about["undecided"] and about["second"] == "identity"
+
+
+def test_free_operations_do_not_stretch_a_budget():
+    costs = CostTable(FLOPS, 1.0, {"attention": 1.0, "dense": 1.0, "identity": 0.0})
+    pi = np.array([[1.0]] * 2)
+    with pytest.raises(InputError, match="the cheapest costs"):
+        choose_within([0.01], pi, ["identity"], costs)
 
 
 # --- files
@@ -222,10 +257,16 @@ def test_costs_of_an_earlier_version_are_read_and_damaged_ones_named(tmp_path):
     path = tmp_path / "flops.yaml"
     path.write_text(yaml.safe_dump({"unit": FLOPS, "output": 10.0, "blocks": COSTS.blocks}))
     assert read_costs(path, NAMES).pattern(["dense"]) == 14
-    for damaged in ({"rest": 1.0}, {"rest": 1.0, "blocks": {"dense": 1.0}}, {"rest": "x", "blocks": COSTS.blocks}):
+    damages = [{"rest": 1.0}, {"rest": 1.0, "blocks": {"dense": 1.0}}, {"rest": "x", "blocks": COSTS.blocks}]
+    damages += [{"rest": 1.0, "blocks": {**COSTS.blocks, "dense": bad}} for bad in (-1.0, math.nan, math.inf)]
+    damages += [{"rest": 0.0, "blocks": dict.fromkeys(NAMES, 0.0)}]
+    damages += [{"rest": 1.0, "blocks": COSTS.blocks, "holds_for": 5}]
+    for damaged in damages:
         path.write_text(yaml.safe_dump(damaged))
         with pytest.raises(InputError, match="is damaged: it must give `rest`"):
             read_costs(path, NAMES)
+    path.write_text(yaml.safe_dump({"unit": FLOPS, "rest": 10.0, "blocks": COSTS.blocks}))
+    assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread
 
 
 def test_an_edited_pattern_is_kept_and_another_measurement_is_no_edit(tmp_path):

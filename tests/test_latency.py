@@ -59,6 +59,22 @@ def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, 
         assert low <= found <= high and high >= 1.1 * cost  # the drift is in the spread
 
 
+def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, counts, monkeypatch):
+    """Where mixtures take 10% longer than the sum of their parts, costs are between the two, for both kinds count."""
+
+    def rounds(works, rounds, seconds):
+        milliseconds = [TRUE["rest"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
+        mixed = [1.1 if len(set(pattern)) > 1 else 1.0 for pattern in works.values()]
+        return {index: np.full(20, 1e-3 * t * m) for index, (t, m) in enumerate(zip(milliseconds, mixed, strict=True))}
+
+    monkeypatch.setattr(nas.latency, "timed_rounds", rounds)
+    monkeypatch.setattr(nas.latency, "segment_works", lambda patterns, *_: dict(enumerate(patterns)))
+    table = measure_costs(small_config("model.blocks=9"), counts)
+    mixture = ["attention", "dense", "identity"] * 3
+    exact = TRUE["rest"] + sum(TRUE[name] for name in mixture)
+    assert 1.02 * exact < table.pattern(mixture) < 1.09 * exact
+
+
 def test_fitted_models_are_the_empty_one_each_operation_alone_and_even_mixtures():
     empty, attention, dense, *mixtures = fitted_patterns(["attention", "dense"], 6)
     assert (empty, attention, dense) == ([], ["attention"] * 6, ["dense"] * 6)

@@ -6,7 +6,7 @@ import torch
 
 from nas.errors import InputError
 from nas.evaluation import total_nll
-from nas.perturbation import TrainedSuperNet, choose_by_perturbation
+from nas.perturbation import PARTS, TrainedSuperNet, choose_by_perturbation
 from nas.record import open_run
 from nas.trainer import Trainer
 from tests.making import make_search
@@ -29,9 +29,9 @@ def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
     net = TrainedSuperNet(path)
     assert torch.equal(net.supernet.logits, phase.supernet.logits)
     seen = []
-    net.nll = lambda pi: seen.append(pi) or 0.0
+    net.nll = lambda pi: seen.append(pi) or np.array([len(seen), 10.0 * len(seen)])
     pi = phase.supernet.pi()
-    net.removal_losses(pi, 1)
+    assert net.removal_losses(pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
     for operation, without in enumerate(seen):
         others = [i for i in range(3) if i != operation]
         torch.testing.assert_close(without[1, others], pi[1, others] / pi[1, others].sum())
@@ -40,19 +40,33 @@ def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
 
 def test_an_operation_without_a_rival_leaves_its_place_to_all_others_alike(searched):
     net, seen = TrainedSuperNet(searched[0]), []
-    net.nll = lambda pi: seen.append(pi) or 0.0
+    net.nll = lambda pi: seen.append(pi) or np.zeros(1)
     net.removal_losses(torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
     assert seen[0][0].tolist() == pytest.approx([0.0, 0.5, 0.5]) and seen[1][0].tolist() == pytest.approx([1.0, 0, 0])
+
+
+def parts_of(text):
+    size = (len(text) - 1) // PARTS
+    return [text[part * size : (part + 1) * size + 1] for part in range(PARTS)]
 
 
 def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
     path, phase = searched
     net = TrainedSuperNet(path)
-    pi = torch.eye(3)
     phase.supernet.take([0, 1, 2])
-    tokens = phase.corpus.tokens("valid")
-    total, counted = total_nll(phase.supernet, tokens, 16, 8, 8, 3)
-    assert net.nll(pi) == pytest.approx(total / counted, rel=1e-5)
+    for found, text in zip(net.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
+        total, counted = total_nll(phase.supernet, text, 16, 8, 8, 3)
+        assert found == pytest.approx(total / counted, rel=1e-5)
+
+
+def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searched):
+    path, phase = searched
+    net, pi = TrainedSuperNet(path), torch.full((3, 3), 1 / 3)
+    assert (net.nll(pi) == net.nll(pi)).all()
+    phase.supernet.mix(pi)
+    mixed = [total_nll(phase.supernet, text, 4, 8, 8, 3) for text in parts_of(phase.corpus.tokens("valid"))]
+    same = net.nll(pi) == pytest.approx([total / counted for total, counted in mixed], rel=1e-6)
+    assert same == (net.config.search.sampling == "soft")
 
 
 def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searched, monkeypatch):
@@ -62,11 +76,11 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
 
     def removal_losses(self, pi, block):
         seen.append((block, pi.clone()))
-        return np.array(losses[block])
+        return np.array([losses[block]])
 
     monkeypatch.setattr(TrainedSuperNet, "removal_losses", removal_losses)
     chosen, means = choose_by_perturbation([path])
-    assert chosen == [0, 1, 2] and means == [losses[0], losses[1], losses[2]]
+    assert chosen == [0, 1, 2] and [mean.tolist() for mean in means] == [[losses[0]], [losses[1]], [losses[2]]]
     decided = []
     for block, pi in seen:
         for other in range(3):
@@ -79,9 +93,9 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
 def test_losses_of_several_runs_are_averaged(searched, monkeypatch):
     path, _ = searched
     answers = iter([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]] * 3)
-    monkeypatch.setattr(TrainedSuperNet, "removal_losses", lambda *_: np.array(next(answers)))
-    chosen, means = choose_by_perturbation([path, path])
-    assert chosen == [1, 1, 1] and means[0] == [1.5, 2.5, 0.0]
+    monkeypatch.setattr(TrainedSuperNet, "removal_losses", lambda *_: np.array([next(answers)]))
+    chosen, losses = choose_by_perturbation([path, path])
+    assert chosen == [1, 1, 1] and losses[0].tolist() == [[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]]
 
 
 def test_a_run_without_checkpoint_is_named(searched):

@@ -22,6 +22,7 @@ def test_kendalls_tau_is_the_share_of_pairs_in_the_same_order_minus_the_others(r
     assert ranking.kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1
     assert ranking.kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1
     assert ranking.kendall_tau([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
+    assert ranking.kendall_tau([1, 1, 1], [1, 2, 3]) == 0
     orders = [ranking.kendall_tau(range(4), order) for order in itertools.permutations(range(4))]
     assert sum(orders) == pytest.approx(0)
 

@@ -311,4 +311,15 @@ def test_the_state_of_a_search_is_whole(small_config):
     other = make_search(small_config("search.warmup_steps=0", "seed=9"))
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())
-    assert (other.path_since, other.heldout_nll) == ([5, 6, 7], 1.5)
+    assert (other.path_since, other.heldout_nll, other.fair_queue) == ([5, 6, 7], 1.5, [[0, 1, 2]])
+
+
+def test_a_search_from_before_goes_on_with_the_warm_up_that_it_began_with(small_config):
+    for given, expected in ((None, 6), (9, 9)):
+        config = small_config(f"search.warmup_steps={'null' if given is None else given}")
+        phase = make_search(config)
+        assert phase.warmup_steps == (12 if given is None else 9)
+        state = phase.state_dict()
+        del state["fair_queue"]
+        phase.load_state_dict(state)
+        assert phase.warmup_steps == expected and phase.logits_learn(10) and phase.first_logits_step == 10

@@ -68,7 +68,11 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
     assert torch.equal(before, phase.model.embedding.weight)
 
 
-@pytest.mark.parametrize("more", [[], ["search.sampling=soft", "search.split=shared"]])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["search.warmup_steps=17"], ["search.sampling=soft", "search.split=shared"]],
+    ids=["hard", "fair", "soft"],
+)
 def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, more):
     """Dropout, memories, place in the data, both optimizers, schedules, noise, and windows of the log."""
     results = []

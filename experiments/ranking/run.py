@@ -65,7 +65,7 @@ def network(pattern: list[str]) -> str:
 def kendall_tau(one: list[float], two: list[float]) -> float:
     """Kendall's tau: of all pairs, the share in the same order minus the share in the other order (tau-a)."""
     pairs = [(i, j) for i in range(len(one)) for j in range(i)]
-    return sum(math.copysign(1, (one[i] - one[j]) * (two[i] - two[j])) for i, j in pairs) / len(pairs)
+    return sum(float(np.sign((one[i] - one[j]) * (two[i] - two[j]))) for i, j in pairs) / len(pairs)
 
 
 def prepared(overrides: list[str]) -> tuple[Config, object]:
