@@ -66,11 +66,11 @@ def main() -> None:
     for notice in check_seeds(runs):
         print(f"NOTICE: {notice}")
 
-    latency = None
-    if (first.path / "latency.yaml").exists():
+    latency, timed = None, [run.path for run in runs if (run.path / "latency.yaml").exists()]
+    if timed:
         from nas.latency import RunLatency  # only now, since it needs torch
 
-        latency = RunLatency(first.path)
+        latency = RunLatency(timed[0])
     costs = latency.table if latency else first.flops
 
     pi, losses = np.mean([run.pi for run in runs], axis=0), None

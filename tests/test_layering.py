@@ -15,6 +15,7 @@ ORDER = [
     "nas.pattern",
     "nas.config",
     "nas.record",
+    "nas.jobs",
     "nas.costs",
     "nas.derivation",
     "nas.figures",

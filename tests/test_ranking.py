@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -33,11 +32,3 @@ def test_the_patterns_are_different_networks(ranking):
     assert ranking.network(["identity", "dense", "identity", "attention"]) == "da"
     assert ranking.network(["identity"]) == "nothing"
     assert patterns == ranking.random_patterns()
-
-
-def test_what_is_done_is_not_done_again(ranking, tmp_path):
-    jobs, done = ranking.Jobs(tmp_path, ["alone-*"]), []
-    for _ in range(2):
-        jobs.do("alone-ad-1", lambda: done.append(1) or {"nll": 2.0})
-        jobs.do("search-x-1", lambda: done.append(2) or {})
-    assert done == [1] and json.loads((tmp_path / "alone-ad-1.json").read_text()) == {"nll": 2.0}

@@ -20,8 +20,8 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 
 from nas.config import Config, load_config  # noqa: E402
 from nas.errors import run_command  # noqa: E402
+from nas.jobs import Jobs  # noqa: E402
 from nas.pattern import abbreviate  # noqa: E402
-from nas.record import write_text  # noqa: E402
 
 SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 120_000, 4_000
 REACH = 4  # no rule looks further back
@@ -158,14 +158,6 @@ def trained_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> 
     return {"nll": total / counted, "ratio": count_flops(config, corpus.counts()).ratio(list(pattern))}
 
 
-def do(path: Path, work: Callable[[], dict]) -> dict:
-    """The result in a file, made first where it is missing."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(work()))
-    return json.loads(path.read_text())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
@@ -173,29 +165,35 @@ def main() -> None:
     parser.add_argument("--corpus", choices=[*CORPORA], nargs="+", default=[*CORPORA], help="only these")
     parser.add_argument("--alone", action="store_true", help="train every pattern alone instead")
     arguments = parser.parse_intermixed_args()
+    jobs = Jobs(arguments.out, arguments.overrides)
     if arguments.alone:
-        print_alone(arguments)
-        return
-    summary = {}
-    print("| corpus | price | what is right | found | the ten patterns |\n|---|---|---|---|---|")
+        print_alone(jobs, arguments)
+    else:
+        print_searches(jobs, arguments)
+
+
+def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
+    """What the searches found; `by chance` is how many of ten patterns drawn at random would be right."""
+    summary, all_patterns = {}, ["".join(letters) for letters in itertools.product("adi", repeat=3)]
+    print("| corpus | price | what is right | found | by chance | the ten patterns |\n|---|---|---|---|---|---|")
     for name, priced in itertools.product(arguments.corpus, (False, True)):
         overrides = [*([PRICED] if priced else []), *arguments.overrides]
         label = f"{name}-{'priced' if priced else 'free'}"
         results = [
-            do(arguments.out / f"{label}-{seed}.json", lambda: found_by_search(name, seed, overrides))  # noqa: B023
+            jobs.do(f"{label}-{seed}", lambda: found_by_search(name, seed, overrides))  # noqa: B023
             for seed in range(1, SEEDS + 1)
         ]
         found = [result["found"] for result in results]
         right = sum(is_right(name, pattern, priced) for pattern in found)
+        chance = SEEDS * sum(is_right(name, pattern, priced) for pattern in all_patterns) / len(all_patterns)
         summary[label] = {"found": right, "of": SEEDS}
         answer = CORPORA[name].needs + (f"; attentions: {CORPORA[name].attentions}" if priced else "")
-        print(
-            f"| {name} | {'yes' if priced else 'no'} | {answer} | {right} of {SEEDS} | {' '.join(found)} |", flush=True
-        )
+        cells = [name, "yes" if priced else "no", answer, f"{right} of {SEEDS}", f"{chance:.1f}", " ".join(found)]
+        print("| " + " | ".join(cells) + " |", flush=True)
     print(json.dumps(summary))
 
 
-def print_alone(arguments: argparse.Namespace) -> None:
+def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
     """Every network of three blocks, trained alone: its nll, and with the price; the right ones are marked."""
     weight = load_config(FOLDER / "planted.yaml", arguments.overrides).search.latency.weight
     best = {}
@@ -204,8 +202,8 @@ def print_alone(arguments: argparse.Namespace) -> None:
         for pattern in itertools.product(("attention", "dense", "identity"), repeat=3):
             network = abbreviate([operation for operation in pattern if operation != "identity"]) or "nothing"
             if network not in results:
-                path = arguments.out / f"{name}-alone-{network}.json"
-                results[network] = do(path, lambda: trained_alone(name, pattern, arguments.overrides))  # noqa: B023
+                work = lambda: trained_alone(name, pattern, arguments.overrides)  # noqa: B023, E731
+                results[network] = jobs.do(f"{name}-alone-{network}", work)
         print(f"\n{name}: {CORPORA[name].needs}; with a price, attentions: {CORPORA[name].attentions} (* is right)")
         for priced in (False, True):
             values = {short: about["nll"] + priced * weight * about["ratio"] for short, about in results.items()}

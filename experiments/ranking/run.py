@@ -11,8 +11,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +20,8 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 
 from nas.config import Config, load_config  # noqa: E402
 from nas.errors import run_command  # noqa: E402
+from nas.jobs import Jobs  # noqa: E402
 from nas.pattern import OPERATIONS, abbreviate, interleaved  # noqa: E402
-from nas.record import write_text  # noqa: E402
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
 JUDGED_TOKENS = 65_536  # of valid, the first
@@ -133,23 +131,6 @@ def search(variant: str, seed: int, overrides: list[str]) -> dict:
     }
 
 
-class Jobs:
-    """Results by name, each in a file of its own, so that what is finished is never done twice."""
-
-    def __init__(self, folder: Path, only: list[str]):
-        self.folder, self.only = folder, only
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, name: str) -> dict | None:
-        path = self.folder / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def do(self, name: str, work: Callable[[], dict]) -> None:
-        if self.get(name) is None and any(fnmatch(name, pattern) for pattern in self.only):
-            print(name, flush=True)
-            write_text(self.folder / f"{name}.json", json.dumps(work()))
-
-
 def full(short: str) -> list[str]:
     return [next(name for name in OPERATIONS if name[0] == letter) for letter in short]
 
@@ -199,7 +180,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/ranking"), help="folder of the results")
     parser.add_argument("--only", default="*", help="names of jobs with wildcards and commas, such as 'search-soft*'")
     arguments = parser.parse_intermixed_args()
-    jobs, overrides = Jobs(arguments.out, arguments.only.split(",")), arguments.overrides
+    jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
     for seed in SEEDS:
         for pattern in [*random_patterns(), interleaved(BLOCKS)]:
             jobs.do(f"alone-{network(pattern)}-{seed}", lambda: train_alone(pattern, seed, overrides))  # noqa: B023
