@@ -1,4 +1,4 @@
-"""Experiments of many parts: each result in a file of its own, so that what is finished is never done twice. No torch."""
+"""Experiments of many parts: each result in a file of its own, so that what is done is never done twice. No torch."""
 
 import json
 from collections.abc import Callable
@@ -12,8 +12,11 @@ SETTINGS = "settings.json"
 
 
 class Jobs:
-    """A folder of results, by name, that were all made with the same settings. Several processes may share it, each with
-    its own share of the names: `only`, a pattern with wildcards, or several with commas between."""
+    """A folder of results, by name, that were all made with the same settings.
+
+    Several processes may share it, each with its own share of the names: `only`, a pattern with wildcards, or several
+    with commas between.
+    """
 
     def __init__(self, folder: Path, settings: list[str], only: str = "*"):
         """Raises InputError where the folder holds results of other settings."""
