@@ -22,8 +22,9 @@ def planted():
     return module
 
 
-@pytest.mark.parametrize(("name", "priced"), [("nowhere", True), ("once", True), ("early", True), ("early", False)])
+@pytest.mark.parametrize(("name", "priced"), [("nowhere", True), ("once", True), ("early", True), ("once", False)])
 def test_the_search_finds_what_is_planted(planted, name, priced):
+    """`late` is not among them: no search finds it yet (experiments/planted/README.md says why)."""
     overrides = ["train.threads=1", *([planted.PRICED] if priced else [])]
     found = planted.found_by_search(name, 1, overrides)["found"]
     assert planted.is_right(name, found, priced), found
