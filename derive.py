@@ -98,13 +98,16 @@ def main() -> None:
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(table)
 
+    last = (
+        patterns[max(patterns)] if arguments.budgets else patterns[None]
+    )  # of the greatest budget, if there are several
     if losses:
-        print(removal_table(pattern))
-    print(confidence_table(pattern))  # of the greatest budget, where there are several
+        print(removal_table(last))
+    print(confidence_table(last))
     for run in runs:
         if run.step < run.of_steps:
             print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
-    for doubt in doubts(pattern):
+    for doubt in doubts(last):
         print(f"WARNING: {doubt}")
     if len(runs) == 1:
         print("one run cannot tell whether another would choose the same: search with seed=2, ... and give all of them")

@@ -116,10 +116,11 @@ def segment_works(patterns: list[list[str]], config: Config, counts: np.ndarray)
 
 
 def fitted_patterns(operations: list[str], blocks: int) -> list[list[str]]:
-    """The models to which costs are fitted: without blocks, of each operation alone, and mixtures of equal shares."""
-    shares = np.resize(operations, blocks)
+    """The models to which costs are fitted: without blocks, of each operation alone, and mixtures in which all have as
+    equal shares as the blocks allow; what is over falls to other operations in each."""
     source = np.random.default_rng(0)
-    mixtures = [list(map(str, source.permutation(shares))) for _ in range(MIXTURES)]
+    shares = [np.resize(source.permutation(operations), blocks) for _ in range(MIXTURES)]
+    mixtures = [source.permutation(share).tolist() for share in shares]
     return [[], *([name] * blocks for name in operations), *mixtures]
 
 

@@ -15,6 +15,7 @@ from nas.assembly import build_supernet
 from nas.checkpoint import load_checkpoint
 from nas.config import load_config
 from nas.data import Corpus
+from nas.device import set_up
 from nas.errors import InputError
 from nas.evaluation import count_looking_back, total_nll
 from nas.gumbel import sample_path
@@ -52,6 +53,7 @@ class TrainedSuperNet:
         if "supernet" not in state:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
+        set_up(self.config.seed, self.config.train.threads)
         corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))

@@ -80,6 +80,8 @@ def test_fitted_models_are_the_empty_one_each_operation_alone_and_even_mixtures(
     assert (empty, attention, dense) == ([], ["attention"] * 6, ["dense"] * 6)
     assert all(sorted(mixture) == ["attention"] * 3 + ["dense"] * 3 for mixture in mixtures)
     assert len({tuple(mixture) for mixture in mixtures}) > 1
+    *_, one, two, three = fitted_patterns(list("abcde"), 2)  # more operations than blocks: each is in some mixture
+    assert len({*one, *two, *three}) > 2 and all(len(set(mixture)) == 2 for mixture in (one, two, three))
 
 
 def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config, counts, clockwork, tmp_path, capsys):
