@@ -19,6 +19,7 @@ from nas.derivation import (
     read_budgets,
     read_run,
     removal_table,
+    target_notice,
     write_patterns,
 )
 from nas.errors import InputError, run_command
@@ -51,9 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments.budgets = [] if given is None else read_budgets(given)
     arguments.method = arguments.method or ("budget" if arguments.budgets else "argmax")
     if (arguments.method == "budget") != bool(arguments.budgets):
-        raise InputError(
-            f"--method {arguments.method}: budget needs --latency-budget or --pareto; other methods take none"
-        )
+        needs = "needs --latency-budget or --pareto" if arguments.method == "budget" else "takes no budget"
+        raise InputError(f"--method {arguments.method} {needs}")
     if arguments.latency_budget and len(arguments.budgets) > 1:
         raise InputError(f"--latency-budget {given} must be one ratio; --pareto takes several")
     return arguments
@@ -111,6 +111,9 @@ def main() -> None:
         print(f"WARNING: {doubt}")
     if len(runs) == 1:
         print("one run cannot tell whether another would choose the same: search with seed=2, ... and give all of them")
+    notice = target_notice(first, costs.ratio(last["blocks"])) if not arguments.budgets else None
+    if notice:
+        print(f"NOTICE: {notice}")
     for budget, pattern in patterns.items():
         print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
         print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")

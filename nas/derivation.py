@@ -145,12 +145,12 @@ def least_sure(seeds: int) -> float:
 
 
 def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, least_margin: float) -> dict:
-    """How sure the choice for one block is. pi [S, O], a row per seed; chosen: index of the operation.
+    """How sure pi is of the choice for one block. pi [S, O], a row per seed; chosen: index of the operation.
 
-    margin: of the mean pi, the chosen operation's minus that of its closest rival, `second`; agreement: the share of
-    the seeds whose own likeliest operation is the chosen one; margin_error: standard error of the margin over the
-    seeds. A lead is doubtful where it is below least_margin, or may be chance by its error; the block is undecided
-    where the lead over any other operation is, and then the closest rival is the likeliest of those.
+    margin: of the mean pi, the chosen operation's minus that of the likeliest other, `second`; margin_error: its
+    standard error over the seeds; agreement: the share of the seeds whose own likeliest operation is the chosen one. A
+    lead is doubtful where it is below least_margin, or may be chance by its error. The block is undecided where that
+    over some other operation is, which is then `as_good`, unless another is clearly likelier than the chosen one.
     """
     mean, seeds = pi.mean(axis=0), len(pi)
     about = {
@@ -161,34 +161,38 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, least_m
     }
     if seeds > 1:
         about["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)
-    rivals = sorted((index for index in range(len(operations)) if index != chosen), key=lambda index: -mean[index])
-    if not rivals:
+    others = sorted((index for index in range(len(operations)) if index != chosen), key=lambda index: -mean[index])
+    if not others:
         return about | {"undecided": False}
-    leads = pi[:, [chosen]] - pi[:, rivals]  # [S, O - 1]
+    leads = pi[:, [chosen]] - pi[:, others]  # [S, O - 1], over the likeliest first
     margins = leads.mean(axis=0)
-    errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(rivals))
+    errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(others))
     doubtful = np.abs(margins) < np.maximum(least_margin, least_sure(seeds) * errors)
-    closest = int(doubtful.argmax())  # the first that is, or the likeliest
-    about |= {"margin": round(float(margins[closest]), 6), "second": operations[rivals[closest]]}
+    about |= {"margin": round(float(margins[0]), 6), "second": operations[others[0]]}
     if seeds > 1:
-        about["margin_error"] = round(float(errors[closest]), 6)
-    return about | {"undecided": bool(doubtful.any())}
+        about["margin_error"] = round(float(errors[0]), 6)
+    if not doubtful.any() or (margins[0] < 0 and not doubtful[0]):
+        return about | {"undecided": False}
+    return about | {"undecided": True, "as_good": operations[others[int(doubtful.argmax())]]}
 
 
 def removal_confidence(operations: list[str], losses: np.ndarray) -> dict:
-    """How sure a choice by perturbation is, in place of what pi says. losses [R, O]: nll per token without each
-    operation, measured R times. The lead is what losing the chosen operation costs more than losing the next."""
+    """How sure a choice by perturbation is. losses [R, O]: nll per token without each operation, measured R times.
+
+    lead: what losing the chosen operation costs more than losing the next, `second`; lead_error: its standard error
+    over the R measurements.
+    """
     mean = losses.mean(axis=0)
     about = {"nll_without": {name: round(float(nll), 6) for name, nll in zip(operations, mean, strict=True)}}
     if len(operations) == 1:
-        return about
+        return about | {"undecided": False}
     second, first = np.argsort(mean)[-2:]
     leads = losses[:, first] - losses[:, second]
     error = leads.std(ddof=1) / math.sqrt(len(leads)) if len(leads) > 1 else math.inf
     return about | {
         "second": operations[second],
-        "nll_lead": round(float(leads.mean()), 6),
-        "nll_lead_error": round(float(error), 6),
+        "lead": round(float(leads.mean()), 6),
+        "lead_error": round(float(error), 6),
         "undecided": len(leads) < 2 or bool(leads.mean() < least_sure(len(leads)) * error),
     }
 
@@ -210,7 +214,7 @@ def describe(
     least = first.options["search.warnings.margin"]
     confidence = [block_confidence(first.operations, row, i, least) for row, i in zip(pi, path, strict=True)]
     for about, losses in zip(confidence, removal_losses or [], strict=removal_losses is not None):
-        about |= removal_confidence(first.operations, losses)
+        about["removal"] = removal_confidence(first.operations, losses)
     origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
     return {
         "format": FORMAT,
@@ -232,23 +236,22 @@ def undecided_words(block: int, first: str, second: str, margin: float) -> str:
 
 
 def doubts(pattern: dict) -> list[str]:
-    """What a reader must not overlook, one sentence for each undecided block."""
+    """What a reader must not overlook, one sentence for each block that what chose it leaves undecided."""
     found = []
     for index, about in enumerate(pattern["confidence"], start=1):
-        if not about["undecided"]:
-            continue
-        if "nll_lead" in about:
-            lead = f"{about['nll_lead']:.4f} nats more (standard error {about['nll_lead_error']:.4f})"
-            words = f"to lose {about['operation']} costs {lead} than to lose {about['second']}, which may be as good"
+        removal = about.get("removal")
+        if removal and removal["undecided"]:
+            lead = f"{removal['lead']:.4f} nats more (standard error {removal['lead_error']:.4f})"
+            words = f"to lose {about['operation']} costs {lead} than to lose {removal['second']}, which may be as good"
             found.append(f"block {index} is UNDECIDED: {words}")
-            continue
-        names = [about["operation"], about["second"]]
-        first, second = names if about["margin"] >= 0 else reversed(names)
-        margin, error = abs(about["margin"]), about.get("margin_error", 0.0)
-        words = undecided_words(index, first, second, margin)
-        if error > 0:
-            words += f" (over the seeds the lead has a standard error of {error:.3f})"
-        found.append(words)
+        elif not removal and about["undecided"]:
+            names = [about["operation"], about["as_good"]]
+            first, second = sorted(names, key=lambda name: -about["pi"][name])
+            words = undecided_words(index, first, second, about["pi"][first] - about["pi"][second])
+            error = about.get("margin_error", 0.0)
+            if error > 0 and about["as_good"] == about["second"]:
+                words += f" (over the seeds the lead has a standard error of {error:.3f})"
+            found.append(words)
     return found
 
 
@@ -273,22 +276,44 @@ def width(names: list[str]) -> int:
 
 
 def verdict(about: dict) -> str:
-    """Confidence in words."""
+    """Confidence in words, by pi."""
     if about["undecided"]:
-        return f"undecided: {about['second']} as good"
-    if about["margin"] < 0 and "nll_lead" not in about:
+        return f"undecided: {about['as_good']} as good"
+    if about["margin"] < 0:
         return f"pi prefers {about['second']}"
     return "decided" if "agreement" in about else ""
 
 
 def removal_table(pattern: dict) -> str:
     """A line per block: nll per token on valid without each operation; the choice is the one that is missed most."""
-    rows = ["nll per token on the beginning of valid, with one operation taken out of the SuperNet:"]
+    rows = [
+        "nll per token on the beginning of valid, with one operation taken out of the SuperNet; the lead is over the"
+    ]
+    rows += [
+        "next loss, with its standard error over parts of the text and runs. What pi says is in the table below it."
+    ]
     for index, about in enumerate(pattern["confidence"], start=1):
-        losses = "  ".join(f"without {name} {nll:.4f}" for name, nll in about["nll_without"].items())
-        lead = f"  lead {about['nll_lead']:.4f} +- {about['nll_lead_error']:.4f}" if "nll_lead" in about else ""
-        rows.append(f"{index:>5}  {about['operation']:<{width(list(about['pi']))}}{losses}{lead}")
+        removal = about["removal"]
+        row = f"{index:>5}  {about['operation']:<{width(list(about['pi']))}}"
+        row += "  ".join(f"without {name} {nll:.4f}" for name, nll in removal["nll_without"].items())
+        if "lead" in removal:
+            row += f"  lead {removal['lead']:.4f} ± {removal['lead_error']:.4f}  "
+            row += f"undecided: {removal['second']} as good" if removal["undecided"] else "decided"
+        rows.append(row)
     return "\n".join(rows)
+
+
+def target_notice(run: SearchRun, ratio: float) -> str | None:
+    """What a user who gave a target must know of a pattern that costs something else."""
+    options = run.options
+    target = options["search.latency.target"]
+    aimed = options["search.latency.source"] != "none" and options["search.latency.mode"] == "target"
+    if not aimed or options["search.latency.weight"] == 0 or abs(ratio / target - 1) < 0.1:
+        return None
+    return (
+        f"the search aimed at {target:g} of the interleaved pattern's cost, this pattern costs {ratio:.2f}: a target "
+        "holds for the expectation over pi, of which a pattern keeps one operation per block"
+    )
 
 
 def pareto_table(patterns: dict[float, dict], unit: str) -> str:

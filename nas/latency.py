@@ -191,6 +191,7 @@ class RunLatency:
     def __init__(self, run: Path):
         kept = run / "latency.yaml"
         self.config, self.counts = load_config(run / "config.yaml", []), None
+        self.known: dict[tuple[str, ...], dict] = {}
         set_up(self.config.seed, self.config.train.threads)
         try:
             self.counts = Corpus(prepare(self.config.data)).counts()
@@ -201,10 +202,13 @@ class RunLatency:
 
     def of(self, pattern: list[str]) -> dict:
         """What a pattern file holds: predicted and measured latency, and the conditions under which both hold."""
-        about = self.table.predict(pattern)
-        if self.counts is not None:
-            about = measure_beside(pattern, self.config, self.counts, about)
-        return about | {"holds_for": self.table.holds_for}
+        key = tuple(pattern)
+        if key not in self.known:
+            about = self.table.predict(pattern)
+            if self.counts is not None:
+                about = measure_beside(pattern, self.config, self.counts, about)
+            self.known[key] = about | {"holds_for": self.table.holds_for}
+        return dict(self.known[key])
 
 
 def prediction(pattern_file: dict, config: Config, vocab_size: int) -> dict:
@@ -225,7 +229,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--out", metavar="FILE.yaml", type=Path, help="also write it, such as RUN_DIR/latency.yaml")
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    if arguments.out and arguments.out.exists():
+        raise InputError(f"--out {arguments.out} exists; name another file, or remove it")
+    return arguments
 
 
 def main() -> None:

@@ -302,7 +302,8 @@ def test_derive_by_perturbation(seeds, tmp_path):
     shown = succeed("derive", seeds[0], seeds[1], "--method", "perturbation", "--out", out)
     assert "with one operation taken out" in shown
     for about in yaml.safe_load(out.read_text())["confidence"]:
-        assert about["operation"] == max(about["nll_without"], key=about["nll_without"].get)
+        losses = about["removal"]["nll_without"]
+        assert about["operation"] == max(losses, key=losses.get)
 
 
 def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
@@ -311,8 +312,10 @@ def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
     )
     assert "is no budget" in fail(2, "derive", seeds[0], "--pareto", "0.5,x")
     assert "must be one ratio" in fail(2, "derive", seeds[0], "--latency-budget", "0.5,1")
-    assert "budget needs --latency-budget" in fail(2, "derive", seeds[0], "--method", "budget")
-    assert "other methods take none" in fail(2, "derive", seeds[0], "--method", "argmax", "--latency-budget", "1")
+    assert "--method budget needs --latency-budget or --pareto" in fail(2, "derive", seeds[0], "--method", "budget")
+    assert "--method argmax takes no budget" in fail(
+        2, "derive", seeds[0], "--method", "argmax", "--latency-budget", "1"
+    )
     other = tmp_path / "other"
     succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
     assert "3 blocks of attention, dense, and" in fail(2, "derive", seeds[0], other)
@@ -334,6 +337,7 @@ def test_a_table_of_latencies_is_a_command_of_its_own(searched, small_yaml, tmp_
     command = [sys.executable, "-m", "nas.latency", str(small_yaml), "--out", str(tmp_path / "latency.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "embedding and output layer" in done.stdout and "interleaved, 3 blocks" in done.stdout
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2  # a table is not replaced
     shutil.copytree(searched, tmp_path / "run")
     before = succeed("derive", tmp_path / "run", "--out", tmp_path / "a.yaml")
     (tmp_path / "latency.yaml").rename(tmp_path / "run" / "latency.yaml")

@@ -22,6 +22,7 @@ from nas.derivation import (
     read_budgets,
     read_run,
     removal_table,
+    target_notice,
     write_patterns,
 )
 from nas.errors import InputError
@@ -204,13 +205,15 @@ def test_removal_losses_are_in_the_file_and_in_the_table():
     doubtful = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
     pattern = describe([1, 1], [run], "perturbation", removal_losses=[sure, doubtful])
     first, second = pattern["confidence"]
-    assert first["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
-    assert first["second"] == "identity" and first["nll_lead"] == pytest.approx(1.25)
-    assert first["nll_lead_error"] == pytest.approx(0.1 / math.sqrt(3), abs=1e-6)
-    # pi would call the first undecided and the second too; what was measured decides.
-    assert (first["undecided"], second["undecided"]) == (False, True)
+    removal = first["removal"]
+    assert removal["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
+    assert removal["second"] == "identity" and removal["lead"] == pytest.approx(1.25)
+    assert removal["lead_error"] == pytest.approx(0.1 / math.sqrt(3), abs=1e-6)
+    assert (removal["undecided"], second["removal"]["undecided"]) == (False, True)
+    assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # what pi says stays what it is
     assert "without dense 2.5000" in removal_table(pattern)
-    assert "block 2 is UNDECIDED: to lose dense costs 0.3667 nats more" in doubts(pattern)[0]
+    (doubt,) = doubts(pattern)
+    assert "block 2 is UNDECIDED: to lose dense costs 0.3667 nats more" in doubt
 
 
 def test_how_many_standard_errors_make_a_lead_follows_students_t():
@@ -229,7 +232,23 @@ def test_a_third_operation_can_be_the_rival():
     about = argmax_pattern([[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.0, 0.6]])["confidence"][0]
     assert about["undecided"]
     about = argmax_pattern([[0.62, 0.38, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.15, 0.45]])["confidence"][0]
-    assert about["undecided"] and about["second"] == "identity"
+    assert about["undecided"] and (about["second"], about["as_good"]) == ("dense", "identity")
+    assert about["margin"] == pytest.approx(0.54 - 0.3100, abs=1e-4)
+
+
+def test_a_choice_that_pi_clearly_prefers_another_to_is_not_undecided():
+    about = describe([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5)["confidence"][0]
+    assert not about["undecided"] and (about["second"], about["margin"]) == ("dense", pytest.approx(-0.25))
+    assert "pi prefers dense" in confidence_table(describe([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5))
+
+
+def test_a_pattern_far_from_the_searchs_target_is_told():
+    price = {"search": {"latency": {"source": "flops", "target": 0.75, "weight": 2.0}}}
+    assert "aimed at 0.75 of the interleaved pattern's cost, this pattern costs 0.43" in target_notice(
+        a_run([[1.0, 0.0, 0.0]], **price), 0.43
+    )
+    assert target_notice(a_run([[1.0, 0.0, 0.0]], **price), 0.78) is None
+    assert target_notice(a_run([[1.0, 0.0, 0.0]]), 0.43) is None
 
 
 def test_free_operations_do_not_stretch_a_budget():
