@@ -144,7 +144,7 @@ class WarningOptions:
 # - fair_warmup: 0.59 and 0.57 after half, 0.50 without.
 # - sampling hard: soft ended at 0.03 (no warm-up), 0.38 (a quarter), 0.48 (half), in two to three times the time.
 # - estimator leave_one_out: straight_through ended at 0.55 to 0.72, best of all, for its paths hold more identity; but
-#   where there is a price it gives up all for identity, and leave_one_out finds what is planted.
+#   where there is a price it gives up all for identity (0 of 10), and leave_one_out finds what is planted (8, 10).
 # - paths: 2 are too few (0.06); 8 find more of what is planted than 4 (10 and 4 of 10 instead of 8 and 2), for 4 more
 #   forward passes in each logits step.
 # - A floor of uniform exploration in the weights' paths ended at 0.52 to 0.57, as without: it was taken out.
