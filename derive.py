@@ -98,9 +98,7 @@ def main() -> None:
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(table)
 
-    last = (
-        patterns[max(patterns)] if arguments.budgets else patterns[None]
-    )  # of the greatest budget, if there are several
+    last = list(patterns.values())[-1]  # that of the greatest budget, where there are several
     if losses:
         print(removal_table(last))
     print(confidence_table(last))

@@ -5,6 +5,7 @@ S runs (seeds of one search), N blocks, O candidate operations.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ class SearchRun:
     of_steps: int
     flops: CostTable
 
-    @property
+    @cached_property
     def options(self) -> dict:
         """{dotted key: value}"""
         return flat_config(self.content)
@@ -137,6 +138,11 @@ def choose_within(budgets: list[float], pi: np.ndarray, operations: list[str], c
     return paths
 
 
+def entropy(pi: np.ndarray) -> np.ndarray:
+    """Entropy in nats over the last axis."""
+    return -np.where(pi > 0, pi * np.log(np.where(pi > 0, pi, 1)), 0).sum(axis=-1)
+
+
 def least_sure(seeds: int) -> float:
     """How many standard errors a margin over so many seeds must reach to be no chance (5%)."""
     if seeds < 2:
@@ -157,7 +163,7 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, least_m
         "operation": operations[chosen],
         "pi": {name: round(float(p), 6) for name, p in zip(operations, mean, strict=True)},
         "margin": round(float(mean[chosen]), 6),
-        "entropy": round(float(-sum(p * math.log(p) for p in mean if p > 0)), 6),
+        "entropy": round(float(entropy(mean)), 6),
     }
     if seeds > 1:
         about["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)

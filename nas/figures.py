@@ -16,6 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from nas.derivation import entropy
+
 COLOURS = {"attention": "#c8553d", "dense": "#2f6690", "identity": "#b9bfc7"}
 MOST_FRAMES = 150  # more would make neither the motion smoother nor the file smaller
 FRAME_MS, HELD_MS = 80, 3000
@@ -26,11 +28,6 @@ WIDE = 16  # blocks from which on labels get smaller
 def pi_array(history: list[dict]) -> np.ndarray:
     """[T logged steps, N blocks, O operations]"""
     return np.array([line["pi"] for line in history])
-
-
-def entropy(pi: np.ndarray) -> np.ndarray:
-    """Entropy in nats over the last axis."""
-    return -np.where(pi > 0, pi * np.log(np.where(pi > 0, pi, 1)), 0).sum(axis=-1)
 
 
 def chosen_frames(count: int) -> list[int]:

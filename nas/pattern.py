@@ -21,6 +21,11 @@ def abbreviate(blocks: list[str]) -> str:
     return "".join(name[0] for name in blocks)
 
 
+def network(blocks: list[str]) -> str:
+    """What a pattern is when it is trained alone, abbreviated: identity blocks add nothing, wherever they stand."""
+    return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
+
+
 def read_pattern(path: str | Path) -> dict:
     """Read and check a pattern file; returns its mapping, in which `blocks` is a list of known operations.
 

@@ -216,8 +216,10 @@ class Search:
     def update_logits(self, step: int) -> None:
         """Add the gradient of what is charged beside the nll, then step."""
         logits = self.supernet.logits
-        (gradient,) = torch.autograd.grad(self.charges(logits, step), [logits])
-        logits.grad = logits.grad + gradient
+        charges = self.charges(logits, step)
+        if charges.requires_grad:  # by default nothing is charged
+            (gradient,) = torch.autograd.grad(charges, [logits])
+            logits.grad = logits.grad + gradient
         if not torch.isfinite(logits.grad).all():
             raise FloatingPointError("the gradient of the logits is not finite")
         self.logits_optimizer.step()
@@ -225,11 +227,12 @@ class Search:
 
     def charges(self, logits: Tensor, step: int) -> Tensor:
         """The price of the expected cost, and of the mean entropy of pi, in nats: exact functions of the logits."""
-        pi, latency, entropy = logits.softmax(dim=-1), self.options.latency, self.options.entropy
+        latency, entropy, total = self.options.latency, self.options.entropy, logits.new_zeros(())
         weight = entropy.start + (entropy.end - entropy.start) * self.progress(step)
-        total = weight * entropy_of(pi).mean()
+        if weight:
+            total = total + weight * entropy_of(logits.softmax(dim=-1)).mean()
         if latency.source != "none":
-            ratio = self.price.expected_ratio(pi, self.supernet.operations)
+            ratio = self.price.expected_ratio(logits.softmax(dim=-1), self.supernet.operations)
             above = ratio if latency.mode == "penalty" else (ratio - latency.target).clamp_min(0)
             total = total + latency.weight * above
         return total

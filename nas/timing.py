@@ -22,11 +22,11 @@ def timed_rounds(
     the caches, hit all alike, and differences within a round mean something. Rounds go on for so many seconds, but
     there are at least `rounds` and at most ten times as many.
     """
-    times, order, begun = {name: [] for name in works}, np.random.default_rng(0), time.perf_counter()
-    done = -WARM_UP
+    times, pieces = {name: [] for name in works}, list(works.items())
+    order, begun, done = np.random.default_rng(0), time.perf_counter(), -WARM_UP
     while done < rounds or (done < 10 * rounds and time.perf_counter() - begun < seconds):
-        for index in order.permutation(len(works)):
-            name, work = list(works.items())[index]
+        for index in order.permutation(len(pieces)):
+            name, work = pieces[index]
             started = time.perf_counter()
             work()
             times[name].append(time.perf_counter() - started)

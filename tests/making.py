@@ -1,5 +1,9 @@
 """Phases made ready to step, for the tests of searching, retraining and the loop; and their golden losses."""
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import torch
 
 from nas.assembly import build_fixed, build_supernet
@@ -14,6 +18,16 @@ STAGES = {
     "search_soft": ["search.sampling=soft", "search.split=shared", "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
 }
+
+
+def load_script(name: str):
+    """A program of experiments/, such as `bench/throughput`, as a module."""
+    path = Path(__file__).parents[1] / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name.replace("/", "_"), path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def make_search(config, corpus=None, latency=None):

@@ -1,24 +1,17 @@
 """The benchmarks count what they say; how fast anything is, they alone tell."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import relative_attention
 from nas import searching
-
-PATH = Path(__file__).parents[1] / "experiments" / "bench" / "throughput.py"
+from tests.making import load_script
 
 
 @pytest.fixture(scope="module")
 def throughput():
-    spec = importlib.util.spec_from_file_location("throughput", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench/throughput")
 
 
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])

@@ -3,23 +3,15 @@
 experiments/planted has ten seeds of each.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-PATH = Path(__file__).parents[1] / "experiments" / "planted" / "run.py"
+from tests.making import load_script
 
 
 @pytest.fixture(scope="module")
 def planted():
-    spec = importlib.util.spec_from_file_location("planted", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted"] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return load_script("planted/run")
 
 
 @pytest.mark.parametrize(("name", "priced"), [("nowhere", True), ("once", True), ("early", True), ("once", False)])

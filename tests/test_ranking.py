@@ -1,20 +1,15 @@
 """The ranking experiment's own arithmetic: which networks are compared, and how orders are."""
 
-import importlib.util
 import itertools
-from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[1] / "experiments" / "ranking" / "run.py"
+from tests.making import load_script
 
 
 @pytest.fixture(scope="module")
 def ranking():
-    spec = importlib.util.spec_from_file_location("ranking", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("ranking/run")
 
 
 def test_kendalls_tau_is_the_share_of_pairs_in_the_same_order_minus_the_others(ranking):

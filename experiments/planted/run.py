@@ -21,7 +21,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 from nas.config import Config, load_config  # noqa: E402
 from nas.errors import run_command  # noqa: E402
 from nas.jobs import Jobs  # noqa: E402
-from nas.pattern import abbreviate  # noqa: E402
+from nas.pattern import abbreviate, network  # noqa: E402
 
 SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 120_000, 4_000
 REACH = 4  # no rule looks further back
@@ -200,10 +200,10 @@ def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
     for name in arguments.corpus:
         results = {}
         for pattern in itertools.product(("attention", "dense", "identity"), repeat=3):
-            network = abbreviate([operation for operation in pattern if operation != "identity"]) or "nothing"
-            if network not in results:
+            short = network(pattern)
+            if short not in results:
                 work = lambda: trained_alone(name, pattern, arguments.overrides)  # noqa: B023, E731
-                results[network] = jobs.do(f"{name}-alone-{network}", work)
+                results[short] = jobs.do(f"{name}-alone-{short}", work)
         print(f"\n{name}: {CORPORA[name].needs}; with a price, attentions: {CORPORA[name].attentions} (* is right)")
         for priced in (False, True):
             values = {short: about["nll"] + priced * weight * about["ratio"] for short, about in results.items()}

@@ -20,7 +20,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 from nas.config import Config, load_config  # noqa: E402
 from nas.errors import run_command  # noqa: E402
 from nas.jobs import Jobs  # noqa: E402
-from nas.pattern import OPERATIONS, abbreviate, interleaved  # noqa: E402
+from nas.pattern import OPERATIONS, abbreviate, interleaved, network  # noqa: E402
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
 JUDGED_TOKENS = 65_536  # of valid, the first
@@ -52,11 +52,6 @@ def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) 
         pattern = [OPERATIONS[index] for index in source.integers(len(OPERATIONS), size=blocks)]
         found.setdefault(network(pattern), pattern)
     return list(found.values())
-
-
-def network(pattern: list[str]) -> str:
-    """What a pattern is when it is trained alone: identity blocks add nothing, wherever they stand."""
-    return abbreviate([name for name in pattern if name != "identity"]) or "nothing"
 
 
 def kendall_tau(one: list[float], two: list[float]) -> float:
