@@ -5,10 +5,22 @@ B batch, L segment (queries), M memory, K = M + L keys, D model width, H heads, 
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+MASKED = -1e30  # added to a score: its weight is zero; finite, so that a query that sees no key gives no NaN
+
+
+class Positions(NamedTuple):
+    """Where a segment stands. encodings [>= K, D]: those of the distances ..., 1, 0, in that order, or None where
+    attention does not look at them. start: how many positions of the stream come before the segment."""
+
+    encodings: Tensor | None
+    start: int = 0
 
 
 @lru_cache(maxsize=16)
@@ -24,138 +36,186 @@ def sinusoids(length: int, width: int, dtype=torch.float32, device=None) -> Tens
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
 
 
-def relative_shift(scores: Tensor) -> Tensor:
-    """Turn scores by distance into scores by key, contiguous [..., L, K] -> [..., L, K], a view of the same storage
-    (arXiv 1901.02860, appendix B).
+def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
+    """Turn scores by distance into scores by key, [..., L, K] -> [..., L, K] with contiguous matrices, a view of the
+    same storage (arXiv 1901.02860, appendix B). step: by how many columns the keys move on from a query to the next.
 
-    Column c of the input belongs to the distance K-1-c. In the output, column j of row i holds the score of the
-    distance M+i-j between that query and that key, which is column j+L-1-i of the input: a step down a row is K-1
-    entries further, not K. Entries with j > M+i (the future) hold other rows' values and must be masked.
+    With step 1, column c of the input belongs to the distance K-1-c. In the output, column j of row i holds the score
+    of the distance M+i-j between that query and that key, which is column j+L-1-i of the input: a step down a row is
+    K-1 entries further, not K. Entries with j > M+i (the future) hold other rows' values and must be masked.
     """
     length, keys = scores.shape[-2:]
-    strides = (*scores.stride()[:-2], keys - 1, 1)
-    return scores.as_strided(scores.shape, strides, scores.storage_offset() + length - 1)
+    strides = (*scores.stride()[:-2], keys - step, 1)
+    return scores.as_strided(scores.shape, strides, scores.storage_offset() + step * (length - 1))
 
 
 @lru_cache(maxsize=16)
-def causal_mask(length: int, dtype=torch.float32, device=None) -> Tensor:
-    """To be added to a segment's scores of itself [L, L]: -inf where key j is in the future of query i, j > i, else 0.
+def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
+    """To be added to the scores of a segment [L, K]: MASKED where a key is in the future of its query, else 0.
 
-    The memory before the segment is all past. Cached: not to be changed.
+    Cached: not to be changed.
     """
-    return torch.full((length, length), float("-inf"), dtype=dtype, device=device).triu(1)
+    return torch.full((length, keys), MASKED, dtype=dtype, device=device).triu(keys - length + 1)
 
 
-class RelativeAttentionFunction(torch.autograd.Function):
-    """relative_attention with a backward pass by hand.
+class AttendFunction(torch.autograd.Function):
+    """attend() with a backward pass by hand.
 
     What autograd would do step by step costs three times the memory traffic: here the scores are made, shifted, masked
-    and normalised in one buffer, and neither direction of the shift moves data. Matrices are laid out head by head,
-    [H, B, ...], so that the position products, in which the batch shares its positions, are one product per head.
+    and normalised in one buffer, and neither direction of the shift moves data. The batch shares its positions, so that
+    the position products are one product per head.
     """
 
     @staticmethod
-    def forward(ctx, query, key_value, position, content_bias, position_bias):
-        batch, length, model = query.shape
-        keys, (heads, width) = key_value.shape[1], content_bias.shape
-        rows = heads * batch
-        query = query.view(batch, length, heads, width).permute(2, 0, 1, 3)
-        content_query = add_bias(query, content_bias).view(rows, length, width)
-        position_query = add_bias(query, position_bias).view(heads, batch * length, width)
-        by_head = key_value.view(batch, keys, heads, 2, width).permute(3, 2, 0, 1, 4).contiguous()
-        key, value = by_head.view(2, rows, keys, width)
-        position = position.view(keys, heads, width).transpose(0, 1)
-
-        scale = width**-0.5
-        by_distance = torch.bmm(position_query, position.transpose(1, 2)).view(rows, length, keys)
-        shifted = relative_shift(by_distance)
-        scores = torch.baddbmm(shifted, content_query, key.transpose(1, 2), beta=scale, alpha=scale)
-        scores[:, :, keys - length :] += causal_mask(length, scores.dtype, scores.device)
-        weights = torch.softmax(scores, dim=-1, out=scores)
+    def forward(ctx, query, key_value, position, content_bias, position_bias, mask, step, with_mass):
+        lead, (length, width), keys = query.shape[:-2], query.shape[-2:], key_value.shape[-2]
+        rows, scale = lead.numel(), width**-0.5
+        key, value = key_value.reshape(2, rows, keys, width)
+        scores, position_query = query.new_empty(*lead, length, keys), None
+        if position is None:
+            content_query = query.reshape(rows, length, width)
+            scores.copy_(mask)
+        else:
+            ctx.heads = position.shape[:-2]
+            position = position.reshape(-1, keys, width)
+            content_query = add_bias(query, content_bias).view(rows, length, width)
+            position_query = add_bias(query, position_bias).view(len(position), -1, width)
+            by_distance = torch.bmm(position_query, position.transpose(1, 2)).view(scores.shape)
+            torch.add(mask, relative_shift(by_distance, step), alpha=scale, out=scores)
+        flat = scores.view(rows, length, keys)
+        torch.baddbmm(flat, content_query, key.transpose(1, 2), alpha=scale, out=flat)
+        highest = flat.amax(dim=-1, keepdim=True) if with_mass else None
+        weights = torch.softmax(flat, dim=-1, out=flat)
+        # The sum of exp(scores), from the largest score and the weight that it got.
+        mass = (highest - weights.amax(dim=-1, keepdim=True).log()).view(*lead, length, 1) if with_mass else None
         mixed = torch.bmm(weights, value)
         ctx.save_for_backward(content_query, position_query, key, value, position, weights, mixed)
-        return mixed.view(heads, batch, length, width).permute(1, 2, 0, 3).reshape(batch, length, model)
+        ctx.lead, ctx.step = lead, step
+        ctx.set_materialize_grads(False)
+        return mixed.view(*lead, length, width), mass
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx, gradient, to_mass):
         content_query, position_query, key, value, position, weights, mixed = ctx.saved_tensors
-        (rows, keys, width), (heads, _, _) = key.shape, position.shape
-        batch, length, model = gradient.shape
-        gradient = gradient.view(batch, length, heads, width).permute(2, 0, 1, 3).reshape(rows, length, width)
+        (rows, keys, width), length, step = key.shape, mixed.shape[1], ctx.step
+        if gradient is None:
+            gradient = torch.zeros_like(mixed)
+        gradient = gradient.reshape(rows, length, width)
 
         # With g = gradient @ value^T, a softmax's gradient is weights * (g - expected g under the weights), and that
-        # expectation is gradient . mixed. The scale of the scores comes along.
+        # expectation is gradient . mixed. The mass has the weights themselves as its gradient. The scale of the scores
+        # comes along.
         expected, scale = (gradient * mixed).sum(dim=-1, keepdim=True), width**-0.5
+        if to_mass is not None:
+            expected -= to_mass.reshape(expected.shape)
         centred = torch.baddbmm(
             expected.expand(rows, length, keys), gradient, value.transpose(1, 2), beta=-scale, alpha=scale
         )
-        # Written behind L zeros, so that the same storage read in rows of K + 1, less their first column, is the
-        # gradient by distance: the shift backwards. (What it reads across a row's end is future, and so is zero.)
-        storage = gradient.new_empty(rows, length * (keys + 1))
-        storage[:, :length] = 0
-        by_key = storage[:, length:].view(rows, length, keys)
-        by_distance = storage.view(heads, batch * length, keys + 1)[:, :, 1:]
+        # Written behind L * step zeros, so that the same storage read in rows of K + step, less their first `step`
+        # columns, is the gradient by distance: the shift backwards. (What it reads across a row's end is future, and so
+        # is zero.)
+        zeros = 0 if position is None else length * step
+        storage = gradient.new_empty(rows, zeros + length * keys)
+        storage[:, :zeros] = 0
+        by_key = storage[:, zeros:].view(rows, length, keys)
         torch.mul(centred, weights, out=by_key)
 
-        by_head = gradient.new_empty(2, rows, keys, width)
-        torch.bmm(by_key.transpose(1, 2), content_query, out=by_head[0])
-        torch.bmm(weights.transpose(1, 2), gradient, out=by_head[1])
-        to_content = torch.bmm(by_key, key).view(heads, batch * length, width)
-        to_position = torch.bmm(by_distance, position)
-        return (
-            (to_content + to_position).view(heads, batch, length, width).permute(1, 2, 0, 3)
-            .reshape(batch, length, model),
-            by_head.view(2, heads, batch, keys, width).permute(2, 3, 1, 0, 4).reshape(batch, keys, 2 * model),
-            torch.bmm(by_distance.transpose(1, 2), position_query).transpose(0, 1).reshape(keys, model),
-            to_content.sum(dim=1),
-            to_position.sum(dim=1),
-        )  # fmt: skip
+        to_key_value = gradient.new_empty(2, rows, keys, width)
+        torch.bmm(by_key.transpose(1, 2), content_query, out=to_key_value[0])
+        torch.bmm(weights.transpose(1, 2), gradient, out=to_key_value[1])
+        to_key_value = to_key_value.view(2, *ctx.lead, keys, width)
+        to_query = torch.bmm(by_key, key)
+        if position is None:
+            return to_query.view(*ctx.lead, length, width), to_key_value, *[None] * 6
+        heads = len(position)
+        by_distance = storage.view(heads, -1, keys + step)[:, :, step:]
+        from_position = torch.bmm(by_distance, position)
+        to_position = torch.bmm(by_distance.transpose(1, 2), position_query).view(*ctx.heads, keys, width)
+        to_content_bias = to_query.view(heads, -1, width).sum(dim=1).view(*ctx.heads, width)
+        to_position_bias = from_position.sum(dim=1).view(*ctx.heads, width)
+        to_query = (to_query + from_position.view_as(to_query)).view(*ctx.lead, length, width)
+        return to_query, to_key_value, to_position, to_content_bias, to_position_bias, None, None, None
 
 
-def add_bias(by_head: Tensor, bias: Tensor) -> Tensor:
-    """A strided [H, B, L, E] and a bias [H, E], added into a contiguous result."""
-    return torch.add(by_head, bias[:, None, None], out=by_head.new_empty(by_head.shape))
+def add_bias(query: Tensor, bias: Tensor) -> Tensor:
+    """query [*heads, *batch, L, E], in whatever layout, and a bias [*heads, E], added into a contiguous result."""
+    bias = bias.view(*bias.shape[:-1], *[1] * (query.ndim - bias.ndim), bias.shape[-1])
+    return torch.add(query, bias, out=query.new_empty(query.shape))
 
 
-def relative_attention(
-    query: Tensor, key_value: Tensor, position: Tensor, content_bias: Tensor, position_bias: Tensor
-) -> Tensor:
-    """Causal attention with relative positions (arXiv 1901.02860, equation for A^rel in section 3.3, terms a to d).
+def attend(
+    query: Tensor,
+    key_value: Tensor,
+    position: Tensor | None,
+    content_bias: Tensor | None,
+    position_bias: Tensor | None,
+    mask: Tensor,
+    step: int = 1,
+    with_mass: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with relative positions (arXiv 1901.02860, equation for A^rel in section 3.3, terms a to d).
 
-    query [B, L, D]; key_value [B, K, 2D], for each head its E columns of keys, then its E of values; position [K, D],
-    the projected encodings of the distances K-1, ..., 0; content_bias (u) and position_bias (v) [H, E]. Returns
-    [B, L, D]; heads stand one after the other in its columns. Differentiable once.
+    query [*heads, *batch, L, E]; key_value [2, *heads, *batch, K, E]; position [*heads, K, E], the projected encodings
+    of the distances, descending, to which column j of query L-1 belongs, or None for plain attention (q k alone);
+    content_bias (u) and position_bias (v) [*heads, E]; mask, to be added to the scores, broadcasts to
+    [*heads, *batch, L, K]; step: see relative_shift. Where position is given, a key that the shift takes from beyond a
+    query's row must be masked.
+
+    Returns the mixed values [*heads, *batch, L, E] and, where with_mass, the logarithm of the sum of exp(scores)
+    [*heads, *batch, L, 1], by which results over disjoint sets of keys can be put together. Differentiable once.
     """
-    return RelativeAttentionFunction.apply(query, key_value, position, content_bias, position_bias)
+    return AttendFunction.apply(query, key_value, position, content_bias, position_bias, mask, step, with_mass)
+
+
+def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:
+    """[B, N, parts * D], for each head its columns of each part, -> [parts, H, B, N, E], a view."""
+    return x.unflatten(-1, (heads, parts, -1)).permute(3, 2, 0, 1, 4)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """[H, B, N, E] -> [B, N, D]; heads stand one after the other in its columns."""
+    return x.permute(1, 2, 0, 3).flatten(2)
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head relative attention over a memory and the segment that follows it.
+    """Multi-head attention over a memory and the segment that follows it, with relative positions or, where `relative`
+    is off, without any.
 
     Raises ValueError where heads does not divide d_model.
     """
 
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, heads: int, relative: bool = True):
         super().__init__()
         if d_model % heads:
             raise ValueError(f"heads={heads} must divide d_model={d_model}")
         self.heads = heads
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
-        self.position = nn.Linear(d_model, d_model, bias=False)
+        self.position = nn.Linear(d_model, d_model, bias=False) if relative else None
         self.output = nn.Linear(d_model, d_model, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(heads, d_model // heads))
-        self.position_bias = nn.Parameter(torch.zeros(heads, d_model // heads))
+        self.content_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None
+        self.position_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None
 
-    def forward(self, context: Tensor, length: int, positions: Tensor) -> Tensor:
-        """context [B, K, D] is memory and segment, of which the last `length` positions ask; positions [K, D] are the
-        sinusoids of the distances K-1, ..., 0. Returns [B, L, D]."""
-        mixed = relative_attention(
-            self.query(context[:, -length:]),
-            self.key_value(context),
-            self.position(positions),
-            self.content_bias,
-            self.position_bias,
-        )
-        return self.output(mixed)
+    def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
+        """context [B, K, D] is memory and segment, of which the last `length` positions ask. Returns [B, L, D]."""
+        mask = causal_mask(length, context.shape[1], context.dtype, context.device)
+        return self.output(join_heads(self.dense(context, length, positions, mask)))
+
+    def dense(self, context: Tensor, length: int, positions: Positions, mask: Tensor) -> Tensor:
+        """Mixed values [H, B, L, E] of a score for every query and key, to which a mask [.., L, K] is added."""
+        (query,) = split_heads(self.query(context[:, -length:]), self.heads)
+        key_value = split_heads(self.key_value(context), self.heads, 2).contiguous()
+        position = self.project(positions, slice(-context.shape[1], None))
+        mixed, _ = attend(query, key_value, position, self.content_bias, self.position_bias, mask)
+        return mixed
+
+    def project(self, positions: Positions, rows) -> Tensor | None:
+        """The projected encodings [H, .., E] of some rows of the positions' table: a slice, or indices [..]."""
+        if self.position is None:
+            return None
+        if isinstance(rows, Tensor) and rows.numel() > len(positions.encodings):  # many times the same
+            projected = F.embedding(rows, self.position(positions.encodings))
+        else:
+            projected = self.position(positions.encodings[rows])
+        return projected.unflatten(-1, (self.heads, -1)).movedim(-2, 0)

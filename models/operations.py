@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from models.attention import RelativeAttention
+from models.attention import Positions, RelativeAttention
+from models.sparse import DENSE_UP_TO, OwnColumn, OwnRow, Previous, SparseAttention, Summaries, count_flops
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What every operation is built from. norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x)))."""
+    """What every operation is built from. norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))); relative: whether
+    attention looks at distances; stride, summary, factorization: of sparse attention, see models/sparse.py."""
 
     d_model: int
     heads: int
@@ -26,6 +28,10 @@ class Sizes:
     dropout: float = 0.0
     norm: str = "pre"
     activation: str = "relu"
+    relative: bool = True
+    stride: int = 32
+    summary: int = 4
+    factorization: str = "merged"
 
 
 class Operation(nn.Module):
@@ -42,16 +48,20 @@ class Operation(nn.Module):
         self.norm = nn.LayerNorm(sizes.d_model)
         self.dropout = nn.Dropout(sizes.dropout)
 
-    def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
-        """x [B, L, D], memory [B, M, D] or None, positions [>= K, D] of descending distance. Returns [B, L, D], or a
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
+        """x [B, L, D], memory [B, M, D] or None, positions with at least K encodings. Returns [B, L, D], or a
         scalar where nothing is added, at whose value nobody looks."""
         context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)
         if self.post_norm:
             return self.norm(x + self.dropout(self.branch(context, x.shape[1], positions))) - x
         return self.dropout(self.branch(self.norm(context), x.shape[1], positions))
 
-    def branch(self, context: Tensor, length: int, positions: Tensor) -> Tensor:
+    def branch(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
+        raise NotImplementedError
+
+    def last(self) -> nn.Linear:
+        """The layer that the branch comes out of."""
         raise NotImplementedError
 
     @staticmethod
@@ -68,18 +78,55 @@ class Attention(Operation):
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)
-        self.attention = RelativeAttention(sizes.d_model, sizes.heads)
+        self.attention = self.build(sizes)
+
+    @staticmethod
+    def build(sizes: Sizes) -> RelativeAttention:
+        return RelativeAttention(sizes.d_model, sizes.heads, sizes.relative)
 
     def branch(self, context, length, positions):
-        return self.attention(context, length, positions[-context.shape[1] :])
+        return self.attention(context, length, positions)
+
+    def last(self):
+        return self.attention.output
 
     @staticmethod
     def flops(sizes, batch, segment, memory):
         keys_per_query = (segment + memory) / segment
         square = 2 * sizes.d_model**2
-        projections = square * (2 + 2 * keys_per_query + keys_per_query / batch)  # q, o; k, v; positions once a batch
-        scores = 3 * 2 * sizes.d_model * (segment + memory)  # content, position, mixture of values
+        positions = keys_per_query / batch if sizes.relative else 0  # once a batch
+        projections = square * (2 + 2 * keys_per_query + positions)  # q, o; k, v
+        scores = (3 if sizes.relative else 2) * 2 * sizes.d_model * (segment + memory)  # content, position; the mixture
         return projections + scores
+
+
+class SparseStrided(Attention):
+    """Strided sparse attention (arXiv 1904.10509, section 4.2): the previous positions, and every stride-th before."""
+
+    @staticmethod
+    def sets(sizes: Sizes) -> tuple[OwnRow, OwnRow]:
+        """Raises ValueError where the stride does not fit."""
+        return Previous(sizes.stride), OwnColumn(sizes.stride)
+
+    @classmethod
+    def build(cls, sizes):
+        return SparseAttention(sizes.d_model, sizes.heads, *cls.sets(sizes), sizes.factorization, sizes.relative)
+
+    @classmethod
+    def flops(cls, sizes, batch, segment, memory):
+        if segment + memory <= DENSE_UP_TO:
+            return Attention.flops(sizes, batch, segment, memory)
+        merged = sizes.factorization == "merged"
+        return count_flops(*cls.sets(sizes), merged, sizes.relative, sizes.d_model, batch, segment, memory)
+
+
+class SparseFixed(SparseStrided):
+    """Fixed sparse attention (arXiv 1904.10509, section 4.2): the own row, and the last columns of all rows."""
+
+    @staticmethod
+    def sets(sizes):
+        """Raises ValueError where the stride or the summary does not fit."""
+        return OwnRow(sizes.stride), Summaries(sizes.stride, sizes.summary)
 
 
 class FeedForwardFunction(torch.autograd.Function):
@@ -125,6 +172,9 @@ class Dense(Operation):
             return FeedForwardFunction.apply(context.flatten(0, 1), *weights, dropout).view_as(context)
         return self.contract(self.inner_dropout(self.activation(self.expand(context))))
 
+    def last(self):
+        return self.contract
+
     @staticmethod
     def flops(sizes, batch, segment, memory):
         return 2 * 2 * sizes.d_model * sizes.d_ffn
@@ -147,4 +197,10 @@ class Identity(nn.Module):
         return 0.0
 
 
-OPERATIONS = {"attention": Attention, "dense": Dense, "identity": Identity}
+OPERATIONS = {
+    "attention": Attention,
+    "sparse_strided": SparseStrided,
+    "sparse_fixed": SparseFixed,
+    "dense": Dense,
+    "identity": Identity,
+}

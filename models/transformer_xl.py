@@ -4,17 +4,25 @@ The backbone is given its blocks and cannot tell searched ones from fixed ones. 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from models.attention import sinusoids
-from models.operations import OPERATIONS, Sizes
+from models.attention import Positions, sinusoids
+from models.operations import OPERATIONS, Operation, Sizes
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
-Memories = list[Tensor | None]
+
+class Memories(NamedTuple):
+    """What a stream leaves for its next segment: of each block the inputs [B, M, D] that it may look back at, or None;
+    and how many positions of the stream have been read."""
+
+    blocks: list[Tensor | None]
+    read: int
 
 
 class EmbeddingFunction(torch.autograd.Function):
@@ -56,6 +64,23 @@ class Embedding(nn.Module):
         return rows * self.weight.shape[1] ** 0.5, table
 
 
+class GridPositions(nn.Module):
+    """Learned embeddings of row, column and channel, for a stream of images of such a grid, one after the other, row
+    by row (arXiv 1904.10509, section 5.1). Their sum has the size of a token's embedding."""
+
+    def __init__(self, rows: int, columns: int, channels: int, d_model: int):
+        super().__init__()
+        self.tables = nn.ParameterList(torch.empty(count, d_model) for count in (rows, columns, channels))
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """[L, D] for the positions start, start + 1, ... of the stream, which begins with an image."""
+        rows, columns, channels = (len(table) for table in self.tables)
+        place = torch.arange(start, start + length, device=self.tables[0].device)
+        row, column, channel = place // (columns * channels) % rows, place // channels % columns, place % channels
+        total = sum(F.embedding(index, table) for index, table in zip((row, column, channel), self.tables, strict=True))
+        return total * (total.shape[1] / len(self.tables)) ** 0.5
+
+
 class Block(nn.Module):
     """x + operation(x): a block whose operation is fixed."""
 
@@ -64,7 +89,7 @@ class Block(nn.Module):
         self.operation = operation
         self.needs_memory = operation.needs_memory
 
-    def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         return x + self.operation(x, memory, positions)
 
 
@@ -82,37 +107,55 @@ class TransformerXL(nn.Module):
     """A language model that reads a stream segment by segment, with a memory of each block's earlier inputs.
 
     embedding(tokens) -> inputs [B, L, D] and its table [V, D]; block(x, memory, positions) -> x;
-    head(hidden [N, D], targets [N], table or None) -> nll [N].
+    head(hidden [N, D], targets [N], table or None) -> nll [N]; grid(start, L) -> [L, D], what is added to embeddings
+    where attention does not look at distances. recompute: keep no block's inner values for the backward pass, but its
+    input, and run it once more there (Chen et al. 2016, arXiv 1604.06174). deep: see initialise.
     """
 
-    def __init__(self, embedding: nn.Module, blocks: Sequence[nn.Module], head: nn.Module, sizes: Sizes):
+    def __init__(
+        self,
+        embedding: nn.Module,
+        blocks: Sequence[nn.Module],
+        head: nn.Module,
+        sizes: Sizes,
+        grid: nn.Module | None = None,
+        recompute: bool = False,
+        deep: bool = False,
+    ):
         super().__init__()
-        self.d_model = sizes.d_model
+        self.d_model, self.relative, self.recompute = sizes.d_model, sizes.relative, recompute
         self.embedding = embedding
+        self.grid = grid
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(sizes.d_model) if sizes.norm == "pre" else nn.Identity()
         self.head = head
         self.tied = getattr(head, "weight", None) is embedding.weight
         self.dropout = nn.Dropout(sizes.dropout)
-        initialise(self)
+        initialise(self, deep)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
     ) -> tuple[Tensor, Memories]:
-        """tokens, targets [B, L]; memories: one [B, M, D] or None per block, or None for a fresh stream.
+        """tokens, targets [B, L]; memories: those that the segment before returned, or None for a fresh stream.
 
         Returns the nll of each target in nats, [B, L], and the memories for the next segment, each at most
         memory_length long; a block that never looks back gets None.
         """
-        memories = memories or [None] * len(self.blocks)
+        blocks, read = memories or ([None] * len(self.blocks), 0)
+        length = tokens.shape[1]
         embedded, table = self.embedding(tokens)
-        x = self.dropout(embedded)
-        longest = max((memory.shape[1] for memory in memories if memory is not None), default=0)
-        positions = sinusoids(longest + tokens.shape[1], self.d_model, x.dtype, x.device)
-        extended = []
-        for block, memory in zip(self.blocks, memories, strict=True):
-            extended.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)
-            x = block(x, memory, positions)
+        x = self.dropout(embedded if self.grid is None else embedded + self.grid(read, length))
+        positions = Positions(None, read)
+        if self.relative:
+            longest = max((memory.shape[1] for memory in blocks if memory is not None), default=0)
+            positions = Positions(sinusoids(longest + length, self.d_model, x.dtype, x.device), read)
+        extended = Memories([], read + length)
+        for block, memory in zip(self.blocks, blocks, strict=True):
+            extended.blocks.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, memory, positions, use_reentrant=False)
+            else:
+                x = block(x, memory, positions)
         hidden = self.dropout(self.final_norm(x))
         nll = self.head(hidden.flatten(0, 1), targets.flatten(), table if self.tied else None)
         return nll.view(targets.shape), extended
@@ -123,11 +166,18 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and not name.endswith("bias")
 
 
-def initialise(model: nn.Module) -> None:
-    """Normal weights of standard deviation 1 / sqrt(inputs): an input of size 1 stays so. Biases stay zero."""
+def initialise(model: TransformerXL, deep: bool) -> None:
+    """Normal weights of standard deviation 1 / sqrt(inputs): an input of size 1 stays so. Biases stay zero.
+
+    deep: the last layer of each branch is scaled by 1 / sqrt(branches), so that the residual stream does not grow with
+    depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose N layers have two branches each; a block has one.
+    """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    if deep:
+        for operation in filter(lambda module: isinstance(module, Operation), model.modules()):
+            operation.last().weight.data *= len(model.blocks) ** -0.5
 
 
 def build_output(d_model: int, vocab_size: int, cutoffs: list[int], division: int, weight: nn.Parameter | None):
@@ -144,14 +194,19 @@ def build_backbone(
     cutoffs: Sequence[int] = (),
     tie_embeddings: bool = True,
     division: int = 1,
+    grid: Sequence[int] = (),
+    recompute: bool = False,
+    deep: bool = False,
 ) -> TransformerXL:
-    """Compose a TransformerXL around the given blocks."""
+    """Compose a TransformerXL around the given blocks. grid: rows, columns and channels of images, where their
+    embeddings take the place of relative positions."""
     embedding = Embedding(vocab_size, sizes.d_model)
     tied = embedding.weight if tie_embeddings else None
     head = build_output(sizes.d_model, vocab_size, list(cutoffs), division, tied)
-    return TransformerXL(embedding, blocks, head, sizes)
+    positions = GridPositions(*grid, sizes.d_model) if grid else None
+    return TransformerXL(embedding, blocks, head, sizes, positions, recompute, deep)
 
 
-def build_pattern(pattern: Sequence[str], sizes: Sizes, vocab_size: int, **output) -> TransformerXL:
+def build_pattern(pattern: Sequence[str], sizes: Sizes, vocab_size: int, **options) -> TransformerXL:
     """The ordinary Transformer-XL of a fixed layer pattern, a list of operation names."""
-    return build_backbone([Block(OPERATIONS[name](sizes)) for name in pattern], sizes, vocab_size, **output)
+    return build_backbone([Block(OPERATIONS[name](sizes)) for name in pattern], sizes, vocab_size, **options)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from models.operations import Sizes
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.config import Config
+from nas.config import Config, sparse_sizes
 from nas.cutoffs import LayerCost, optimal_cutoffs
 from nas.data import Batch, ContextBatches, Corpus
 from nas.errors import InputError
@@ -15,8 +15,22 @@ from nas.supernet import SuperNet
 
 
 def model_sizes(config: Config) -> Sizes:
-    model = config.model
-    return Sizes(model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation)
+    model, relative = config.model, config.model.positions == "relative"
+    stride, summary = sparse_sizes(config)
+    return Sizes(
+        model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation, relative, stride, summary,
+        model.factorization,
+    )  # fmt: skip
+
+
+def image_size(config: Config) -> int:
+    """Tokens of an image, at whose borders rows of a batch begin; 1 where positions are relative."""
+    return math.prod(config.model.grid)
+
+
+def period_of(config: Config) -> int:
+    """Tokens after which a place in the stream is like the first: whole rows of sparse attention, and whole images."""
+    return math.lcm(sparse_sizes(config)[0], image_size(config))
 
 
 def settle_cutoffs(config: Config, corpus: Corpus) -> None:
@@ -35,6 +49,13 @@ def settle_cutoffs(config: Config, corpus: Corpus) -> None:
     print(f"model.cutoffs=auto: {model.cutoffs} of {corpus.vocab_size:,} words")
 
 
+def backbone_options(config: Config, vocab_size: int) -> dict:
+    """How all but the blocks is built. Raises InputError where the cutoffs do not fit the vocabulary."""
+    model = config.model
+    options = {"grid": model.grid, "recompute": model.recompute, "deep": model.init == "deep"}
+    return output_options(config, vocab_size) | options
+
+
 def output_options(config: Config, vocab_size: int) -> dict:
     """How the output layer is built. Raises InputError where the cutoffs do not fit the vocabulary."""
     model = config.model
@@ -44,13 +65,13 @@ def output_options(config: Config, vocab_size: int) -> dict:
 
 
 def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
-    output = output_options(config, corpus.vocab_size)
-    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **output)
+    options = backbone_options(config, corpus.vocab_size)
+    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **options)
 
 
 def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
-    output = output_options(config, corpus.vocab_size)
-    return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **output)
+    options = backbone_options(config, corpus.vocab_size)
+    return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **options)
 
 
 def check_evaluation_text(corpus: Corpus) -> None:
@@ -78,7 +99,8 @@ def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: in
 def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
     """The evaluation protocol at the configured lengths."""
     segment, memory = evaluation_lengths(config)
-    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, count_looking_back(blocks))
+    batch, looking_back = config.evaluate.batch_size, count_looking_back(blocks)
+    return evaluate_split(model, corpus, split, batch, segment, memory, looking_back, period_of(config))
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from typing import Any
 from nas.errors import InputError
 from nas.pattern import OPERATIONS
 
+FACTORIZATIONS = ("merged", "heads")
+
 
 def option(default, meaning, *, choices=None, minimum=None, above=None, maximum=None, below=None):
     """A dataclass field that carries its documentation and its range."""
@@ -60,6 +62,25 @@ class ModelOptions:
     clusters: int = option(3, "cutoffs auto: clusters of the vocabulary, the head among them", minimum=2)
     division: int = option(1, "adaptive softmax: width of tail i is d_model / division^i (1 where tied)", minimum=1)
     tie_embeddings: bool = option(True, "output layer shares the embedding's table")
+    stride: int | None = option(
+        None,
+        "sparse attention: positions of a row (null: the power of two nearest to the root of train.segment + memory)",
+        minimum=1,
+    )
+    summary: int | None = option(
+        None, "sparse_fixed: last positions of each row that all see (null: 4, or the stride if less)", minimum=1
+    )
+    factorization: str = option(
+        "merged", "sparse attention: one softmax over both sets, or each for half of the heads", choices=FACTORIZATIONS
+    )
+    positions: str = option(
+        "relative", "distances in attention, or learned embeddings of model.grid", choices=("relative", "grid")
+    )
+    grid: list[int] = option([], "positions grid: rows, columns and channels of the images that the data is, in turn")
+    recompute: bool = option(False, "run blocks again in the backward pass instead of keeping their inner values")
+    init: str = option(
+        "plain", "deep: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre", choices=("plain", "deep")
+    )
 
 
 @dataclass
@@ -215,6 +236,7 @@ TYPE_WORDS = {
     str: "text",
     Any: "a list of whole numbers, or auto",
     list[str]: "a list of names, such as [attention, dense]",
+    list[int]: "a list of whole numbers, such as [32, 32, 3]",
 }
 
 
@@ -378,6 +400,10 @@ def check(config: Config) -> None:
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even: positions are pairs of sine and cosine")
     check_cutoffs(model.cutoffs)
+    check_sparse(config)
+    check_grid(model)
+    if model.init == "deep" and model.norm != "pre":
+        raise InputError(f"model.init=deep needs model.norm=pre, not {model.norm}: it keeps the residual stream small")
     if model.tie_embeddings and model.division != 1:
         raise InputError(
             f"model.division={model.division} needs model.tie_embeddings=false: a tied table has one width"
@@ -396,6 +422,36 @@ def check(config: Config) -> None:
             raise InputError(
                 f"search.operations: unknown operation {name!r}; the nearest is {nearest!r} of {', '.join(OPERATIONS)}"
             )
+
+
+def sparse_sizes(config: Config) -> tuple[int, int]:
+    """(stride, summary) of sparse attention, with what null stands for."""
+    stride, summary = config.model.stride, config.model.summary
+    if stride is None:
+        root = math.sqrt(config.train.segment + config.train.memory)
+        lower = 2 ** math.floor(math.log2(root))
+        stride = lower if root - lower <= 2 * lower - root else 2 * lower
+    return stride, min(4, stride) if summary is None else summary
+
+
+def check_sparse(config: Config) -> None:
+    stride, summary = sparse_sizes(config)
+    if summary > stride:
+        raise InputError(f"model.summary={summary} must be at most model.stride, which is {stride}")
+    if config.model.factorization == "heads" and config.model.heads % 2:
+        raise InputError(
+            f"model.heads={config.model.heads} must be even with model.factorization=heads: each half has its own set"
+        )
+
+
+def check_grid(model: ModelOptions) -> None:
+    grid, wanted = model.grid, model.positions == "grid"
+    if wanted and (len(grid) != 3 or min(grid) < 1):
+        raise InputError(
+            f"model.grid={grid} must give rows, columns and channels with model.positions=grid: [32, 32, 3]"
+        )
+    if grid and not wanted:
+        raise InputError(f"model.grid={grid} needs model.positions=grid")
 
 
 def check_cutoffs(cutoffs) -> None:

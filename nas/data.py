@@ -49,13 +49,14 @@ class Batch:
 class ContextBatches:
     """An endless walk over a stream in B contiguous rows, a segment at a time, with the rows' memories.
 
-    At the end of the rows the walk starts again with empty memories. Up to B - 1 tokens at the end of the stream and a
-    remainder shorter than a segment at the end of a row are not trained on.
+    At the end of the rows the walk starts again with empty memories. Every row begins at a multiple of `period` tokens:
+    where images follow each other, with an image. What of the stream fills no row, and a remainder shorter than a
+    segment at the end of a row, are not trained on.
     Raises InputError where a row is shorter than one segment and its last target.
     """
 
-    def __init__(self, stream: np.ndarray, batch_size: int, segment: int, name: str = "train"):
-        row = len(stream) // batch_size
+    def __init__(self, stream: np.ndarray, batch_size: int, segment: int, name: str = "train", period: int = 1):
+        row = len(stream) // batch_size // period * period
         self.segment = segment
         self.per_pass = (row - 1) // segment
         if self.per_pass < 1:
@@ -77,7 +78,8 @@ class ContextBatches:
         return Batch(window[:, :-1], window[:, 1:], self.memories)
 
     def state_dict(self) -> dict:
-        return {"position": self.position, "memories": self.memories}
+        return {"position": self.position, "memories": self.memories and self.memories.blocks}
 
     def load_state_dict(self, state: dict) -> None:
-        self.position, self.memories = state["position"], state["memories"]
+        self.position, blocks = state["position"], state["memories"]
+        self.memories = None if blocks is None else Memories(blocks, self.position * self.segment)

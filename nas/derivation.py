@@ -12,7 +12,7 @@ import numpy as np
 
 from nas.costs import CostTable, read_costs
 from nas.errors import InputError
-from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved
+from nas.pattern import ATTENDING, FORMAT, abbreviate, dump_pattern, interleaved
 from nas.record import flat_config, read_pi, read_yaml, write_text
 
 TIE = 1e-6  # margins below this are a tie
@@ -339,7 +339,7 @@ def pareto_table(patterns: dict[float, dict], unit: str) -> str:
         cells = [
             f"{budget:g}",
             abbreviate(pattern["blocks"]),
-            str(pattern["blocks"].count("attention")),
+            str(sum(name in ATTENDING for name in pattern["blocks"])),
             f"{ratio:.3f}",
         ]
         rows.append("| " + " | ".join([*cells, *shown, f"{score:.2f}"]) + " |")

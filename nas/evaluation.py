@@ -16,19 +16,21 @@ from nas.data import Corpus
 
 @torch.no_grad()
 def total_nll(
-    model: nn.Module, tokens: np.ndarray, batch_size: int, segment: int, memory: int, looking_back: int
+    model: nn.Module, tokens: np.ndarray, batch_size: int, segment: int, memory: int, looking_back: int, period: int = 1
 ) -> tuple[float, int]:
     """Sum of the nll of tokens[1:] in nats, and how many they are.
 
     model(tokens [B, L], targets [B, L], memories, memory_length) -> (nll [B, L], memories); looking_back: how many of
-    its blocks have a memory. The model's mode (train or eval) is restored. Raises ValueError below two tokens.
+    its blocks have a memory; period: after how many tokens a place in the stream is like the first to the model. The
+    model's mode (train or eval) is restored. Raises ValueError below two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
         raise ValueError(f"a stream of {len(tokens)} tokens has nothing to predict")
     segments = -(-predictions // segment)
     warm = min(segments, looking_back * -(-memory // segment))
-    per_row = max(1, -(-(segments - warm) // batch_size))
+    whole = math.lcm(segment, period) // segment  # so many segments that each row can begin like the stream
+    per_row = max(1, -(-(segments - warm) // (batch_size * whole))) * whole
     rows = max(1, -(-(segments - warm) // per_row))
     # Row r reads the segments r * per_row, ..., r * per_row + warm + per_row - 1; all but row 0 count only the last
     # per_row of them. The end is padded; causality keeps the padding from mattering.
@@ -57,10 +59,17 @@ def count_looking_back(blocks) -> int:
 
 
 def evaluate_split(
-    model: nn.Module, corpus: Corpus, split: str, batch_size: int, segment: int, memory: int, looking_back: int
+    model: nn.Module,
+    corpus: Corpus,
+    split: str,
+    batch_size: int,
+    segment: int,
+    memory: int,
+    looking_back: int,
+    period: int = 1,
 ) -> dict:
     """The figures of one split; word perplexity and bits per byte refer to the original text."""
-    total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back)
+    total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back, period)
     about = corpus.meta["splits"][split]
     return {
         "nll": total,

@@ -17,8 +17,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from nas.derivation import entropy
+from nas.pattern import abbreviate
 
-COLOURS = {"attention": "#c8553d", "dense": "#2f6690", "identity": "#b9bfc7"}
+COLOURS = {
+    "attention": "#c8553d",
+    "sparse_strided": "#e09f3e",
+    "sparse_fixed": "#7b6d8d",
+    "dense": "#2f6690",
+    "identity": "#b9bfc7",
+}
 MOST_FRAMES = 150  # more would make neither the motion smoother nor the file smaller
 FRAME_MS, HELD_MS = 80, 3000
 GREYS = 18  # levels of grey in a GIF
@@ -195,7 +202,7 @@ def pattern_strip(blocks: list[str], path: Path) -> None:
     for index, name in enumerate(blocks):
         axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS.get(name, "black")))
         ink = "black" if name == "identity" else "white"
-        axes.text(index + 0.5, 0.5, name[0], ha="center", va="center", color=ink, fontsize=11, weight="bold")
+        axes.text(index + 0.5, 0.5, abbreviate([name]), ha="center", va="center", color=ink, fontsize=11, weight="bold")
     axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
     every = 1 if len(blocks) <= WIDE else 2
     axes.set_xticks(np.arange(0, len(blocks), every) + 0.5, range(1, len(blocks) + 1, every))

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.operations import OPERATIONS
 from models.softmax import AdaptiveSoftmax
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.assembly import evaluation_lengths, model_sizes, output_options, settle_cutoffs
+from nas.assembly import backbone_options, evaluation_lengths, model_sizes, output_options, settle_cutoffs
 from nas.config import Config, load_config
 from nas.costs import FLOPS, MILLISECONDS, CostTable, read_costs
 from nas.cutoffs import cluster_table
@@ -41,9 +41,10 @@ def costed_shape(config: Config) -> tuple[int, int, int]:
 def sizes_of(config: Config, vocab_size: int) -> dict:
     """The sizes that costs depend on."""
     batch, segment, memory = costed_shape(config)
-    model = asdict(model_sizes(config)) | output_options(config, vocab_size)
+    model = asdict(model_sizes(config)) | backbone_options(config, vocab_size)
+    del model["deep"]
     if config.search.latency.timing == "inference":
-        del model["dropout"]
+        del model["dropout"], model["recompute"]
     return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
 
 
@@ -109,9 +110,9 @@ def segment_works(patterns: list[list[str]], config: Config, counts: np.ndarray)
     # An adaptive output layer costs what its tokens cost, so they are as frequent as in the training text.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    sizes, output = model_sizes(config), output_options(config, len(counts))
+    sizes, options = model_sizes(config), backbone_options(config, len(counts))
     with torch.random.fork_rng():  # a measurement must not change what is trained after it
-        models = [build_pattern(pattern, sizes, len(counts), **output) for pattern in patterns]
+        models = [build_pattern(pattern, sizes, len(counts), **options) for pattern in patterns]
     return {index: SegmentWork(model, tokens, config) for index, model in enumerate(models)}
 
 

@@ -8,7 +8,10 @@ import yaml
 from nas.errors import InputError
 
 FORMAT = "par-pattern/1"
-OPERATIONS = ("attention", "dense", "identity")  # the keys of models.operations.OPERATIONS, known here without torch
+# The keys of models.operations.OPERATIONS, known here without torch, and the letter that stands for each.
+LETTERS = {"attention": "a", "sparse_strided": "s", "sparse_fixed": "f", "dense": "d", "identity": "i"}
+OPERATIONS = tuple(LETTERS)
+ATTENDING = ("attention", "sparse_strided", "sparse_fixed")
 
 
 def interleaved(blocks: int) -> list[str]:
@@ -17,8 +20,14 @@ def interleaved(blocks: int) -> list[str]:
 
 
 def abbreviate(blocks: list[str]) -> str:
-    """One letter per block: a attention, d dense, i identity."""
-    return "".join(name[0] for name in blocks)
+    """One letter per block: a attention, s sparse_strided, f sparse_fixed, d dense, i identity."""
+    return "".join(LETTERS[name] for name in blocks)
+
+
+def expand(letters: str) -> list[str]:
+    """The pattern that abbreviate() made short."""
+    names = {letter: name for name, letter in LETTERS.items()}
+    return [names[letter] for letter in letters]
 
 
 def network(blocks: list[str]) -> str:

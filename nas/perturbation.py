@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nas.assembly import build_supernet
+from nas.assembly import build_supernet, period_of
 from nas.checkpoint import load_checkpoint
 from nas.config import load_config
 from nas.data import Corpus
@@ -57,6 +57,8 @@ class TrainedSuperNet:
         corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
+        self.period = period_of(self.config)
+        size = size // self.period * self.period or size  # each part begins like the text
         self.parts = [text[start : start + size + 1] for start in range(0, min(len(text) - size, PARTS * size), size)]
         self.supernet = build_supernet(self.config, corpus)
         self.supernet.load_state_dict(state["supernet"])
@@ -74,7 +76,7 @@ class TrainedSuperNet:
                 self.supernet.mix(pi)
             else:
                 model = SampledPaths(self.supernet, pi, SEED + part)
-            total, counted = total_nll(model, text, ROWS, train.segment, train.memory, looking_back)
+            total, counted = total_nll(model, text, ROWS, train.segment, train.memory, looking_back, self.period)
             losses.append(total / counted)
         return np.array(losses)
 

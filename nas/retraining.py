@@ -4,7 +4,7 @@ import math
 import time
 
 from models.transformer_xl import TransformerXL
-from nas.assembly import check_evaluation_text, count_steps, evaluate_with, evaluation_lengths, run_batch
+from nas.assembly import check_evaluation_text, count_steps, evaluate_with, evaluation_lengths, image_size, run_batch
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import Config
 from nas.data import ContextBatches, Corpus
@@ -24,7 +24,7 @@ class Retraining:
         check_evaluation_text(corpus)
         train = config.train
         tokens = corpus.tokens("train")
-        self.stream = ContextBatches(tokens, train.batch_size, train.segment)
+        self.stream = ContextBatches(tokens, train.batch_size, train.segment, period=image_size(config))
         self.total_steps = count_steps(config, len(tokens))
         self.weights = WeightsOptimizer(model, train, self.total_steps)
         self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0

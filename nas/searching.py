@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nas.assembly import check_evaluation_text, count_steps, evaluate_with, run_batch
+from nas.assembly import check_evaluation_text, count_steps, evaluate_with, image_size, run_batch
 from nas.config import Config
 from nas.costs import CostTable
 from nas.data import Batch, ContextBatches, Corpus
@@ -66,16 +66,16 @@ class Search:
         self.price = self.latency or self.flops
         check_target(config, self.price)
         check_evaluation_text(corpus)
-        train, tokens = config.train, corpus.tokens("train")
+        train, tokens, image = config.train, corpus.tokens("train"), image_size(config)
         self.arch_stream = None
         stream = tokens
         if self.options.split == "heldout":
-            border = round(len(tokens) * (1 - self.options.arch_fraction))
+            border = round(len(tokens) * (1 - self.options.arch_fraction)) // image * image
             stream = tokens[:border]
             self.arch_stream = ContextBatches(
-                tokens[border:], train.batch_size, train.segment, "held-out (search.arch_fraction)"
+                tokens[border:], train.batch_size, train.segment, "held-out (search.arch_fraction)", image
             )
-        self.stream = ContextBatches(stream, train.batch_size, train.segment)
+        self.stream = ContextBatches(stream, train.batch_size, train.segment, period=image)
         self.total_steps = count_steps(config, len(tokens))
         given = self.options.warmup_steps
         self.warmup_steps = self.total_steps // 2 if given is None else given

@@ -1,5 +1,6 @@
 """Where text comes from: a name, a folder or a file becomes three files, train, valid and test. Imports no torch."""
 
+import codecs
 import contextlib
 import fcntl
 import hashlib
@@ -15,6 +16,7 @@ from nas.errors import InputError, RunError
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 1 << 20
+WHOLE_BYTES = 100_000_000  # of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # of a single file: where valid and test begin
 
 
@@ -36,7 +38,7 @@ def wikitext(name: str, sha256: str) -> Archive:
 
 def mahoney(name: str, sha256: str) -> Archive:
     urls = (f"https://mattmahoney.net/dc/{name}.zip", f"https://data.deepai.org/{name}.zip")
-    return Archive(urls, sha256, (name,), (90_000_000, 95_000_000))
+    return Archive(urls, sha256, (name,), (90_000_000, 95_000_000))  # of WHOLE_BYTES
 
 
 ARCHIVES = {
@@ -85,10 +87,13 @@ def locate(source: str, cache: Path) -> dict[str, Path]:
 def find_in_folder(folder: Path) -> dict[str, Path]:
     found = {}
     for split in SPLITS:
-        candidates = [folder / f"{split}.txt", folder / f"wiki.{split}.tokens"]
+        candidates = [folder / f"{split}.txt", folder / f"wiki.{split}.tokens", folder / f"{split}.bin"]
         found[split] = next((path for path in candidates if path.is_file()), None)
         if found[split] is None:
-            raise InputError(f"data.source={folder} lacks {split}.txt; it must hold train.txt, valid.txt and test.txt")
+            raise InputError(
+                f"data.source={folder} lacks {split}.txt; it must hold train.txt, valid.txt and test.txt "
+                "(or .bin, for data.tokenizer=bytes)"
+            )
     return found
 
 
@@ -161,13 +166,31 @@ def cut_near(path: Path, offset: int) -> int:
     return offset + next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
 
 
+def is_text(path: Path) -> bool:
+    """Whether a file's first block is UTF-8."""
+    with open(path, "rb") as file:
+        block = file.read(BLOCK)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(block)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def split_file(path: Path, cache: Path) -> dict[str, Path]:
-    """Split a file in order, 90/5/5 at line ends; the parts lie in the cache by content."""
+    """Split a file in order, 90/5/5, text at line ends; the parts lie in the cache by content. A file that is an
+    archive's whole content, by name and size, gets that one's standard split."""
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"data.source={path} is empty")
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
-    valid, test = (cut_near(path, int(size * share)) for share in SPLIT_SHARES)
+    valid, test = (int(size * share) for share in SPLIT_SHARES)
+    standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == WHOLE_BYTES else None
+    if standard or not is_text(path):
+        valid, test = standard or (valid, test)
+        folder = folder.with_name(f"{folder.name}-bytes")
+    else:
+        valid, test = cut_near(path, valid), cut_near(path, test)
     if not 0 < valid < test < size:
         raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 at line ends")
     return write_parts(path, folder, valid, test)

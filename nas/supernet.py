@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from models.attention import Positions
 from models.operations import OPERATIONS, Sizes
 from models.transformer_xl import Memories, build_backbone
 
@@ -54,7 +55,7 @@ class StochasticBlock(nn.Module):
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
         self.choice: Choice | None = None  # until the SuperNet has mixed or taken a path
 
-    def forward(self, x: Tensor, memory: Tensor | None, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         if self.choice is None:
             raise RuntimeError("choose first: SuperNet.mix() or SuperNet.take()")
         chosen, weights = self.choice
@@ -65,11 +66,11 @@ class StochasticBlock(nn.Module):
 class SuperNet(nn.Module):
     """A backbone of stochastic blocks and the architecture logits [N, O]; pi = softmax(logits), uniform at first."""
 
-    def __init__(self, blocks: int, operations: list[str], sizes: Sizes, vocab_size: int, **output):
+    def __init__(self, blocks: int, operations: list[str], sizes: Sizes, vocab_size: int, **options):
         super().__init__()
         self.operations = list(operations)
         self.backbone = build_backbone(
-            [StochasticBlock(operations, sizes) for _ in range(blocks)], sizes, vocab_size, **output
+            [StochasticBlock(operations, sizes) for _ in range(blocks)], sizes, vocab_size, **options
         )
         self.logits = nn.Parameter(torch.zeros(blocks, len(operations)))
 

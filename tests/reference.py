@@ -8,25 +8,42 @@ import torch
 from torch import Tensor
 
 
-def relative_attention(query, key, value, position, content_bias, position_bias) -> Tensor:
-    """Equation for A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py."""
+def relative_attention(query, key, value, position, content_bias, position_bias, sees=None) -> Tensor:
+    """Equation for A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py.
+
+    sees(head, query, key): whether a head's query sees a key that is not in its future, by their places in the context;
+    all do without it. A query that sees nothing gets nothing. Without position, scores are query . key alone.
+    """
     batch, heads, length, width = query.shape
     keys = key.shape[2]
     memory = keys - length
     result = torch.zeros_like(query)
     for b, h, i in itertools.product(range(batch), range(heads), range(length)):
-        scores = []
+        scores, seen = [], []
         for j in range(memory + i + 1):  # the whole memory, and the segment up to the query itself
-            distance = memory + i - j
-            encoding = position[h, keys - 1 - distance]  # row 0 holds the largest distance
-            content_term = query[b, h, i] @ key[b, h, j]  # (a)
-            position_term = query[b, h, i] @ encoding  # (b)
-            global_content = content_bias[h] @ key[b, h, j]  # (c)
-            global_position = position_bias[h] @ encoding  # (d)
-            scores.append((content_term + position_term + global_content + global_position) / math.sqrt(width))
-        weights = torch.stack(scores).softmax(dim=0)
-        result[b, h, i] = sum(weight * value[b, h, j] for j, weight in enumerate(weights))
+            if sees and not sees(h, memory + i, j):
+                continue
+            score = query[b, h, i] @ key[b, h, j]  # (a)
+            if position is not None:
+                encoding = position[h, keys - 1 - (memory + i - j)]  # row 0 holds the largest distance
+                position_term = query[b, h, i] @ encoding  # (b)
+                global_content = content_bias[h] @ key[b, h, j]  # (c)
+                global_position = position_bias[h] @ encoding  # (d)
+                score = score + position_term + global_content + global_position
+            scores.append(score / math.sqrt(width))
+            seen.append(j)
+        if scores:
+            weights = torch.stack(scores).softmax(dim=0)
+            result[b, h, i] = sum(weight * value[b, h, j] for weight, j in zip(weights, seen, strict=True))
     return result
+
+
+def sparse_sets(kind: str, stride: int, summary: int, i: int) -> tuple[set[int], set[int]]:
+    """The two sets of a query at place i of a stream (arXiv 1904.10509, section 4.2, A^(1) and A^(2))."""
+    if kind == "strided":
+        return set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
+    own_row = {j for j in range(i + 1) if j // stride == i // stride}
+    return own_row, {j for j in range(i + 1) if j % stride in range(stride - summary, stride)}
 
 
 def relative_shift(scores: Tensor) -> Tensor:

@@ -1,38 +1,35 @@
 import pytest
 import torch
 
-from models.attention import RelativeAttention, relative_attention, relative_shift, sinusoids
+from models.attention import Positions, RelativeAttention, attend, causal_mask, relative_shift, sinusoids
 from tests import reference
 
 
 def random_inputs(memory, length=5, batch=2, heads=3, width=4, requires_grad=False):
+    """query, key_value, position, u, v"""
     generator = torch.Generator().manual_seed(memory)
 
     def draw(*shape):
         return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_(requires_grad)
 
-    keys, model = memory + length, heads * width
+    keys = memory + length
     return (
-        draw(batch, length, model),
-        draw(batch, keys, 2 * model),
-        draw(keys, model),
+        draw(heads, batch, length, width),
+        draw(2, heads, batch, keys, width),
+        draw(heads, keys, width),
         draw(heads, width),
         draw(heads, width),
     )
 
 
-def slow_attention(query, key_value, position, content_bias, position_bias):
-    """The reference, with heads taken from the columns that relative_attention documents as theirs."""
-    width = content_bias.shape[1]
+def fast_attention(query, key_value, *others):
+    mask = causal_mask(query.shape[-2], key_value.shape[-2], torch.float64)
+    return attend(query, key_value, *others, mask)[0]
 
-    def by_head(x, width):
-        return torch.stack(x.split(width, dim=-1), dim=-3)
 
-    key, value = by_head(key_value, 2 * width).split(width, dim=-1)
-    mixed = reference.relative_attention(
-        by_head(query, width), key, value, by_head(position, width), content_bias, position_bias
-    )
-    return torch.cat(list(mixed.unbind(dim=1)), dim=-1)
+def slow_attention(query, key_value, *others):
+    query, key, value = (x.transpose(0, 1) for x in (query, *key_value))
+    return reference.relative_attention(query, key, value, *others).transpose(0, 1)
 
 
 @pytest.mark.parametrize(("length", "keys"), [(1, 1), (1, 6), (4, 4), (5, 8), (3, 20)])
@@ -46,14 +43,14 @@ def test_relative_shift_equals_the_double_loop(length, keys):
 @pytest.mark.parametrize("memory", [0, 1, 3, 9])
 def test_attention_equals_the_double_loop(memory):
     inputs = random_inputs(memory)
-    torch.testing.assert_close(relative_attention(*inputs), slow_attention(*inputs), rtol=0, atol=1e-10)
+    torch.testing.assert_close(fast_attention(*inputs), slow_attention(*inputs), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("memory", [0, 1, 4, 9])
 def test_attention_gradients_equal_the_double_loop(memory):
     inputs = random_inputs(memory, requires_grad=True)
     weights = torch.randn_like(inputs[0])
-    fast = torch.autograd.grad((relative_attention(*inputs) * weights).sum(), inputs)
+    fast = torch.autograd.grad((fast_attention(*inputs) * weights).sum(), inputs)
     slow = torch.autograd.grad((slow_attention(*inputs) * weights).sum(), inputs)
     for name, a, b in zip(("query", "key_value", "position", "u", "v"), fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
@@ -78,7 +75,7 @@ def test_causality_by_gradients_in_both_directions(memory):
     torch.nn.init.normal_(module.content_bias)
     torch.nn.init.normal_(module.position_bias)
     context = torch.randn(1, memory + length, 8, dtype=torch.float64, requires_grad=True)
-    output = module(context, length, sinusoids(memory + length, 8, torch.float64))
+    output = module(context, length, Positions(sinusoids(memory + length, 8, torch.float64), memory))
     for i in range(length):
         (gradient,) = torch.autograd.grad(output[0, i].sum(), context, retain_graph=True)
         touched = gradient[0].abs().sum(dim=-1) > 0
@@ -88,3 +85,49 @@ def test_causality_by_gradients_in_both_directions(memory):
 def test_heads_must_divide_the_width():
     with pytest.raises(ValueError, match="heads=3 must divide d_model=8"):
         RelativeAttention(8, 3)
+
+
+def test_without_positions_it_is_plain_attention():
+    torch.manual_seed(0)
+    module, memory, length = RelativeAttention(8, 2, relative=False).double(), 3, 5
+    context = torch.randn(2, memory + length, 8, dtype=torch.float64, requires_grad=True)
+
+    def slow():
+        query = module.query(context[:, -length:]).view(2, length, 2, 4).transpose(1, 2)
+        key, value = module.key_value(context).view(2, memory + length, 2, 2, 4).permute(3, 0, 2, 1, 4)
+        past = torch.ones(length, memory + length, dtype=torch.bool).tril(memory)
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=past)
+        return module.output(mixed.transpose(1, 2).flatten(2))
+
+    inputs = [context, *module.parameters()]
+    assert len(inputs) == 4
+    results = []
+    for output in (module(context, length, Positions(None)), slow()):
+        results.append([output, *torch.autograd.grad(output.square().sum(), inputs)])
+    for fast, expected in zip(*results, strict=True):
+        torch.testing.assert_close(fast, expected, rtol=0, atol=1e-10)
+
+
+def test_masses_put_disjoint_sets_of_keys_together():
+    """Two halves of the keys, joined by their masses, are attention to all, gradients too."""
+    query, key_value, position, *biases = random_inputs(3, requires_grad=True)
+    mask = causal_mask(5, 8, torch.float64)
+    odd = torch.arange(8) % 2 == 1
+    results = []
+    for split in (False, True):
+        if split:
+            halves = [mask.masked_fill(~chosen, -1e30) for chosen in (odd, ~odd)]
+            (one, one_mass), (two, two_mass) = (
+                attend(query, key_value, position, *biases, half, with_mass=True) for half in halves
+            )
+            masses = torch.stack([one_mass, two_mass])
+            mixed = (torch.stack([one, two]) * masses.softmax(dim=0)).sum(dim=0)
+        else:
+            mixed, masses = attend(query, key_value, position, *biases, mask, with_mass=True)
+            masses = masses[None]
+        total = masses.logsumexp(dim=0)
+        inputs = [query, key_value, position, *biases]
+        gradients = torch.autograd.grad(mixed.square().sum() + total.sin().sum(), inputs)
+        results.append([mixed, total, *gradients])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)

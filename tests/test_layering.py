@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ORDER = [
     "models.attention",
+    "models.sparse",
     "models.softmax",
     "models.operations",
     "models.transformer_xl",

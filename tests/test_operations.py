@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import sinusoids
+from models.attention import Positions, sinusoids
 from models.operations import OPERATIONS, Sizes
 from nas.pattern import OPERATIONS as NAMES
 
@@ -19,7 +19,7 @@ def test_flops_are_what_the_products_cost(name, memory):
     operation = OPERATIONS[name](sizes)
     past = torch.randn(batch, memory, 16) if memory else None
     with FlopCounterMode(display=False) as counter:
-        operation(torch.randn(batch, segment, 16), past, sinusoids(memory + segment, 16))
+        operation(torch.randn(batch, segment, 16), past, Positions(sinusoids(memory + segment, 16), memory))
     expected = OPERATIONS[name].flops(sizes, batch, segment, memory) * batch * segment
     assert counter.get_total_flops() == pytest.approx(expected)
 

@@ -255,7 +255,7 @@ def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small
                 assert training == (kind == "train") and length == 8
                 assert memories is (left[kind][-1] if left[kind] else None)
             left[kind].append(stream.memories)
-            assert stream.memories[0].shape == (4, 8, 16)
+            assert stream.memories.blocks[0].shape == (4, 8, 16)
 
 
 def test_weights_train_with_dropout_where_paths_are_scored_on_the_same_batch(small_config):

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import http.server
 import threading
@@ -138,6 +139,32 @@ def test_a_file_is_split_in_order_at_line_ends(tmp_path):
     assert all(text.endswith("\n") for text in texts)
     sizes = [len(text) / len("".join(lines)) for text in texts]
     assert sizes == pytest.approx([0.90, 0.05, 0.05], abs=0.002)
+
+
+def test_a_file_that_is_no_text_is_split_at_its_bytes(tmp_path):
+    path = tmp_path / "images"
+    path.write_bytes(bytes([200, 10, 201, 201]) * 100)
+    parts = sources.find_text(str(path), tmp_path / "cache")
+    assert [parts[split].read_bytes() for split in sources.SPLITS] == [
+        path.read_bytes()[a:b] for a, b in ((0, 360), (360, 380), (380, 400))
+    ]
+
+
+def test_enwik8_and_text8_have_their_standard_split_as_files_too(tmp_path, monkeypatch):
+    for name in ("enwik8", "text8"):
+        assert sources.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.WHOLE_BYTES == 100_000_000
+        (tmp_path / name).write_text("0123\n56789")
+    short = dataclasses.replace(sources.ARCHIVES["enwik8"], split_bytes=(6, 8))
+    monkeypatch.setitem(sources.ARCHIVES, "enwik8", short)
+    monkeypatch.setattr(sources, "WHOLE_BYTES", 10)
+    parts = sources.find_text(str(tmp_path / "enwik8"), tmp_path / "cache")
+    assert [parts[split].read_text() for split in sources.SPLITS] == ["0123\n5", "67", "89"]
+
+
+def test_a_folder_may_hold_bytes(tmp_path):
+    for split in sources.SPLITS:
+        (tmp_path / f"{split}.bin").write_bytes(bytes(range(256)))
+    assert sources.find_text(str(tmp_path), tmp_path)["test"].read_bytes() == bytes(range(256))
 
 
 def test_the_original_names_of_wikitext_are_found(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.attention import sinusoids
+from models.attention import Positions, sinusoids
 from models.operations import Sizes
 from nas import gumbel
 from nas.supernet import SuperNet
@@ -32,7 +32,8 @@ def loss_along(supernet, path, gates=None):
 
 def test_soft_mixture_and_its_gradients_are_those_of_the_weighted_sum_of_the_candidates_outputs():
     block = small_supernet().backbone.blocks[0]
-    x, positions = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True), sinusoids(5, 8, torch.float64)
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    positions = Positions(sinusoids(5, 8, torch.float64))
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
     block.choice = [0, 1, 2], weights
     outputs = [x + candidate(x, None, positions) for candidate in block.candidates]
@@ -78,7 +79,7 @@ def test_memory_is_kept_whatever_ran():
     supernet = small_supernet()
     supernet.take([2, 1])
     _, memories = supernet(*batch(), None, 4)
-    assert [memory.shape for memory in memories] == [(2, 4, 8), (2, 4, 8)]
+    assert [memory.shape for memory in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
 
 
 def exact_gradient(supernet):

@@ -47,8 +47,10 @@ def test_a_shorter_memory_forgets():
 def test_only_blocks_that_look_back_keep_a_memory_and_it_carries_no_gradient():
     model = model_of(["dense", "attention", "identity", "attention"])
     _, memories = model(*stream(6), None, 4)
-    assert [memory is not None for memory in memories] == [False, True, False, True]
-    assert all(memory.shape == (2, 4, 16) and not memory.requires_grad for memory in memories if memory is not None)
+    assert [memory is not None for memory in memories.blocks] == [False, True, False, True]
+    assert all(
+        memory.shape == (2, 4, 16) and not memory.requires_grad for memory in memories.blocks if memory is not None
+    )
 
 
 def test_memory_holds_the_last_inputs():

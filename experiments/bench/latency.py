@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nas.config import Config
 from nas.device import set_up
 from nas.latency import costed_shape, measure_costs, measure_patterns
-from nas.pattern import OPERATIONS, abbreviate, interleaved
+from nas.pattern import abbreviate, interleaved
 
 BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
 
@@ -40,7 +40,8 @@ def main() -> None:
     set_up(config.seed, arguments.threads)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source = np.random.default_rng(arguments.seed)
-    patterns = [[OPERATIONS[i] for i in source.integers(len(OPERATIONS), size=BLOCKS)] for _ in range(PATTERNS)]
+    names = config.search.operations
+    patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
 
     table = measure_costs(config, counts)
     measured = measure_patterns([interleaved(BLOCKS), *patterns], config, counts)

@@ -40,7 +40,6 @@ import json
 import statistics
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -191,87 +190,27 @@ def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus, division: int) -
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-@lru_cache
-def content_attention():
-    """The autograd function of without_position; made on demand, so that --help need not wait for torch."""
-    import torch
-
-    from models.attention import add_bias, causal_mask
-
-    class ContentAttention(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, query, key_value, content_bias):
-            batch, length, model = query.shape
-            keys, (heads, width) = key_value.shape[1], content_bias.shape
-            rows = heads * batch
-            query = query.view(batch, length, heads, width).permute(2, 0, 1, 3)
-            query = add_bias(query, content_bias).view(rows, length, width)
-            by_head = key_value.view(batch, keys, heads, 2, width).permute(3, 2, 0, 1, 4).contiguous()
-            key, value = by_head.view(2, rows, keys, width)
-            scores = torch.bmm(query * width**-0.5, key.transpose(1, 2))
-            scores[:, :, keys - length :] += causal_mask(length)
-            weights = torch.softmax(scores, dim=-1, out=scores)
-            mixed = torch.bmm(weights, value)
-            ctx.save_for_backward(query, key, value, weights, mixed)
-            ctx.heads = heads
-            return mixed.view(heads, batch, length, width).permute(1, 2, 0, 3).reshape(batch, length, model)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            query, key, value, weights, mixed = ctx.saved_tensors
-            (rows, keys, width), heads, (batch, length, model) = key.shape, ctx.heads, gradient.shape
-            gradient = gradient.view(batch, length, heads, width).permute(2, 0, 1, 3).reshape(rows, length, width)
-            mean = (gradient * mixed).sum(dim=-1, keepdim=True).expand(rows, length, keys)
-            scale = width**-0.5
-            by_key = torch.baddbmm(mean, gradient, value.transpose(1, 2), beta=-scale, alpha=scale).mul_(weights)
-            by_head = gradient.new_empty(2, rows, keys, width)
-            torch.bmm(by_key.transpose(1, 2), query, out=by_head[0])
-            torch.bmm(weights.transpose(1, 2), gradient, out=by_head[1])
-            to_query = torch.bmm(by_key, key).view(heads, batch, length, width)
-            return (
-                to_query.permute(1, 2, 0, 3).reshape(batch, length, model),
-                by_head.view(2, heads, batch, keys, width).permute(2, 3, 1, 0, 4).reshape(batch, keys, 2 * model),
-                to_query.sum(dim=(1, 2)),
-            )
-
-    return ContentAttention.apply
-
-
-def without_position(query, key_value, position, content_bias, position_bias):
-    """relative_attention without its terms (b) and (d), made the same way: one buffer, backward pass by hand."""
-    return content_attention()(query, key_value, content_bias)
-
-
 class AttentionBlock:
     """Seconds of an attention block's forward and backward pass at 192/192, with or without the position term."""
 
     def __init__(self, with_position: bool):
         import torch
 
-        from models import attention
+        from models.attention import Positions, sinusoids
         from models.operations import Attention, Sizes
 
         shape = SHAPES[192]
-        self.operation = Attention(Sizes(128, 4, 512, 0.0))
+        self.operation = Attention(Sizes(128, 4, 512, 0.0, relative=with_position))
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
         self.memory = torch.randn(shape["batch"], shape["memory"], 128)
-        self.positions = attention.sinusoids(192 + shape["memory"], 128)
+        self.positions = Positions(sinusoids(192 + shape["memory"], 128))
         self.gradient = torch.randn_like(self.x)
-        self.core = attention.relative_attention
-        if not with_position:
-            self.core = without_position
-            self.operation.attention.position = torch.nn.Identity()  # nor is anything projected
 
     def seconds(self, repeats: int = 20) -> float:
-        from models import attention
-
-        original, attention.relative_attention = attention.relative_attention, self.core
         started = time.perf_counter()
         for _ in range(repeats):
             self.operation(self.x, self.memory, self.positions).backward(self.gradient)
-        taken = (time.perf_counter() - started) / repeats
-        attention.relative_attention = original
-        return taken
+        return (time.perf_counter() - started) / repeats
 
 
 def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:

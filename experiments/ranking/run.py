@@ -20,7 +20,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 from nas.config import Config, load_config  # noqa: E402
 from nas.errors import run_command  # noqa: E402
 from nas.jobs import Jobs  # noqa: E402
-from nas.pattern import OPERATIONS, abbreviate, interleaved, network  # noqa: E402
+from nas.pattern import abbreviate, expand, interleaved, network  # noqa: E402
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
 JUDGED_TOKENS = 65_536  # of valid, the first
@@ -45,11 +45,14 @@ VARIANTS = {
 }  # each on ranking.yaml, whose warm-up is a quarter of the steps
 
 
+CANDIDATES = ("attention", "dense", "identity")
+
+
 def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) -> list[list[str]]:
     """Different networks, every operation of every block equally likely."""
     source, found = np.random.default_rng(seed), {}
     while len(found) < count:
-        pattern = [OPERATIONS[index] for index in source.integers(len(OPERATIONS), size=blocks)]
+        pattern = [CANDIDATES[index] for index in source.integers(len(CANDIDATES), size=blocks)]
         found.setdefault(network(pattern), pattern)
     return list(found.values())
 
@@ -125,15 +128,11 @@ def search(variant: str, seed: int, overrides: list[str]) -> dict:
     }
 
 
-def full(short: str) -> list[str]:
-    return [next(name for name in OPERATIONS if name[0] == letter) for letter in short]
-
-
 def report(jobs: Jobs) -> dict:
     """Print the tables of what is there; returns what the last line holds."""
 
     def alone(short: str) -> list[float]:
-        results = [jobs.get(f"alone-{network(full(short))}-{seed}") for seed in SEEDS]
+        results = [jobs.get(f"alone-{network(expand(short))}-{seed}") for seed in SEEDS]
         return [result["nll"] for result in results if result]
 
     truth = {short: alone(short) for short in map(abbreviate, random_patterns())}
@@ -182,7 +181,7 @@ def main() -> None:
     found = {result["found"] for v in VARIANTS for seed in SEEDS if (result := jobs.get(f"search-{v}-{seed}"))}
     for short in sorted(found):
         for seed in SEEDS:
-            jobs.do(f"alone-{network(full(short))}-{seed}", lambda: train_alone(full(short), seed, overrides))  # noqa: B023
+            jobs.do(f"alone-{network(expand(short))}-{seed}", lambda: train_alone(expand(short), seed, overrides))  # noqa: B023
     print(json.dumps(report(jobs)))
 
 
