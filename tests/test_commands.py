@@ -1,6 +1,7 @@
 """The scripts as a user types them: whole runs, bad input, kills and interruptions."""
 
 import json
+import math
 import random
 import shutil
 import signal
@@ -118,6 +119,31 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
         assert (tmp_path / "out/search" / name).stat().st_size > 1000
     assert "learning_curves.png" in succeed("animate", "out/retrain", **here)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "out"]
+
+
+def test_five_candidates_on_bytes_through_all_four_stages(tmp_path, small_yaml):
+    """With more keys than the mask is for, recomputation, the deep initialisation, and a measured price."""
+    operations = ["attention", "sparse_strided", "sparse_fixed", "dense", "identity"]
+    sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
+    sizes += ["model.init=deep", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
+    search = tmp_path / "search"
+    shown = succeed(
+        "search", small_yaml, "--run", search, *sizes, f"search.operations=[{','.join(operations)}]",
+        "search.latency.source=measured", "search.warmup_steps=2",
+    )  # fmt: skip
+    assert all(f"\n{name} " in shown for name in operations)
+    assert set(yaml.safe_load((search / "latency.yaml").read_text())["blocks"]) == set(operations)
+    succeed("derive", search, "--pareto", "0.5,1")
+    succeed("animate", search)
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text("format: par-pattern/1\nblocks: [sparse_strided, sparse_fixed, dense, attention]\n")
+    shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes, "model.factorization=heads")
+    assert "pattern sfda, " in shown
+    results = yaml.safe_load((tmp_path / "retrain/results.yaml").read_text())
+    for split in ("valid", "test"):
+        about = results[split]
+        assert about["tokens"] == about["bytes"] - 1 and about["bits_per_byte_comparable"]
+        assert about["bits_per_byte"] == pytest.approx(about["nll"] / math.log(2) / about["bytes"])
 
 
 @pytest.mark.parametrize("script", ["search", "derive", "retrain", "animate"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.config import Config, document, load_config, options
+from nas.config import Config, document, load_config, options, sparse_sizes
 from nas.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +71,12 @@ def test_a_runs_own_configuration_keeps_what_was_built_in_before_an_option_exist
         ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
         ("model.cutoffs=[5,7.5]", r"model.cutoffs=\[5, 7.5\] must be a list of whole numbers, .* or auto"),
         ("model.cutoffs=optimal", "model.cutoffs=optimal must be a list of whole numbers, .* or auto"),
+        ("model.summary=9", "model.summary=9 must be at most model.stride, which is 8"),
+        ("model.stride=0", "model.stride=0 must be at least 1"),
+        ("model.factorization=head", "must be one of merged, heads; the nearest is heads"),
+        ("model.positions=grid", r"model.grid=\[\] must give rows, columns and channels .*: \[32, 32, 3\]"),
+        ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
+        ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("model.division=4", "model.division=4 needs model.tie_embeddings=false"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must name different operations"),
@@ -125,3 +131,21 @@ def test_the_configuration_loads_without_torch():
         "import sys, nas.config, nas.pattern, nas.record, nas.derivation, nas.prepare; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("segment", "memory", "stride"),
+    [(64, 64, 8), (192, 192, 16), (1024, 1024, 32), (1024, 3072, 64), (1, 0, 1), (2, 1, 2)],
+)
+def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_context(load, segment, memory, stride):
+    config = load(f"train.segment={segment}", f"train.memory={memory}")
+    assert sparse_sizes(config) == (stride, min(4, stride))
+    assert sparse_sizes(load("model.stride=12", "model.summary=5")) == (12, 5)
+
+
+def test_options_that_need_each_other(load):
+    with pytest.raises(InputError, match=r"model.heads=3 must be even with model.factorization=heads"):
+        load("model.heads=3", "model.d_model=6", "model.factorization=heads")
+    with pytest.raises(InputError, match=r"model.init=deep needs model.norm=pre, not post"):
+        load("model.init=deep", "model.norm=post")
+    assert load("model.positions=grid", "model.grid=[32,32,3]").model.grid == [32, 32, 3]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from models import sparse
 from models.operations import Sizes
 from models.transformer_xl import build_pattern
 from nas.evaluation import count_looking_back, evaluate_split, exp, total_nll
@@ -51,6 +52,23 @@ def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
         assert counted == 230
         assert total == pytest.approx(plain, abs=1e-9)
     assert model.training
+
+
+@pytest.mark.parametrize("memory", [0, 8])
+@pytest.mark.parametrize(
+    ("options", "sizes", "period"), [({}, {"stride": 7}, 7), ({"grid": [2, 5, 3]}, {"stride": 5}, 30)]
+)
+def test_rows_of_evaluation_begin_where_a_place_is_like_the_first(options, sizes, period, memory, monkeypatch):
+    """Fixed sparse attention and grid positions depend on the place in the stream; figures not on the batch."""
+    monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
+    torch.manual_seed(0)
+    sizes = Sizes(16, 2, 24, relative=not options, **sizes)
+    model = build_pattern(["sparse_fixed", "dense", "attention"], sizes, 30, **options).double()
+    stream = torch.randint(30, (331,), generator=torch.Generator().manual_seed(2)).numpy()
+    figures = [total_nll(model, stream, batch_size, 8, memory, 2, period)[0] for batch_size in (1, 2, 3, 5)]
+    assert figures[1:] == pytest.approx([figures[0]] * 3, abs=1e-9)
+    wrong = total_nll(model, stream, 5, 8, memory, 2, 1)[0]
+    assert wrong != pytest.approx(figures[0], abs=1e-6)
 
 
 def test_a_stream_of_one_token_has_nothing_to_predict():

@@ -72,4 +72,5 @@ def test_stills_are_drawn(tmp_path, blocks):
 def test_every_operation_has_a_colour():
     from nas.pattern import OPERATIONS
 
-    assert set(OPERATIONS) <= figures.COLOURS.keys()
+    assert set(OPERATIONS) == figures.COLOURS.keys()
+    assert len(set(figures.COLOURS.values())) == len(OPERATIONS)

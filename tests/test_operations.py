@@ -24,6 +24,21 @@ def test_flops_are_what_the_products_cost(name, memory):
     assert counter.get_total_flops() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
+@pytest.mark.parametrize("factorization", ["merged", "heads"])
+@pytest.mark.parametrize("name", ["sparse_strided", "sparse_fixed"])
+@pytest.mark.parametrize(("segment", "memory"), [(16, 16), (400, 0), (300, 100), (256, 256)])
+def test_flops_of_sparse_attention_are_what_the_products_cost(name, segment, memory, factorization, relative):
+    sizes = Sizes(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
+    operation = OPERATIONS[name](sizes)
+    past = torch.randn(2, memory, 16) if memory else None
+    positions = Positions(sinusoids(memory + segment, 16) if relative else None, memory)
+    with FlopCounterMode(display=False) as counter:
+        operation(torch.randn(2, segment, 16), past, positions)
+    expected = OPERATIONS[name].flops(sizes, 2, segment, memory) * 2 * segment
+    assert counter.get_total_flops() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_branch_is_what_the_block_adds(norm):
     torch.manual_seed(0)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from models.transformer_xl import Memories
 from nas import prepare as preparation
 from nas.config import DataOptions
 from nas.data import ContextBatches, Corpus
@@ -181,11 +183,17 @@ def test_context_batches_are_contiguous_rows():
         batch = batches.next()
         assert (batch.targets == batch.tokens + 1).all()
         assert (batch.memories is None) == (step in (0, 4))  # a fresh start at the beginning of every pass
-        batches.memories = ["memory"]
+        batches.memories = Memories([None], 0)
         seen.append(batch.tokens)
     first_row = np.concatenate([batch[1] for batch in seen[:4]])
     assert first_row.tolist() == list(range(35, 67))
     assert (seen[4] == seen[0]).all()
+
+
+def test_rows_of_images_begin_with_an_image():
+    batches = ContextBatches(np.arange(107), batch_size=3, segment=8, period=12)
+    batch = batches.next()
+    assert batch.tokens[:, 0].tolist() == [0, 24, 48] and batches.per_pass == 2
 
 
 def test_context_batches_resume_where_they_were():
@@ -193,8 +201,10 @@ def test_context_batches_resume_where_they_were():
     one, two = (ContextBatches(stream, 2, 5) for _ in range(2))
     for _ in range(3):
         one.next()
+        one.memories = Memories([None, torch.zeros(2, 5, 1)], one.position * 5)
     two.load_state_dict(one.state_dict())
     assert (one.next().tokens == two.next().tokens).all()
+    assert two.memories == one.memories and two.memories.read == 15
 
 
 def test_a_stream_too_short_for_a_row_is_refused():

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from models import sparse, transformer_xl
 from models.operations import Sizes
-from models.transformer_xl import build_pattern, extend_memory
+from models.transformer_xl import GridPositions, build_pattern, extend_memory
 
 SIZES = Sizes(d_model=16, heads=2, d_ffn=24)
 VOCAB = 29
@@ -114,3 +115,81 @@ def test_all_gradients_equal_those_with_a_plain_embedding(tied, division, cutoff
         assert (a is None) == (b is None), name
         if a is not None:
             torch.testing.assert_close(a, b, msg=name)
+
+
+ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "identity"]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
+    """Over two segments, with dropout: losses, memories and gradients to the bit."""
+    monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
+    sizes, found, kept = Sizes(16, 2, 24, dropout=0.3, activation=activation, stride=4), [], []
+    tokens, targets = stream(20)
+    for recompute in (False, True):
+        model = model_of(ALL, sizes, recompute=recompute).train()
+        torch.manual_seed(1)
+        saved, loss, memories = [], 0.0, None
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.numel()) or x, lambda x: x):
+            for start in (0, 10):
+                window = slice(start, start + 10)
+                nll, memories = model(tokens[:, window], targets[:, window], memories, 7)
+                loss = loss + nll.sum()
+        found.append([loss, *memories.blocks[:2], *torch.autograd.grad(loss, list(model.parameters()))])
+        kept.append(sum(saved))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    assert kept[1] < kept[0] / 2
+
+
+def test_the_deep_initialisation_keeps_the_residual_stream_small():
+    sizes, blocks = Sizes(16, 2, 24, activation="gelu", stride=4), 100
+    plain, deep = (model_of(ALL * 20, sizes, deep=deep) for deep in (False, True))
+    for one, other in zip(plain.blocks, deep.blocks, strict=True):
+        before, after = dict(one.named_parameters()), dict(other.named_parameters())
+        for name in before:
+            last = name in ("operation.attention.output.weight", "operation.contract.weight")
+            torch.testing.assert_close(after[name], before[name] * blocks**-0.5 if last else before[name])
+    tokens, targets = stream(20)
+    loss = deep(tokens, targets, None, 0)[0].mean()
+    gradients = torch.autograd.grad(loss, list(deep.parameters()))
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    sizes_of_stream = []
+    for model in (plain, deep):
+        with torch.no_grad():
+            x, positions = torch.randn(2, 20, 16, dtype=torch.float64), transformer_xl.sinusoids(20, 16, torch.float64)
+            for block in model.blocks:
+                x = block(x, None, transformer_xl.Positions(positions))
+        sizes_of_stream.append(x.square().mean().sqrt().item())
+    assert sizes_of_stream[1] < 2 < 4 < sizes_of_stream[0]
+
+
+def test_grid_positions_are_those_of_the_pixel():
+    torch.manual_seed(0)
+    rows, columns, channels = 3, 4, 2
+    grid = GridPositions(rows, columns, channels, 16).double()
+    for table in grid.tables:
+        torch.nn.init.normal_(table)
+    row, column, channel = grid.tables
+    found = grid(0, 60)
+    for place in range(60):
+        pixel = row[place // 8 % 3] + column[place // 2 % 4] + channel[place % 2]
+        torch.testing.assert_close(found[place], pixel * (16 / 3) ** 0.5)
+    assert torch.equal(grid(7, 11), found[7:18])
+
+
+def test_a_grid_model_knows_where_it_is_by_its_embeddings_alone():
+    """No distances in its attention; and a stream cut anywhere is the stream uncut."""
+    sizes = Sizes(16, 2, 24, relative=False, stride=4)
+    model = model_of(ALL, sizes, grid=[2, 3, 2])
+    assert not any("position" in name for name, _ in model.blocks.named_parameters())
+    for table in model.grid.tables:
+        assert table.std().item() == pytest.approx(16**-0.5, rel=0.5)  # drawn like the token embeddings
+    tokens, targets = stream(30)
+    whole, _ = model(tokens, targets, None, 30)
+    first, memories = model(tokens[:, :13], targets[:, :13], None, 30)
+    second, _ = model(tokens[:, 13:], targets[:, 13:], memories, 30)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
+    same = torch.zeros(1, 24, dtype=torch.long)
+    nll, _ = model(same, same, None, 0)
+    assert not torch.allclose(nll[0, 1], nll[0, 2]) and nll.shape == (1, 24)
