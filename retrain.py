@@ -2,7 +2,7 @@
 
 import argparse
 
-from nas.config import Config, add_arguments, load_config
+from nas.config import Config, add_arguments, load_config, sparse_sizes
 from nas.costs import latency_words
 from nas.errors import InputError, run_command
 from nas.pattern import abbreviate, read_pattern
@@ -22,8 +22,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def notice_other_sizes(content: dict, config: Config) -> None:
     """Say where a pattern is trained at another size than it was searched at."""
-    for key in ("d_model", "heads", "d_ffn"):
-        searched, given = (content.get("model") or {}).get(key), getattr(config.model, key)
+    sizes = {key: getattr(config.model, key) for key in ("d_model", "heads", "d_ffn", "positions")}
+    if any(name.startswith("sparse") for name in content["blocks"]):
+        stride, summary = sparse_sizes(config)
+        sizes |= {"stride": stride, "summary": summary, "factorization": config.model.factorization}
+    for key, given in sizes.items():
+        searched = (content.get("model") or {}).get(key)
         if searched not in (None, given):
             print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
 
@@ -39,7 +43,7 @@ def print_results(results: dict) -> None:
         print(words)
     for split in ("valid", "test"):
         about = results[split]
-        lost = " (word figure not comparable: the tokens do not keep all words)"
+        lost = " (word figure not comparable: the tokens do not keep all words, or the data has none)"
         print(
             f"{split}: perplexity {about['perplexity']:.2f} per token, {about['word_perplexity']:.2f} per word, "
             f"{about['bits_per_byte']:.4f} bits per byte" + ("" if about["word_perplexity_comparable"] else lost)

@@ -221,6 +221,8 @@ def describe(
     confidence = [block_confidence(first.operations, row, i, least) for row, i in zip(pi, path, strict=True)]
     for about, losses in zip(confidence, removal_losses or [], strict=removal_losses is not None):
         about["removal"] = removal_confidence(first.operations, losses)
+    sizes = first.flops.holds_for
+    settled = {key: sizes[key] for key in ("stride", "summary") if key in sizes}  # what null in the options stood for
     origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
     return {
         "format": FORMAT,
@@ -228,7 +230,7 @@ def describe(
         "confidence": confidence,
         "flops_per_token": round(first.flops.pattern(blocks)),
         "flops_ratio_to_interleaved": round(first.flops.ratio(blocks), 4),
-        "model": first.content.get("model"),
+        "model": (first.content.get("model") or {}) | settled,
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
         "derived_from": origin if budget is None else {**origin, "latency_budget": budget},
     }

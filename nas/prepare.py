@@ -19,7 +19,7 @@ import yaml
 
 from nas.config import DataOptions, load_config
 from nas.errors import InputError, run_command
-from nas.sources import SPLITS, find_text, sha256_of
+from nas.sources import SPLITS, find_text, is_text, sha256_of
 from nas.tokenizer import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
 
 FORMAT = "par-tokens/1"
@@ -106,7 +106,7 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> d
                 restored = tokenizer.decode(ids)
                 exact = exact and restored == chunk
                 words_exact = exact or (words_exact and words_of(restored) == words_of(chunk))
-    return {"counts": counts, "lossless": exact, "words_kept": words_exact}
+    return {"counts": counts, "lossless": exact, "words_kept": words_exact and is_text(path)}
 
 
 def rank_split(source: Path, target: Path, rank_of: np.ndarray, dtype: np.dtype) -> None:

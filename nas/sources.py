@@ -167,14 +167,13 @@ def cut_near(path: Path, offset: int) -> int:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file's first block is UTF-8."""
+    """Whether a file's first block is UTF-8 without zeros."""
     with open(path, "rb") as file:
         block = file.read(BLOCK)
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(block)
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(block)
     except UnicodeDecodeError:
         return False
-    return True
 
 
 def split_file(path: Path, cache: Path) -> dict[str, Path]:

@@ -1,8 +1,11 @@
-"""Timing pieces of work so that the figures compare, and the constants of the output layer (nas.cutoffs)."""
+"""Timing pieces of work so that figures compare, their memory, and the constants of the output layer (nas.cutoffs)."""
 
+import ctypes
+import gc
 import itertools
 import time
 from collections.abc import Callable, Hashable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,6 +40,19 @@ def timed_rounds(
 def seconds_of(work: Callable[[], object]) -> float:
     """Median seconds of a piece of work."""
     return float(np.median(timed_rounds({0: work}, rounds=15)[0]))
+
+
+def peak_memory_mb(work: Callable[[], object]) -> float | None:
+    """Highest resident memory of this process while it does a piece of work, in MB; None where Linux is not."""
+    try:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back, so that it does not count
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
+    except (OSError, AttributeError):
+        return None
+    work()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def measure_output_layer(d_model: int) -> dict[str, float]:

@@ -145,7 +145,8 @@ def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
     fails("is empty", source=empty)
     fails("too short to split", source=short)
     fails("binary is not UTF-8 text .byte 5 of train.txt.; data.tokenizer=bytes reads any file", source=binary)
-    prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))
+    kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]
+    assert kept["lossless"] and not kept["words_kept"]
     fails("must be sentencepiece, bytes, words or a .model file that exists", tokenizer="wordpiece")
     fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
     prepare(options(text_folder, tmp_path / "cache", vocab_size=None))  # as many pieces as the text allows

@@ -141,9 +141,10 @@ def test_a_file_is_split_in_order_at_line_ends(tmp_path):
     assert sizes == pytest.approx([0.90, 0.05, 0.05], abs=0.002)
 
 
-def test_a_file_that_is_no_text_is_split_at_its_bytes(tmp_path):
+@pytest.mark.parametrize("pixels", [bytes([200, 10, 201, 201]), bytes([0, 10, 20, 30])], ids=["no UTF-8", "zeros"])
+def test_a_file_that_is_no_text_is_split_at_its_bytes(tmp_path, pixels):
     path = tmp_path / "images"
-    path.write_bytes(bytes([200, 10, 201, 201]) * 100)
+    path.write_bytes(pixels * 100)
     parts = sources.find_text(str(path), tmp_path / "cache")
     assert [parts[split].read_bytes() for split in sources.SPLITS] == [
         path.read_bytes()[a:b] for a, b in ((0, 360), (360, 380), (380, 400))

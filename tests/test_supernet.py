@@ -125,3 +125,24 @@ def test_log_probability_sums_over_blocks():
     supernet = small_supernet()
     total = sum(gumbel.log_probability(supernet.logits, [a, b]).exp() for a in range(3) for b in range(3))
     assert total.item() == pytest.approx(1.0)
+
+
+def test_recomputation_changes_neither_the_mixture_nor_the_gates():
+    """Logits reach the blocks beside their inputs; their gradients too are those without recomputation, to the bit."""
+    weights = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.6, 0.3]], dtype=torch.float64, requires_grad=True)
+    found = []
+    for recompute in (False, True):
+        supernet = small_supernet()
+        supernet.backbone.recompute = recompute
+        results = []
+        for choose in (
+            lambda net=supernet: net.mix(weights.softmax(dim=-1)),
+            lambda net=supernet: net.take([0, 1], [weights[0, 0], weights[1, 1]]),
+        ):
+            choose()
+            loss = supernet(*batch(), None, 4)[0].mean()
+            inputs = [weights, *supernet.backbone.parameters()]
+            results += [loss, *torch.autograd.grad(loss, inputs, allow_unused=True)]
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)

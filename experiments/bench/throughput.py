@@ -34,8 +34,6 @@ The last line is JSON.
 """
 
 import argparse
-import ctypes
-import gc
 import json
 import statistics
 import sys
@@ -177,19 +175,6 @@ def peak_rate(pairs: list[tuple], seconds: float = 0.1) -> float:
     return best
 
 
-def peak_memory_mb(name: str, segment: int, corpus: ZipfCorpus, division: int) -> float | None:
-    """Highest resident memory of this process while a workload is built and run, in MB; None where Linux is not."""
-    try:
-        gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what earlier workloads freed goes back, so that it does not count
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
-    except (OSError, AttributeError):
-        return None
-    Workload(name, segment, corpus, division).rate(0.5)
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
-
-
 class AttentionBlock:
     """Seconds of an attention block's forward and backward pass at 192/192, with or without the position term."""
 
@@ -218,12 +203,13 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
 
     from nas import searching
     from nas.device import set_up
+    from nas.timing import peak_memory_mb
 
     set_up(seed=1, threads=threads)
     searching.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
-    peaks_mb = {row: peak_memory_mb(*row, corpus, division) for row in rows}
+    peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, division).rate(0.5)) for row in rows}
     workloads = {row: Workload(*row, corpus, division) for row in rows}
     deep = {blocks: Workload("search_hard", 32, corpus, division, blocks) for blocks in (12, 24)}
     deep[6] = workloads["search_hard", 32]
