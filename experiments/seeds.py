@@ -17,6 +17,9 @@ import numpy as np
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nas.pattern import abbreviate  # noqa: E402
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -48,8 +51,11 @@ def spread(values: list[float]) -> str:
 
 
 def report(arguments: argparse.Namespace) -> dict:
-    print("| pattern | seeds | parameters | bits per byte, valid | test | FLOPs per token | tokens/s | seconds |")
-    print("|---|---|---|---|---|---|---|---|")
+    """Print what is there: means and standard errors over seeds, medians of rates and times."""
+    print(
+        "| pattern | blocks | seeds | parameters | bits per byte, valid | test | FLOPs per token | tokens/s | seconds |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     found = {}
     for pattern in arguments.patterns:
         paths = [arguments.out / f"{pattern.stem}-{seed}" / "results.yaml" for seed in arguments.seeds]
@@ -57,11 +63,11 @@ def report(arguments: argparse.Namespace) -> dict:
         if not results:
             continue
         bits = {split: [about[split]["bits_per_byte"] for about in results] for split in ("valid", "test")}
+        first = results[0]
         rate, seconds = (np.median([about[key] for about in results]) for key in ("train_tokens_per_s", "wall_time_s"))
-        print(
-            f"| {pattern.stem} | {len(results)} | {results[0]['parameters']:,} | {spread(bits['valid'])} | "
-            f"{spread(bits['test'])} | {results[0]['flops_per_token']:,.0f} | {rate:,.0f} | {seconds:.0f} |"
-        )
+        cells = [pattern.stem, abbreviate(first["pattern"]), len(results), f"{first['parameters']:,}"]
+        cells += [spread(bits["valid"]), spread(bits["test"]), f"{first['flops_per_token']:,.0f}"]
+        print("| " + " | ".join(map(str, [*cells, f"{rate:,.0f}", f"{seconds:.0f}"])) + " |")
         found[pattern.stem] = bits
     return found
 
