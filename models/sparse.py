@@ -201,52 +201,56 @@ class SparseAttention(RelativeAttention):
 
     def by_rows(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """Group by group: where there are many keys."""
-        stride, half = self.near.stride, self.heads // 2
-        layout = lay_out(context.shape[1], length, positions.start, stride, self.near.rows_before)
+        layout = lay_out(context.shape[1], length, positions.start, self.near.stride, self.near.rows_before)
         if layout.before or layout.after:
             context = F.pad(context, (0, 0, layout.before, layout.after))
-        (query,) = split_heads(self.query(context[:, -layout.query_rows * stride :]), self.heads)
-        query = query.unflatten(2, (layout.query_rows, stride))  # [H, B, R, l, E]
-        key_value = split_heads(self.key_value(context), self.heads, 2).unflatten(3, (layout.rows, stride))
+        asking = context[:, -layout.query_rows * layout.stride :]
+        (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, layout.stride))  # [H, B, R, l, E]
+        key_value = split_heads(self.key_value(context), self.heads, 2).unflatten(3, (-1, layout.stride))
+
+        inputs = query, key_value, positions, layout
         if self.merged:
-            near, near_mass = self.attend_to(self.near, None, query, key_value, positions, layout, slice(None))
-            far, far_mass = self.attend_to(self.far, self.near, query, key_value, positions, layout, slice(None))
+            near, near_mass = self.attend_to(self.near, slice(None), *inputs)
+            far, far_mass = self.attend_to(self.far, slice(None), *inputs, without=self.near)
             mixed = torch.lerp(far, near, torch.sigmoid(near_mass - far_mass))
         else:
-            near, near_mass = self.attend_to(self.near, None, query, key_value, positions, layout, slice(half))
-            far, far_mass = self.attend_to(self.far, None, query, key_value, positions, layout, slice(half, None))
+            half = self.heads // 2
+            near, _ = self.attend_to(self.near, slice(half), *inputs)
+            far, far_mass = self.attend_to(self.far, slice(half, None), *inputs)
             mixed = torch.cat([near, far * (far_mass > MASKED / 2)])
         return join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length])
 
     def attend_to(
         self,
         part: OwnRow,
-        without: OwnRow | None,
+        heads: slice,
         query: Tensor,
         key_value: Tensor,
         positions: Positions,
         layout: Layout,
-        heads: slice,
+        without: OwnRow | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Some heads' attention to one set, less another: mixed values [H, B, R, l, E] and log sums of exp(scores)."""
-        query, key_value = part.queries(query[heads]), part.keys(key_value[:, heads], layout.query_rows)
+        """Some heads' attention to one set, less another: query [H, B, R, l, E], key_value [2, H, B, S, l, E] of all
+        heads -> of those some, mixed values [.., B, R, l, E] and their masses [.., B, R, l, 1]."""
         mask, distance = geometry(part, without, layout, query.dtype, query.device)
+        query = part.queries(query[heads])  # [H, B, G, Q, E]
+        key_value = part.keys(key_value[:, heads], layout.query_rows)  # [2, H, B, G or 1, N, E]
         position, content_bias, position_bias = None, None, None
         if self.position is not None:
-            last = len(positions.encodings) - 1  # beyond the table, and before it, only what is masked lies
+            last = len(positions.encodings) - 1  # beyond the table, and before it, lies only what is masked
             position = self.project(positions, (last - distance).clamp(0, last))[heads]  # [H, G or 1, N, E]
             content_bias, position_bias = self.content_bias[heads, None], self.position_bias[heads, None]
-        if part.own_positions:  # as heads differ in theirs: their batch is [B]
-            query = query.movedim(2, 1)  # [H, G, B, Q, E]
-            key_value = key_value.movedim(3, 2).expand(-1, -1, query.shape[1], -1, -1, -1)
+        if part.own_positions:  # groups are to attend() what heads are: [H, G, B, Q, E]
+            query, groups = query.movedim(2, 1), query.shape[2]
+            key_value = key_value.movedim(3, 2).expand(-1, -1, groups, -1, -1, -1)
             mask = mask[:, None]
             if position is not None:
-                content_bias, position_bias = (b.expand(-1, query.shape[1], -1) for b in (content_bias, position_bias))
-        else:
+                content_bias, position_bias = (bias.expand(-1, groups, -1) for bias in (content_bias, position_bias))
+        else:  # and else what the batch is: [H, 1, B, G, Q, E]
             query, key_value = query[:, None], key_value[:, :, None]
-        mixed, mass = attend(query, key_value, position, content_bias, position_bias, mask, part.step, with_mass=True)
-        mixed, mass = (x.movedim(1, 2) if part.own_positions else x[:, 0] for x in (mixed, mass))
-        return part.rows(mixed), part.rows(mass)
+        results = attend(query, key_value, position, content_bias, position_bias, mask, part.step, with_mass=True)
+        mixed, mass = (part.rows(x.movedim(1, 2) if part.own_positions else x[:, 0]) for x in results)
+        return mixed, mass
 
 
 def count_flops(
