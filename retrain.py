@@ -5,7 +5,7 @@ import argparse
 from nas.config import Config, add_arguments, load_config, sparse_sizes
 from nas.costs import latency_words
 from nas.errors import InputError, run_command
-from nas.pattern import abbreviate, read_pattern
+from nas.pattern import SPARSE, abbreviate, read_pattern
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -23,9 +23,10 @@ def parse_arguments() -> argparse.Namespace:
 def notice_other_sizes(content: dict, config: Config) -> None:
     """Say where a pattern is trained at another size than it was searched at."""
     sizes = {key: getattr(config.model, key) for key in ("d_model", "heads", "d_ffn", "positions")}
-    if any(name.startswith("sparse") for name in content["blocks"]):
-        stride, summary = sparse_sizes(config)
-        sizes |= {"stride": stride, "summary": summary, "factorization": config.model.factorization}
+    if set(SPARSE) & set(content["blocks"]):
+        sizes |= {"stride": sparse_sizes(config)[0], "factorization": config.model.factorization}
+    if "sparse_fixed" in content["blocks"]:
+        sizes["summary"] = sparse_sizes(config)[1]
     for key, given in sizes.items():
         searched = (content.get("model") or {}).get(key)
         if searched not in (None, given):

@@ -37,10 +37,12 @@ class Sizes:
 class Operation(nn.Module):
     """A branch with its own normalisation and dropout; subclasses give branch().
 
-    needs_memory says whether the operation reads positions before the segment.
+    needs_memory says whether the operation reads positions before the segment; period, after how many positions a
+    place in the stream is like the first to it.
     """
 
     needs_memory = False
+    period = 1
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -123,6 +125,10 @@ class SparseStrided(Attention):
 class SparseFixed(SparseStrided):
     """Fixed sparse attention (arXiv 1904.10509, section 4.2): the own row, and the last columns of all rows."""
 
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.period = sizes.stride
+
     @staticmethod
     def sets(sizes):
         """Raises ValueError where the stride or the summary does not fit."""
@@ -184,6 +190,7 @@ class Identity(nn.Module):
     """Adds nothing: the block that a search may leave out."""
 
     needs_memory = False
+    period = 1
 
     def __init__(self, sizes: Sizes):
         super().__init__()

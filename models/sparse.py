@@ -145,7 +145,7 @@ def additive(allowed: Tensor, dtype, device) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, MASKED).to(device)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def geometry(part: OwnRow, without: OwnRow | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
     """Of a set's groups: the mask [G, Q, N], additive, and the distances of the keys from each group's last query
     [G or 1, N]. Where `without` is given, its keys are left out. Cached: not to be changed."""
@@ -159,7 +159,7 @@ def geometry(part: OwnRow, without: OwnRow | None, layout: Layout, dtype, device
     return additive(allowed, dtype, device), distance.to(device)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)  # small, and as many as there are places of a row at which segments begin
 def dense_mask(sets: tuple, keys: int, length: int, place: int, dtype, device) -> Tensor:
     """The masks [len(sets), L, K] of a context that begins at some place of its row; each of sets is a tuple of those
     to unite. Cached: not to be changed."""
@@ -262,10 +262,10 @@ def count_flops(
     square, table = 2 * d_model**2, memory + segment
     queries, keys = layout.query_rows * layout.stride, layout.rows * layout.stride
     total = square * (segment + queries + 2 * keys)
+    rows = torch.empty(layout.rows, layout.stride, 1, device="meta")  # its shapes alone are needed
     for part in (near, far):
-        _, distance = geometry(part, None, layout, torch.float32, torch.device("cpu"))
-        if relative:
-            total += square * min(distance.numel(), table) / batch  # projected once a batch
-        scores = queries * distance.shape[-1] * (1 if merged else 0.5)
-        total += (3 if relative else 2) * 2 * d_model * scores
+        group_keys = part.keys(rows, layout.query_rows).shape[-2]
+        if relative:  # projected once a batch
+            total += square * min(group_keys * (layout.stride if part.own_positions else 1), table) / batch
+        total += (3 if relative else 2) * 2 * d_model * queries * group_keys * (1 if merged else 0.5)
     return total / segment

@@ -87,7 +87,7 @@ class Block(nn.Module):
     def __init__(self, operation: nn.Module):
         super().__init__()
         self.operation = operation
-        self.needs_memory = operation.needs_memory
+        self.needs_memory, self.period = operation.needs_memory, operation.period
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         return x + self.operation(x, memory, positions)

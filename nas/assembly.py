@@ -10,7 +10,7 @@ from nas.config import Config, sparse_sizes
 from nas.cutoffs import LayerCost, optimal_cutoffs
 from nas.data import Batch, ContextBatches, Corpus
 from nas.errors import InputError
-from nas.evaluation import count_looking_back, evaluate_split
+from nas.evaluation import count_looking_back, evaluate_split, period_of
 from nas.supernet import SuperNet
 
 
@@ -26,11 +26,6 @@ def model_sizes(config: Config) -> Sizes:
 def image_size(config: Config) -> int:
     """Tokens of an image, at whose borders rows of a batch begin; 1 where positions are relative."""
     return math.prod(config.model.grid)
-
-
-def period_of(config: Config) -> int:
-    """Tokens after which a place in the stream is like the first: whole rows of sparse attention, and whole images."""
-    return math.lcm(sparse_sizes(config)[0], image_size(config))
 
 
 def settle_cutoffs(config: Config, corpus: Corpus) -> None:
@@ -74,10 +69,18 @@ def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> Transform
     return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **options)
 
 
-def check_evaluation_text(corpus: Corpus) -> None:
-    for split in ("valid", "test"):
-        if len(corpus.tokens(split)) < 2:
-            raise InputError(f"the {split} split has {len(corpus.tokens(split))} tokens: it needs at least 2")
+def check_splits(config: Config, corpus: Corpus) -> None:
+    """Raises InputError where a split is too short to evaluate, or holds no whole number of images."""
+    image = image_size(config)
+    for split in ("train", "valid", "test"):
+        tokens = len(corpus.tokens(split))
+        if split != "train" and tokens < 2:
+            raise InputError(f"the {split} split has {tokens} tokens: it needs at least 2")
+        if tokens % image:
+            raise InputError(
+                f"the {split} split has {tokens:,} bytes, no whole number of images of {image:,} "
+                f"(model.grid={config.model.grid}); give data.source=FOLDER with train.bin, valid.bin and test.bin"
+            )
 
 
 def count_steps(config: Config, stream_tokens: int) -> int:
@@ -99,8 +102,8 @@ def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: in
 def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
     """The evaluation protocol at the configured lengths."""
     segment, memory = evaluation_lengths(config)
-    batch, looking_back = config.evaluate.batch_size, count_looking_back(blocks)
-    return evaluate_split(model, corpus, split, batch, segment, memory, looking_back, period_of(config))
+    about = count_looking_back(blocks), period_of(blocks, image_size(config))
+    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, *about)
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:

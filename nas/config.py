@@ -401,7 +401,7 @@ def check(config: Config) -> None:
         raise InputError(f"model.d_model={model.d_model} must be even: positions are pairs of sine and cosine")
     check_cutoffs(model.cutoffs)
     check_sparse(config)
-    check_grid(model)
+    check_grid(config)
     if model.init == "deep" and model.norm != "pre":
         raise InputError(f"model.init=deep needs model.norm=pre, not {model.norm}: it keeps the residual stream small")
     if model.tie_embeddings and model.division != 1:
@@ -444,12 +444,14 @@ def check_sparse(config: Config) -> None:
         )
 
 
-def check_grid(model: ModelOptions) -> None:
-    grid, wanted = model.grid, model.positions == "grid"
+def check_grid(config: Config) -> None:
+    grid, data, wanted = config.model.grid, config.data, config.model.positions == "grid"
     if wanted and (len(grid) != 3 or min(grid) < 1):
         raise InputError(
             f"model.grid={grid} must give rows, columns and channels with model.positions=grid: [32, 32, 3]"
         )
+    if wanted and (data.tokenizer != "bytes" or data.newline != "keep"):
+        raise InputError("model.positions=grid counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
     if grid and not wanted:
         raise InputError(f"model.grid={grid} needs model.positions=grid")
 

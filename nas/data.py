@@ -60,9 +60,10 @@ class ContextBatches:
         self.segment = segment
         self.per_pass = (row - 1) // segment
         if self.per_pass < 1:
+            least = batch_size * -(-(segment + 1) // period) * period
             raise InputError(
                 f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
-                f"train.segment={segment} tokens and a target (needs {batch_size * (segment + 1):,}); "
+                f"train.segment={segment} tokens and a target (needs {least:,}); "
                 "make one of them smaller, or give the stream more text"
             )
         self.rows = stream[: batch_size * row].reshape(batch_size, row)

@@ -31,6 +31,7 @@ def total_nll(
     warm = min(segments, looking_back * -(-memory // segment))
     whole = math.lcm(segment, period) // segment  # so many segments that each row can begin like the stream
     per_row = max(1, -(-(segments - warm) // (batch_size * whole))) * whole
+    per_row = min(per_row, max(1, segments - warm))  # where that is less, there is one row, which may end anywhere
     rows = max(1, -(-(segments - warm) // per_row))
     # Row r reads the segments r * per_row, ..., r * per_row + warm + per_row - 1; all but row 0 count only the last
     # per_row of them. The end is padded; causality keeps the padding from mattering.
@@ -56,6 +57,11 @@ def total_nll(
 
 def count_looking_back(blocks) -> int:
     return sum(block.needs_memory for block in blocks)
+
+
+def period_of(blocks, image_size: int = 1) -> int:
+    """Tokens after which a place in the stream is like the first to these blocks, and to images of that size."""
+    return math.lcm(image_size, *(block.period for block in blocks))
 
 
 def evaluate_split(

@@ -21,7 +21,7 @@ from nas.cutoffs import cluster_table
 from nas.data import Corpus
 from nas.device import set_up
 from nas.errors import InputError, run_command
-from nas.pattern import interleaved
+from nas.pattern import SPARSE, interleaved
 from nas.prepare import prepare
 from nas.record import processor
 from nas.timing import timed_rounds
@@ -38,25 +38,32 @@ def costed_shape(config: Config) -> tuple[int, int, int]:
     return config.evaluate.batch_size, *evaluation_lengths(config)
 
 
-def sizes_of(config: Config, vocab_size: int) -> dict:
-    """The sizes that costs depend on."""
+# What tables from before a size was an option were measured with.
+BUILT_IN_BEFORE = {"relative": True, "grid": [], "recompute": False}
+
+
+def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
+    """The sizes that costs of some operations depend on."""
     batch, segment, memory = costed_shape(config)
     model = asdict(model_sizes(config)) | backbone_options(config, vocab_size)
-    del model["deep"]
+    unused = ["deep"]
     if config.search.latency.timing == "inference":
-        del model["dropout"], model["recompute"]
+        unused += ["dropout", "recompute"]
+    if not set(SPARSE) & set(operations):
+        unused += ["stride", "summary", "factorization"]
+    model = {key: value for key, value in model.items() if key not in unused}
     return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
 
 
-def conditions(config: Config, vocab_size: int) -> dict:
-    """All that measured costs depend on: what is timed, this device, and the sizes."""
+def conditions(config: Config, vocab_size: int, operations: list[str]) -> dict:
+    """All that measured costs of some operations depend on: what is timed, this device, and the sizes."""
     return {
         "timing": config.search.latency.timing,
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "precision": "float32",
         "torch": str(torch.__version__),
-        **sizes_of(config, vocab_size),
+        **sizes_of(config, vocab_size, operations),
     }
 
 
@@ -69,7 +76,7 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
     rest = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
     blocks = {name: float(cls.flops(sizes, *costed_shape(config))) for name, cls in OPERATIONS.items()}
-    return CostTable(FLOPS, float(rest), blocks, sizes_of(config, len(counts)))
+    return CostTable(FLOPS, float(rest), blocks, sizes_of(config, len(counts), list(OPERATIONS)))
 
 
 class SegmentWork:
@@ -142,7 +149,7 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
     rest, *blocks = map(float, middle)
     quartiles = {name: [float(a), float(b)] for name, a, b in zip(["rest", *names], low, high, strict=True)}
     blocks = dict(zip(names, blocks, strict=True))
-    return CostTable(MILLISECONDS, rest, blocks, conditions(config, len(counts)), quartiles)
+    return CostTable(MILLISECONDS, rest, blocks, conditions(config, len(counts), names), quartiles)
 
 
 def measure_patterns(patterns: list[list[str]], config: Config, counts: np.ndarray) -> list[dict]:
@@ -154,6 +161,7 @@ def measure_patterns(patterns: list[list[str]], config: Config, counts: np.ndarr
 
 def changes(before: dict, now: dict) -> str:
     """What differs between the conditions under which costs were measured and those of now; empty where nothing."""
+    before = BUILT_IN_BEFORE | before
     return ", ".join(f"{key} {before.get(key)}" for key in now if before.get(key) != now[key])
 
 
@@ -161,7 +169,7 @@ def current_costs(config: Config, counts: np.ndarray, kept: Path) -> CostTable:
     """The table that a run folder keeps where it holds for these sizes on this device; else one measured now."""
     if kept.exists():
         table = read_costs(kept, config.search.operations)
-        was = changes(table.holds_for, conditions(config, len(counts)))
+        was = changes(table.holds_for, conditions(config, len(counts), config.search.operations))
         if not was:
             return table
         print(f"NOTICE: {kept} was measured with {was}; that is no longer so, and latencies are measured anew")
@@ -218,7 +226,7 @@ def prediction(pattern_file: dict, config: Config, vocab_size: int) -> dict:
     latency = pattern_file.get("latency") or {}
     if "predicted_ms" not in latency:
         return {}
-    was = changes(latency.get("holds_for") or {}, conditions(config, vocab_size))
+    was = changes(latency.get("holds_for") or {}, conditions(config, vocab_size, pattern_file["blocks"]))
     if was:
         print(f"NOTICE: the pattern's latency was predicted for {was}; that is not so here, and is not compared")
         return {}

@@ -11,7 +11,8 @@ FORMAT = "par-pattern/1"
 # The keys of models.operations.OPERATIONS, known here without torch, and the letter that stands for each.
 LETTERS = {"attention": "a", "sparse_strided": "s", "sparse_fixed": "f", "dense": "d", "identity": "i"}
 OPERATIONS = tuple(LETTERS)
-ATTENDING = ("attention", "sparse_strided", "sparse_fixed")
+SPARSE = ("sparse_strided", "sparse_fixed")
+ATTENDING = ("attention", *SPARSE)
 
 
 def interleaved(blocks: int) -> list[str]:

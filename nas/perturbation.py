@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nas.assembly import build_supernet, period_of
+from nas.assembly import build_supernet, image_size
 from nas.checkpoint import load_checkpoint
 from nas.config import load_config
 from nas.data import Corpus
 from nas.device import set_up
 from nas.errors import InputError
-from nas.evaluation import count_looking_back, total_nll
+from nas.evaluation import count_looking_back, period_of, total_nll
 from nas.gumbel import sample_path
 from nas.prepare import prepare
 from nas.record import CHECKPOINT
@@ -57,11 +57,12 @@ class TrainedSuperNet:
         corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
-        self.period = period_of(self.config)
-        size = size // self.period * self.period or size  # each part begins like the text
-        self.parts = [text[start : start + size + 1] for start in range(0, min(len(text) - size, PARTS * size), size)]
         self.supernet = build_supernet(self.config, corpus)
         self.supernet.load_state_dict(state["supernet"])
+        self.period = period_of(self.supernet.backbone.blocks, image_size(self.config))
+        size = -(-size // self.period) * self.period  # each part begins like the text
+        starts = range(0, max(1, min(len(text) - size, PARTS * size)), size)
+        self.parts = [text[start : start + size + 1] for start in starts]
         self.supernet.eval()
 
     def nll(self, pi: Tensor) -> np.ndarray:

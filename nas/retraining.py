@@ -4,7 +4,7 @@ import math
 import time
 
 from models.transformer_xl import TransformerXL
-from nas.assembly import check_evaluation_text, count_steps, evaluate_with, evaluation_lengths, image_size, run_batch
+from nas.assembly import check_splits, count_steps, evaluate_with, evaluation_lengths, image_size, run_batch
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import Config
 from nas.data import ContextBatches, Corpus
@@ -21,7 +21,7 @@ class Retraining:
 
     def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
         self.model, self.corpus, self.config = model, corpus, config
-        check_evaluation_text(corpus)
+        check_splits(config, corpus)
         train = config.train
         tokens = corpus.tokens("train")
         self.stream = ContextBatches(tokens, train.batch_size, train.segment, period=image_size(config))

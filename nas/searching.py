@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nas.assembly import check_evaluation_text, count_steps, evaluate_with, image_size, run_batch
+from nas.assembly import check_splits, count_steps, evaluate_with, image_size, run_batch
 from nas.config import Config
 from nas.costs import CostTable
 from nas.data import Batch, ContextBatches, Corpus
@@ -65,7 +65,7 @@ class Search:
         self.flops, self.latency = count_flops(config, corpus.counts()), latency
         self.price = self.latency or self.flops
         check_target(config, self.price)
-        check_evaluation_text(corpus)
+        check_splits(config, corpus)
         train, tokens, image = config.train, corpus.tokens("train"), image_size(config)
         self.arch_stream = None
         stream = tokens

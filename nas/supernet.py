@@ -3,6 +3,8 @@
 Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operations.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -53,6 +55,7 @@ class StochasticBlock(nn.Module):
         super().__init__()
         self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
+        self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.choice: Choice | None = None  # until the SuperNet has mixed or taken a path
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:

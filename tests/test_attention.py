@@ -75,7 +75,10 @@ def test_causality_by_gradients_in_both_directions(memory):
     torch.nn.init.normal_(module.content_bias)
     torch.nn.init.normal_(module.position_bias)
     context = torch.randn(1, memory + length, 8, dtype=torch.float64, requires_grad=True)
-    output = module(context, length, Positions(sinusoids(memory + length, 8, torch.float64), memory))
+    positions = Positions(sinusoids(memory + length, 8, torch.float64), memory)
+    output = module(context, length, positions)
+    longer = Positions(sinusoids(memory + length + 3, 8, torch.float64), memory)
+    torch.testing.assert_close(module(context, length, longer), output, rtol=0, atol=0)
     for i in range(length):
         (gradient,) = torch.autograd.grad(output[0, i].sum(), context, retain_graph=True)
         touched = gradient[0].abs().sum(dim=-1) > 0

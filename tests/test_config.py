@@ -75,6 +75,7 @@ def test_a_runs_own_configuration_keeps_what_was_built_in_before_an_option_exist
         ("model.stride=0", "model.stride=0 must be at least 1"),
         ("model.factorization=head", "must be one of merged, heads; the nearest is heads"),
         ("model.positions=grid", r"model.grid=\[\] must give rows, columns and channels .*: \[32, 32, 3\]"),
+        ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
         ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("model.division=4", "model.division=4 needs model.tie_embeddings=false"),
@@ -148,4 +149,8 @@ def test_options_that_need_each_other(load):
         load("model.heads=3", "model.d_model=6", "model.factorization=heads")
     with pytest.raises(InputError, match=r"model.init=deep needs model.norm=pre, not post"):
         load("model.init=deep", "model.norm=post")
-    assert load("model.positions=grid", "model.grid=[32,32,3]").model.grid == [32, 32, 3]
+    grid = ["model.positions=grid", "model.grid=[32,32,3]"]
+    assert load(*grid, "data.tokenizer=bytes").model.grid == [32, 32, 3]
+    for other in (["data.tokenizer=words"], ["data.tokenizer=bytes", "data.newline=drop"]):
+        with pytest.raises(InputError, match=r"positions=grid counts bytes: it needs data.tokenizer=bytes and .*keep"):
+            load(*grid, *other)

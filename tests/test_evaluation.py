@@ -7,7 +7,8 @@ import torch
 from models import sparse
 from models.operations import Sizes
 from models.transformer_xl import build_pattern
-from nas.evaluation import count_looking_back, evaluate_split, exp, total_nll
+from nas.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
+from nas.supernet import SuperNet
 
 
 class CountingModel(torch.nn.Module):
@@ -69,6 +70,32 @@ def test_rows_of_evaluation_begin_where_a_place_is_like_the_first(options, sizes
     assert figures[1:] == pytest.approx([figures[0]] * 3, abs=1e-9)
     wrong = total_nll(model, stream, 5, 8, memory, 2, 1)[0]
     assert wrong != pytest.approx(figures[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(("length", "segment", "memory", "looking_back", "period"), [
+    (10_000, 100, 0, 0, 3072), (8193, 100, 100, 1, 3072), (331, 8, 8, 2, 30), (331, 8, 0, 0, 7), (50, 8, 8, 4, 1),
+])  # fmt: skip
+def test_no_more_is_read_than_the_text_has(length, segment, memory, looking_back, period):
+    steps = []
+
+    class Counted(CountingModel):
+        def forward(self, tokens, *others):
+            steps.append(len(tokens))
+            return super().forward(tokens, *others)
+
+    for batch_size in (1, 8):
+        steps.clear()
+        total_nll(Counted(), np.arange(length), batch_size, segment, memory, looking_back, period)
+        assert len(steps) <= -(-(length - 1) // segment)
+
+
+def test_a_period_is_that_of_all_blocks():
+    sizes = Sizes(16, 2, 24, stride=6)
+    blocks = build_pattern(["sparse_strided", "dense", "identity", "attention"], sizes, 30).blocks
+    assert period_of(blocks) == 1 and period_of(blocks, 10) == 10
+    assert period_of(build_pattern(["dense", "sparse_fixed"], sizes, 30).blocks, 10) == 30
+    supernet = SuperNet(2, ["attention", "sparse_fixed"], sizes, 30)
+    assert period_of(supernet.backbone.blocks) == 6
 
 
 def test_a_stream_of_one_token_has_nothing_to_predict():

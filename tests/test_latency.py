@@ -190,11 +190,26 @@ def test_a_measurement_far_from_its_prediction_is_warned_of():
 def test_a_prediction_counts_only_under_its_own_conditions(small_config, counts, capsys):
     config, size = small_config(), len(counts)
     predicted = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
-    content = {"latency": {**predicted, "median_ms": 2.5, "holds_for": conditions(config, size)}}
+    about = {**predicted, "median_ms": 2.5, "holds_for": conditions(config, size, ["attention"])}
+    content = {"blocks": ["attention"], "latency": about}
     assert prediction(content, config, size) == predicted
     assert prediction({}, config, size) == {} and capsys.readouterr().out == ""
     assert prediction(content, small_config("evaluate.segment=5"), size) == {}
     assert "predicted for segment 8; that is not so here" in capsys.readouterr().out
+
+
+def test_tables_depend_on_sparse_sizes_only_where_something_is_sparse(small_config, counts, capsys):
+    """And those from before there were such sizes hold on."""
+    size, predicted = len(counts), {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
+    for timing in ("inference", "training"):
+        timed = f"search.latency.timing={timing}"
+        for blocks, holds in ((["attention", "dense"], True), (["sparse_fixed", "dense"], False)):
+            known = conditions(small_config(timed), size, blocks)
+            old = {key: known[key] for key in known if key not in ("relative", "grid", "recompute")}
+            content = {"blocks": blocks, "latency": {**predicted, "holds_for": old}}
+            assert prediction(content, small_config(timed), size) == predicted
+            assert bool(prediction(content, small_config(timed, "model.stride=2"), size)) == holds
+    assert capsys.readouterr().out.count("predicted for stride 4, summary 4") == 2
 
 
 def test_training_work_keeps_its_weights_finite(small_config, counts):

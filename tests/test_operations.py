@@ -27,7 +27,7 @@ def test_flops_are_what_the_products_cost(name, memory):
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
 @pytest.mark.parametrize("factorization", ["merged", "heads"])
 @pytest.mark.parametrize("name", ["sparse_strided", "sparse_fixed"])
-@pytest.mark.parametrize(("segment", "memory"), [(16, 16), (400, 0), (300, 100), (256, 256)])
+@pytest.mark.parametrize(("segment", "memory"), [(16, 16), (128, 128), (400, 0), (300, 100), (256, 256)])
 def test_flops_of_sparse_attention_are_what_the_products_cost(name, segment, memory, factorization, relative):
     sizes = Sizes(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
     operation = OPERATIONS[name](sizes)

@@ -1,9 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from models import sparse
+from nas.assembly import evaluate_with
 from nas.checkpoint import load_checkpoint
+from nas.errors import InputError
 from nas.evaluation import total_nll
 from nas.record import open_run
 from nas.retraining import BEST, evaluate_best
@@ -75,3 +79,34 @@ def test_the_state_of_a_retraining_is_whole(small_config):
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())
     assert (other.best_nll, other.best_step, other.without_improvement) == (1.25, 2, 1)
+
+
+def test_figures_do_not_depend_on_the_batch_where_the_place_in_the_stream_counts(small_config, monkeypatch):
+    monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
+    figures = []
+    for rows in (1, 3, 5):
+        config = small_config("model.stride=7", f"evaluate.batch_size={rows}")
+        phase = make_retraining(config, ["sparse_fixed", "dense", "sparse_strided"])
+        figures.append(evaluate_with(config, phase.model, phase.model.blocks, phase.corpus, "valid")["nll"])
+    assert figures[1:] == pytest.approx([figures[0]] * 2, rel=1e-6)
+
+
+GRID = ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,5,3]"]
+
+
+def test_rows_of_a_batch_begin_with_an_image(small_config, memory_corpus):
+    images = np.arange(30 * 23) % 250
+    phase = make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:60]))
+    assert phase.stream.rows.shape == (4, 150) and (phase.stream.rows[:, 0] == [0, 150, 50, 200]).all()
+    with pytest.raises(InputError, match=r"the valid split has 61 bytes, no whole number of images of 30 .*FOLDER"):
+        make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:61]))
+
+
+def test_a_grid_model_learns_from_the_place(small_config, memory_corpus):
+    """Bits that say nothing of their place, but depend on it, with noise: dense blocks see nothing else."""
+    source, place = np.random.default_rng(0), np.arange(30 * 300) % 30
+    bits = (source.integers(2, size=30)[place] ^ (source.random(len(place)) < 0.1)).astype(int)
+    config = small_config(*GRID, "train.steps=150", "train.lr=0.02", "model.dropout=0")
+    phase = make_retraining(config, ["dense", "dense"], memory_corpus(2, bits, bits[:600]))
+    losses = [phase.step(step)[0] for step in range(1, 151)]
+    assert np.mean(losses[:5]) > 0.6 and np.mean(losses[-20:]) < 0.45  # with the place alone, 0.325 is left

@@ -226,6 +226,14 @@ def test_an_empty_validation_split_is_named(small_config, memory_corpus):
         make_search(small_config(), memory_corpus(10, np.zeros(5000, dtype=int), np.array([1])))
 
 
+def test_rows_of_both_streams_begin_with_an_image(small_config, memory_corpus):
+    """Of 101 images, four rows each; the border of the held-out text lies between images too."""
+    images, grid = np.arange(30 * 101) % 250, ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,5,3]"]
+    phase = make_search(small_config(*grid, "search.arch_fraction=0.3"), memory_corpus(256, images, images[:60]))
+    assert phase.stream.rows.shape == (4, 17 * 30) and phase.arch_stream.rows.shape == (4, 7 * 30)
+    assert phase.stream.rows[1, 0] == images[17 * 30] and phase.arch_stream.rows[0, 0] == images[70 * 30]
+
+
 def test_the_search_is_judged_on_valid_and_never_on_test(small_config):
     phase = make_search(small_config())
     figures = phase.evaluate(None, 0)

@@ -38,7 +38,8 @@ def attention_of(kind, stride, summary=1, factorization="merged", relative=True,
 def context_of(attention, segment, memory, start, batch=2):
     d_model = attention.output.in_features
     context = torch.randn(batch, memory + segment, d_model, dtype=torch.float64, requires_grad=True)
-    encodings = sinusoids(memory + segment, d_model, torch.float64) if attention.position is not None else None
+    longer = memory + segment + 5  # a table may be, where another block remembers more
+    encodings = sinusoids(longer, d_model, torch.float64) if attention.position is not None else None
     return context, segment, Positions(encodings, start)
 
 
@@ -159,6 +160,20 @@ def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border
         pieces.append(nll)
         assert memories.read == end
     torch.testing.assert_close(torch.cat(pieces, dim=1), uncut, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_scores_stay_finite_and_right(kind):
+    attention = attention_of(kind, 4)
+    with torch.no_grad():
+        attention.query.weight *= 1e4
+    context, *others = context_of(attention, 16, 8, 8)
+    exact = attention.masked(context, *others)
+    single = attention.float()
+    encodings = others[1].encodings.float()
+    for way in (single.by_rows, single.masked):
+        found = way(context.detach().float(), others[0], Positions(encodings, others[1].start))
+        torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
 
 
 def test_bad_sizes_are_named():
