@@ -2,7 +2,7 @@
 
 import argparse
 
-from nas.config import Config, add_arguments, load_config, sparse_sizes
+from nas.config import Config, add_arguments, load_config
 from nas.costs import latency_words
 from nas.errors import InputError, run_command
 from nas.pattern import SPARSE, abbreviate, read_pattern
@@ -22,13 +22,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def notice_other_sizes(content: dict, config: Config) -> None:
     """Say where a pattern is trained at another size than it was searched at."""
-    sizes = {key: getattr(config.model, key) for key in ("d_model", "heads", "d_ffn", "positions")}
+    keys = ["d_model", "heads", "d_ffn", "positions"]
     if set(SPARSE) & set(content["blocks"]):
-        sizes |= {"stride": sparse_sizes(config)[0], "factorization": config.model.factorization}
+        keys += ["stride", "factorization"]
     if "sparse_fixed" in content["blocks"]:
-        sizes["summary"] = sparse_sizes(config)[1]
-    for key, given in sizes.items():
-        searched = (content.get("model") or {}).get(key)
+        keys += ["summary"]
+    for key in keys:
+        searched, given = (content.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):
             print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
 

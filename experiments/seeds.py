@@ -2,9 +2,9 @@
 
     python experiments/seeds.py CONFIG.yaml --patterns A.yaml B.yaml --seeds 1 2 3 --out FOLDER [section.key=value ...]
 
-Each run is one of retrain.py, in FOLDER/<pattern file's name>-<seed>. What has finished is not trained again, what was
-interrupted goes on; so several processes may share the work, each with its own patterns or seeds, and --report prints
-what is there. The last line is JSON.
+Each run is one of retrain.py --resume, in FOLDER/<pattern file's name>-<seed>: what has finished is not trained again,
+what was interrupted goes on, and a run of another pattern or configuration is refused. So several processes may share
+the work, each with its own patterns or seeds. --report prints what is there and trains nothing. The last line is JSON.
 """
 
 import argparse
@@ -30,14 +30,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER")
     parser.add_argument("--report", action="store_true", help="train nothing, print what is there")
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    names = [pattern.stem for pattern in arguments.patterns]
+    if len(set(names)) < len(names):
+        parser.error(f"--patterns: two files have one name ({' '.join(names)}), by which their runs are told apart")
+    return arguments
 
 
 def train(pattern: Path, seed: int, run: Path, arguments: argparse.Namespace) -> None:
     """Ends the program where a run fails, with that run's own message above."""
     options = [*arguments.overrides, f"seed={seed}"]
-    resume = ["--resume"] if run.exists() else []
-    command = [sys.executable, ROOT / "retrain.py", pattern, arguments.config, "--run", run, *resume, *options]
+    command = [sys.executable, ROOT / "retrain.py", pattern, arguments.config, "--run", run, "--resume", *options]
     status = subprocess.run(command).returncode
     if status:
         sys.exit(status)
@@ -76,9 +79,7 @@ def main() -> None:
     arguments = parse_arguments()
     for seed in [] if arguments.report else arguments.seeds:
         for pattern in arguments.patterns:
-            run = arguments.out / f"{pattern.stem}-{seed}"
-            if not (run / "results.yaml").exists():
-                train(pattern, seed, run, arguments)
+            train(pattern, seed, arguments.out / f"{pattern.stem}-{seed}", arguments)
     print(json.dumps(report(arguments)))
 
 

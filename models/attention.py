@@ -43,6 +43,7 @@ def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
     With step 1, column c of the input belongs to the distance K-1-c. In the output, column j of row i holds the score
     of the distance M+i-j between that query and that key, which is column j+L-1-i of the input: a step down a row is
     K-1 entries further, not K. Entries with j > M+i (the future) hold other rows' values and must be masked.
+    In general column j of row i comes from column j + step * (L-1-i): the last row stays as it is.
     """
     length, keys = scores.shape[-2:]
     strides = (*scores.stride()[:-2], keys - step, 1)
@@ -67,7 +68,7 @@ class AttendFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key_value, position, content_bias, position_bias, mask, step, with_mass):
+    def forward(ctx, query, key_value, position, content_bias, position_bias, mask, step, with_lse):
         lead, (length, width), keys = query.shape[:-2], query.shape[-2:], key_value.shape[-2]
         rows, scale = lead.numel(), width**-0.5
         key, value = key_value.reshape(2, rows, keys, width)
@@ -84,19 +85,19 @@ class AttendFunction(torch.autograd.Function):
             torch.add(mask, relative_shift(by_distance, step), alpha=scale, out=scores)
         flat = scores.view(rows, length, keys)
         torch.baddbmm(flat, content_query, key.transpose(1, 2), alpha=scale, out=flat)
-        highest = flat.amax(dim=-1, keepdim=True) if with_mass else None
+        highest = flat.amax(dim=-1, keepdim=True) if with_lse else None
         weights = torch.softmax(flat, dim=-1, out=flat)
-        # The sum of exp(scores), from the largest score and the weight that it got.
-        mass = (highest - weights.amax(dim=-1, keepdim=True).log()).view(*lead, length, 1) if with_mass else None
+        # log-sum-exp, from the largest score and the weight that it got
+        lse = (highest - weights.amax(dim=-1, keepdim=True).log()).view(*lead, length, 1) if with_lse else None
         mixed = torch.bmm(weights, value)
         ctx.save_for_backward(content_query, position_query, key, value, position, weights, mixed)
         ctx.lead, ctx.step = lead, step
         ctx.set_materialize_grads(False)
-        return mixed.view(*lead, length, width), mass
+        return mixed.view(*lead, length, width), lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient, to_mass):
+    def backward(ctx, gradient, to_lse):
         content_query, position_query, key, value, position, weights, mixed = ctx.saved_tensors
         (rows, keys, width), length, step = key.shape, mixed.shape[1], ctx.step
         if gradient is None:
@@ -104,17 +105,17 @@ class AttendFunction(torch.autograd.Function):
         gradient = gradient.reshape(rows, length, width)
 
         # With g = gradient @ value^T, a softmax's gradient is weights * (g - expected g under the weights), and that
-        # expectation is gradient . mixed. The mass has the weights themselves as its gradient. The scale of the scores
-        # comes along.
+        # expectation is gradient . mixed. Of the log-sum-exp, the weights themselves are the gradient. The scale of the
+        # scores comes along.
         expected, scale = (gradient * mixed).sum(dim=-1, keepdim=True), width**-0.5
-        if to_mass is not None:
-            expected -= to_mass.reshape(expected.shape)
+        if to_lse is not None:
+            expected -= to_lse.reshape(expected.shape)
         centred = torch.baddbmm(
             expected.expand(rows, length, keys), gradient, value.transpose(1, 2), beta=-scale, alpha=scale
         )
         # Written behind L * step zeros, so that the same storage read in rows of K + step, less their first `step`
         # columns, is the gradient by distance: the shift backwards. (What it reads across a row's end is future, and so
-        # is zero.)
+        # is zero, since a query that sees no key at all has no gradient from its caller either.)
         zeros = 0 if position is None else length * step
         storage = gradient.new_empty(rows, zeros + length * keys)
         storage[:, :zeros] = 0
@@ -152,7 +153,7 @@ def attend(
     position_bias: Tensor | None,
     mask: Tensor,
     step: int = 1,
-    with_mass: bool = False,
+    with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with relative positions (arXiv 1901.02860, equation for A^rel in section 3.3, terms a to d).
 
@@ -162,10 +163,11 @@ def attend(
     [*heads, *batch, L, K]; step: see relative_shift. Where position is given, a key that the shift takes from beyond a
     query's row must be masked.
 
-    Returns the mixed values [*heads, *batch, L, E] and, where with_mass, the logarithm of the sum of exp(scores)
-    [*heads, *batch, L, 1], by which results over disjoint sets of keys can be put together. Differentiable once.
+    Returns the mixed values [*heads, *batch, L, E] and, where with_lse, the log-sum-exp of the scores
+    [*heads, *batch, L, 1], by whose exp results over disjoint sets of keys are weighed against each other. Of a query
+    that sees no key they are the mean of the values and about MASKED: to be given no weight. Differentiable once.
     """
-    return AttendFunction.apply(query, key_value, position, content_bias, position_bias, mask, step, with_mass)
+    return AttendFunction.apply(query, key_value, position, content_bias, position_bias, mask, step, with_lse)
 
 
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:
@@ -176,6 +178,17 @@ def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """[H, B, N, E] -> [B, N, D]; heads stand one after the other in its columns."""
     return x.permute(1, 2, 0, 3).flatten(2)
+
+
+def count_flops(relative: bool, d_model: int, batch: int, segment: int, memory: int) -> float:
+    """Floating-point operations of a forward pass of RelativeAttention, per token of the segment, in matrix products,
+    as computed (with the masked half of the scores)."""
+    keys_per_query = (segment + memory) / segment
+    square = 2 * d_model**2
+    positions = keys_per_query / batch if relative else 0  # once a batch
+    projections = square * (2 + 2 * keys_per_query + positions)  # q, o; k, v
+    scores = (3 if relative else 2) * 2 * d_model * (segment + memory)  # content, position; the mixture
+    return projections + scores
 
 
 class RelativeAttention(nn.Module):

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from models import attention, sparse
 from models.attention import Positions, RelativeAttention
-from models.sparse import DENSE_UP_TO, OwnColumn, OwnRow, Previous, SparseAttention, Summaries, count_flops
+from models.sparse import KeySet, SparseAttention, fixed, strided
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -37,8 +38,8 @@ class Sizes:
 class Operation(nn.Module):
     """A branch with its own normalisation and dropout; subclasses give branch().
 
-    needs_memory says whether the operation reads positions before the segment; period, after how many positions a
-    place in the stream is like the first to it.
+    needs_memory says whether the operation reads positions before the segment; period: moving the whole stream on by so
+    many positions changes nothing.
     """
 
     needs_memory = False
@@ -51,7 +52,7 @@ class Operation(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
-        """x [B, L, D], memory [B, M, D] or None, positions with at least K encodings. Returns [B, L, D], or a
+        """x [B, L, D], memory [B, M, D] or None. Returns [B, L, D], or a
         scalar where nothing is added, at whose value nobody looks."""
         context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)
         if self.post_norm:
@@ -62,12 +63,12 @@ class Operation(nn.Module):
         """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
         raise NotImplementedError
 
-    def last(self) -> nn.Linear:
-        """The layer that the branch comes out of."""
+    def output_layer(self) -> nn.Linear:
+        """The one that the branch comes out of."""
         raise NotImplementedError
 
-    @staticmethod
-    def flops(sizes: Sizes, batch: int, segment: int, memory: int) -> float:
+    @classmethod
+    def flops(cls, sizes: Sizes, batch: int, segment: int, memory: int) -> float:
         """Floating-point operations of a forward pass, per token of the segment; a multiply-add counts as two.
         Matrix products alone are counted, as computed (with the masked half of the scores)."""
         raise NotImplementedError
@@ -89,50 +90,50 @@ class Attention(Operation):
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
 
-    def last(self):
+    def output_layer(self):
         return self.attention.output
-
-    @staticmethod
-    def flops(sizes, batch, segment, memory):
-        keys_per_query = (segment + memory) / segment
-        square = 2 * sizes.d_model**2
-        positions = keys_per_query / batch if sizes.relative else 0  # once a batch
-        projections = square * (2 + 2 * keys_per_query + positions)  # q, o; k, v
-        scores = (3 if sizes.relative else 2) * 2 * sizes.d_model * (segment + memory)  # content, position; the mixture
-        return projections + scores
-
-
-class SparseStrided(Attention):
-    """Strided sparse attention (arXiv 1904.10509, section 4.2): the previous positions, and every stride-th before."""
-
-    @staticmethod
-    def sets(sizes: Sizes) -> tuple[OwnRow, OwnRow]:
-        """Raises ValueError where the stride does not fit."""
-        return Previous(sizes.stride), OwnColumn(sizes.stride)
-
-    @classmethod
-    def build(cls, sizes):
-        return SparseAttention(sizes.d_model, sizes.heads, *cls.sets(sizes), sizes.factorization, sizes.relative)
 
     @classmethod
     def flops(cls, sizes, batch, segment, memory):
-        if segment + memory <= DENSE_UP_TO:
-            return Attention.flops(sizes, batch, segment, memory)
+        return attention.count_flops(sizes.relative, sizes.d_model, batch, segment, memory)
+
+
+class SparseOperation(Attention):
+    """Sparse attention to the two sets of keys that subclasses name."""
+
+    @staticmethod
+    def sets(sizes: Sizes) -> tuple[KeySet, KeySet]:
+        """Raises ValueError where the stride or the summary does not fit."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, sizes):
+        return SparseAttention(sizes.d_model, sizes.heads, cls.sets(sizes), sizes.factorization, sizes.relative)
+
+    @classmethod
+    def flops(cls, sizes, batch, segment, memory):
         merged = sizes.factorization == "merged"
-        return count_flops(*cls.sets(sizes), merged, sizes.relative, sizes.d_model, batch, segment, memory)
+        return sparse.count_flops(cls.sets(sizes), merged, sizes.relative, sizes.d_model, batch, segment, memory)
 
 
-class SparseFixed(SparseStrided):
-    """Fixed sparse attention (arXiv 1904.10509, section 4.2): the own row, and the last columns of all rows."""
-
-    def __init__(self, sizes):
-        super().__init__(sizes)
-        self.period = sizes.stride
+class SparseStrided(SparseOperation):
+    """Strided sparse attention (arXiv 1904.10509, section 4.3): the previous positions, and every stride-th before."""
 
     @staticmethod
     def sets(sizes):
-        """Raises ValueError where the stride or the summary does not fit."""
-        return OwnRow(sizes.stride), Summaries(sizes.stride, sizes.summary)
+        return strided(sizes.stride)
+
+
+class SparseFixed(SparseOperation):
+    """Fixed sparse attention (arXiv 1904.10509, section 4.3): the own row, and the last columns of all rows."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.period = sizes.stride  # what a position sees depends on its place in the row
+
+    @staticmethod
+    def sets(sizes):
+        return fixed(sizes.stride, sizes.summary)
 
 
 class FeedForwardFunction(torch.autograd.Function):
@@ -178,11 +179,11 @@ class Dense(Operation):
             return FeedForwardFunction.apply(context.flatten(0, 1), *weights, dropout).view_as(context)
         return self.contract(self.inner_dropout(self.activation(self.expand(context))))
 
-    def last(self):
+    def output_layer(self):
         return self.contract
 
-    @staticmethod
-    def flops(sizes, batch, segment, memory):
+    @classmethod
+    def flops(cls, sizes, batch, segment, memory):
         return 2 * 2 * sizes.d_model * sizes.d_ffn
 
 
@@ -199,8 +200,8 @@ class Identity(nn.Module):
         """Returns a zero that broadcasts over [B, L, D]."""
         return x.new_zeros(())
 
-    @staticmethod
-    def flops(sizes, batch, segment, memory):
+    @classmethod
+    def flops(cls, sizes, batch, segment, memory):
         return 0.0
 
 

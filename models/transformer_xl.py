@@ -66,7 +66,7 @@ class Embedding(nn.Module):
 
 class GridPositions(nn.Module):
     """Learned embeddings of row, column and channel, for a stream of images of such a grid, one after the other, row
-    by row (arXiv 1904.10509, section 5.1). Their sum has the size of a token's embedding."""
+    by row (arXiv 1904.10509, section 5.3). Their sum has the size of a token's embedding."""
 
     def __init__(self, rows: int, columns: int, channels: int, d_model: int):
         super().__init__()
@@ -109,7 +109,7 @@ class TransformerXL(nn.Module):
     embedding(tokens) -> inputs [B, L, D] and its table [V, D]; block(x, memory, positions) -> x;
     head(hidden [N, D], targets [N], table or None) -> nll [N]; grid(start, L) -> [L, D], what is added to embeddings
     where attention does not look at distances. recompute: keep no block's inner values for the backward pass, but its
-    input, and run it once more there (Chen et al. 2016, arXiv 1604.06174). deep: see initialise.
+    input, and run it once more there (arXiv 1604.06174; arXiv 1904.10509, section 5.4). deep: see initialise.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ def initialise(model: TransformerXL, deep: bool) -> None:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     if deep:
         for operation in filter(lambda module: isinstance(module, Operation), model.modules()):
-            operation.last().weight.data *= len(model.blocks) ** -0.5
+            operation.output_layer().weight.data *= len(model.blocks) ** -0.5
 
 
 def build_output(d_model: int, vocab_size: int, cutoffs: list[int], division: int, weight: nn.Parameter | None):
@@ -199,7 +199,9 @@ def build_backbone(
     deep: bool = False,
 ) -> TransformerXL:
     """Compose a TransformerXL around the given blocks. grid: rows, columns and channels of images, where their
-    embeddings take the place of relative positions."""
+    embeddings take the place of relative positions. Raises ValueError where sizes.relative says otherwise."""
+    if bool(grid) == sizes.relative:
+        raise ValueError(f"relative={sizes.relative} with grid={list(grid)}: attention needs distances or a grid")
     embedding = Embedding(vocab_size, sizes.d_model)
     tied = embedding.weight if tie_embeddings else None
     head = build_output(sizes.d_model, vocab_size, list(cutoffs), division, tied)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from models.operations import Sizes
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.config import Config, sparse_sizes
+from nas.config import Config
 from nas.cutoffs import LayerCost, optimal_cutoffs
 from nas.data import Batch, ContextBatches, Corpus
 from nas.errors import InputError
@@ -15,12 +15,19 @@ from nas.supernet import SuperNet
 
 
 def model_sizes(config: Config) -> Sizes:
-    model, relative = config.model, config.model.positions == "relative"
-    stride, summary = sparse_sizes(config)
+    model = config.model
     return Sizes(
-        model.d_model, model.heads, model.d_ffn, model.dropout, model.norm, model.activation, relative, stride, summary,
-        model.factorization,
-    )  # fmt: skip
+        d_model=model.d_model,
+        heads=model.heads,
+        d_ffn=model.d_ffn,
+        dropout=model.dropout,
+        norm=model.norm,
+        activation=model.activation,
+        relative=model.positions == "relative",
+        stride=model.stride,
+        summary=model.summary,
+        factorization=model.factorization,
+    )
 
 
 def image_size(config: Config) -> int:
@@ -102,8 +109,8 @@ def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: in
 def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
     """The evaluation protocol at the configured lengths."""
     segment, memory = evaluation_lengths(config)
-    about = count_looking_back(blocks), period_of(blocks, image_size(config))
-    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, *about)
+    looking_back, period = count_looking_back(blocks), period_of(blocks, image_size(config))
+    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, looking_back, period)
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:

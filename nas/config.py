@@ -15,7 +15,7 @@ from typing import Any
 from nas.errors import InputError
 from nas.pattern import OPERATIONS
 
-FACTORIZATIONS = ("merged", "heads")
+FACTORIZATIONS = ("merged", "heads")  # those of models.sparse, known here without torch
 
 
 def option(default, meaning, *, choices=None, minimum=None, above=None, maximum=None, below=None):
@@ -30,7 +30,8 @@ def option(default, meaning, *, choices=None, minimum=None, above=None, maximum=
 @dataclass
 class DataOptions:
     source: str = option(
-        "pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt, or a file"
+        "pydoc",
+        "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt (or .bin), or a file",
     )
     tokenizer: str = option(
         "sentencepiece", "sentencepiece (trained on the train split), bytes, words, or a .model file"
@@ -64,7 +65,8 @@ class ModelOptions:
     tie_embeddings: bool = option(True, "output layer shares the embedding's table")
     stride: int | None = option(
         None,
-        "sparse attention: positions of a row (null: the power of two nearest to the root of train.segment + memory)",
+        "sparse attention: positions of a row (null: the power of two nearest to the square root of train.segment + "
+        "train.memory); where the data has a period, that period",
         minimum=1,
     )
     summary: int | None = option(
@@ -74,9 +76,11 @@ class ModelOptions:
         "merged", "sparse attention: one softmax over both sets, or each for half of the heads", choices=FACTORIZATIONS
     )
     positions: str = option(
-        "relative", "distances in attention, or learned embeddings of model.grid", choices=("relative", "grid")
+        "relative",
+        "distances in attention, or learned embeddings of the place in model.grid",
+        choices=("relative", "grid"),
     )
-    grid: list[int] = option([], "positions grid: rows, columns and channels of the images that the data is, in turn")
+    grid: list[int] = option([], "positions grid: rows, columns, channels of images that follow each other as bytes")
     recompute: bool = option(False, "run blocks again in the backward pass instead of keeping their inner values")
     init: str = option(
         "plain", "deep: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre", choices=("plain", "deep")
@@ -227,6 +231,8 @@ RUN_KEYS = ("stage", "pattern")  # what a run's config.yaml holds beside its opt
 # What runs from before an option existed used, where that is not its default.
 BUILT_IN_BEFORE = {"train.beta2": 0.99, "search.fair_warmup": False, "search.latency.timing": "training"}
 
+SETTLED = ("model.stride", "model.summary")  # null until a configuration is loaded: settle_sparse
+
 TYPE_WORDS = {
     int: "a whole number",
     int | None: "a whole number or null",
@@ -281,6 +287,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         elif steps is not None and epochs is None:
             config.train.epochs = None
     result = OmegaConf.to_object(config)
+    settle_sparse(result)
     check(result)
     return result
 
@@ -400,7 +407,7 @@ def check(config: Config) -> None:
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even: positions are pairs of sine and cosine")
     check_cutoffs(model.cutoffs)
-    check_sparse(config)
+    check_sparse(model)
     check_grid(config)
     if model.init == "deep" and model.norm != "pre":
         raise InputError(f"model.init=deep needs model.norm=pre, not {model.norm}: it keeps the residual stream small")
@@ -424,23 +431,28 @@ def check(config: Config) -> None:
             )
 
 
-def sparse_sizes(config: Config) -> tuple[int, int]:
-    """(stride, summary) of sparse attention, with what null stands for."""
-    stride, summary = config.model.stride, config.model.summary
-    if stride is None:
-        root = math.sqrt(config.train.segment + config.train.memory)
-        lower = 2 ** math.floor(math.log2(root))
-        stride = lower if root - lower <= 2 * lower - root else 2 * lower
-    return stride, min(4, stride) if summary is None else summary
+def default_stride(keys: int) -> int:
+    """The power of two nearest to the square root of so many keys."""
+    root = math.sqrt(keys)
+    lower = 2 ** math.floor(math.log2(root))
+    return lower if root - lower <= 2 * lower - root else 2 * lower
 
 
-def check_sparse(config: Config) -> None:
-    stride, summary = sparse_sizes(config)
-    if summary > stride:
-        raise InputError(f"model.summary={summary} must be at most model.stride, which is {stride}")
-    if config.model.factorization == "heads" and config.model.heads % 2:
+def settle_sparse(config: Config) -> None:
+    """Put numbers in the place of null: a run's config.yaml then holds them."""
+    model, keys = config.model, config.train.segment + config.train.memory
+    if model.stride is None and keys > 0:  # segment and memory are checked afterwards
+        model.stride = default_stride(keys)
+    if model.summary is None and model.stride is not None:
+        model.summary = min(4, model.stride)
+
+
+def check_sparse(model: ModelOptions) -> None:
+    if model.summary > model.stride:
+        raise InputError(f"model.summary={model.summary} must be at most model.stride, which is {model.stride}")
+    if model.factorization == "heads" and model.heads % 2:
         raise InputError(
-            f"model.heads={config.model.heads} must be even with model.factorization=heads: each half has its own set"
+            f"model.heads={model.heads} must be even with model.factorization=heads: each half has its own set"
         )
 
 

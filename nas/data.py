@@ -49,18 +49,18 @@ class Batch:
 class ContextBatches:
     """An endless walk over a stream in B contiguous rows, a segment at a time, with the rows' memories.
 
-    At the end of the rows the walk starts again with empty memories. Every row begins at a multiple of `period` tokens:
-    where images follow each other, with an image. What of the stream fills no row, and a remainder shorter than a
-    segment at the end of a row, are not trained on.
+    At the end of the rows the walk starts again with empty memories. Every row begins at a multiple of `image` tokens:
+    where images of that size follow each other, with one. What of the stream fills no row, and a remainder shorter than
+    a segment at the end of a row, are not trained on. (Rows of fixed sparse attention are counted anew in each row.)
     Raises InputError where a row is shorter than one segment and its last target.
     """
 
-    def __init__(self, stream: np.ndarray, batch_size: int, segment: int, name: str = "train", period: int = 1):
-        row = len(stream) // batch_size // period * period
+    def __init__(self, stream: np.ndarray, batch_size: int, segment: int, name: str = "train", image: int = 1):
+        row = len(stream) // batch_size // image * image
         self.segment = segment
         self.per_pass = (row - 1) // segment
         if self.per_pass < 1:
-            least = batch_size * -(-(segment + 1) // period) * period
+            least = batch_size * -(-(segment + 1) // image) * image
             raise InputError(
                 f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
                 f"train.segment={segment} tokens and a target (needs {least:,}); "
@@ -82,5 +82,5 @@ class ContextBatches:
         return {"position": self.position, "memories": self.memories and self.memories.blocks}
 
     def load_state_dict(self, state: dict) -> None:
-        self.position, blocks = state["position"], state["memories"]
+        self.position, blocks = state["position"], state["memories"]  # what was read follows from the position
         self.memories = None if blocks is None else Memories(blocks, self.position * self.segment)

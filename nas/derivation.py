@@ -12,7 +12,7 @@ import numpy as np
 
 from nas.costs import CostTable, read_costs
 from nas.errors import InputError
-from nas.pattern import ATTENDING, FORMAT, SPARSE, abbreviate, dump_pattern, interleaved
+from nas.pattern import ATTENDING, FORMAT, abbreviate, dump_pattern, interleaved
 from nas.record import flat_config, read_pi, read_yaml, write_text
 
 TIE = 1e-6  # margins below this are a tie
@@ -221,8 +221,6 @@ def describe(
     confidence = [block_confidence(first.operations, row, i, least) for row, i in zip(pi, path, strict=True)]
     for about, losses in zip(confidence, removal_losses or [], strict=removal_losses is not None):
         about["removal"] = removal_confidence(first.operations, losses)
-    sizes = first.flops.holds_for if set(SPARSE) & set(blocks) else {}
-    settled = {key: sizes[key] for key in ("stride", "summary") if key in sizes}  # what null in the options stood for
     origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
     return {
         "format": FORMAT,
@@ -230,7 +228,7 @@ def describe(
         "confidence": confidence,
         "flops_per_token": round(first.flops.pattern(blocks)),
         "flops_ratio_to_interleaved": round(first.flops.ratio(blocks), 4),
-        "model": (first.content.get("model") or {}) | settled,
+        "model": first.content.get("model"),
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
         "derived_from": origin if budget is None else {**origin, "latency_budget": budget},
     }

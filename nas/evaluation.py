@@ -2,7 +2,9 @@
 
 Several rows are read at once for speed. So that the figures do not depend on how many, each row first reads the
 segments that its memories reach back to, without counting them: a block sees at most ceil(memory / segment) segments
-back, so all N of them together N times as many.
+back, so all N of them together N times as many. And where blocks depend on the place in the stream (rows of fixed
+sparse attention, images), each row begins at a place that is like the first: a multiple of their period. Where that
+and the segment have a large common multiple, rows are few and evaluation is slower.
 """
 
 import math

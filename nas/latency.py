@@ -14,7 +14,7 @@ from torch import Tensor
 from models.operations import OPERATIONS
 from models.softmax import AdaptiveSoftmax
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.assembly import backbone_options, evaluation_lengths, model_sizes, output_options, settle_cutoffs
+from nas.assembly import backbone_options, evaluation_lengths, model_sizes, settle_cutoffs
 from nas.config import Config, load_config
 from nas.costs import FLOPS, MILLISECONDS, CostTable, read_costs
 from nas.cutoffs import cluster_table
@@ -72,7 +72,7 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     counts as two. counts [V]: how often the training text has each token, for an adaptive output layer."""
     sizes = model_sizes(config)
     with torch.device("meta"):  # its shapes alone are needed
-        head = build_pattern([], sizes, len(counts), **output_options(config, len(counts))).head
+        head = build_pattern([], sizes, len(counts), **backbone_options(config, len(counts))).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
     rest = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
     blocks = {name: float(cls.flops(sizes, *costed_shape(config))) for name, cls in OPERATIONS.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from nas.config import BUILT_IN_BEFORE, Config, default_of, options
+from nas.config import BUILT_IN_BEFORE, SETTLED, Config, default_of, options
 from nas.errors import InputError
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
@@ -210,6 +210,8 @@ def check_same(run: RunFolder, before: dict, free: tuple[str, ...]) -> None:
         raise InputError(f"--run {path} holds a {before.get('stage')} run, not a {run.stage} run; name another folder")
     old = {**flat_config(before), **{key: before.get(key) for key in run.extra}}
     new = {**flat_config(run.config), **run.extra}
+    for key in SETTLED:
+        old[key] = new[key] if old[key] is None else old[key]  # from before these were settled as a run began
     changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if new[key] != old[key] and not key.startswith(free)]
     if changed:
         raise InputError(

@@ -24,7 +24,7 @@ class Retraining:
         check_splits(config, corpus)
         train = config.train
         tokens = corpus.tokens("train")
-        self.stream = ContextBatches(tokens, train.batch_size, train.segment, period=image_size(config))
+        self.stream = ContextBatches(tokens, train.batch_size, train.segment, image=image_size(config))
         self.total_steps = count_steps(config, len(tokens))
         self.weights = WeightsOptimizer(model, train, self.total_steps)
         self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0

@@ -75,7 +75,7 @@ class Search:
             self.arch_stream = ContextBatches(
                 tokens[border:], train.batch_size, train.segment, "held-out (search.arch_fraction)", image
             )
-        self.stream = ContextBatches(stream, train.batch_size, train.segment, period=image)
+        self.stream = ContextBatches(stream, train.batch_size, train.segment, image=image)
         self.total_steps = count_steps(config, len(tokens))
         given = self.options.warmup_steps
         self.warmup_steps = self.total_steps // 2 if given is None else given

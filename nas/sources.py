@@ -80,7 +80,7 @@ def locate(source: str, cache: Path) -> dict[str, Path]:
         return split_file(path, cache)
     raise InputError(
         f"data.source={source}: no such file or folder, and no known name ({', '.join(NAMES)}); "
-        "a folder must hold train.txt, valid.txt and test.txt"
+        "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
     )
 
 
@@ -187,11 +187,11 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
     standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == WHOLE_BYTES else None
     if standard or not is_text(path):
         valid, test = standard or (valid, test)
-        folder = folder.with_name(f"{folder.name}-bytes")
+        folder = folder.with_name(f"{folder.name}-exact")  # not at line ends
     else:
         valid, test = cut_near(path, valid), cut_near(path, test)
     if not 0 < valid < test < size:
-        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 at line ends")
+        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5, text at line ends")
     return write_parts(path, folder, valid, test)
 
 

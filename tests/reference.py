@@ -39,7 +39,7 @@ def relative_attention(query, key, value, position, content_bias, position_bias,
 
 
 def sparse_sets(kind: str, stride: int, summary: int, i: int) -> tuple[set[int], set[int]]:
-    """The two sets of a query at place i of a stream (arXiv 1904.10509, section 4.2, A^(1) and A^(2))."""
+    """The two sets of a query at place i of a stream (arXiv 1904.10509, section 4.3, A^(1) and A^(2))."""
     if kind == "strided":
         return set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
     own_row = {j for j in range(i + 1) if j // stride == i // stride}

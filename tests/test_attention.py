@@ -121,12 +121,12 @@ def test_masses_put_disjoint_sets_of_keys_together():
         if split:
             halves = [mask.masked_fill(~chosen, -1e30) for chosen in (odd, ~odd)]
             (one, one_mass), (two, two_mass) = (
-                attend(query, key_value, position, *biases, half, with_mass=True) for half in halves
+                attend(query, key_value, position, *biases, half, with_lse=True) for half in halves
             )
             masses = torch.stack([one_mass, two_mass])
             mixed = (torch.stack([one, two]) * masses.softmax(dim=0)).sum(dim=0)
         else:
-            mixed, masses = attend(query, key_value, position, *biases, mask, with_mass=True)
+            mixed, masses = attend(query, key_value, position, *biases, mask, with_lse=True)
             masses = masses[None]
         total = masses.logsumexp(dim=0)
         inputs = [query, key_value, position, *biases]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.config import Config, document, load_config, options, sparse_sizes
+from nas.config import Config, document, load_config, options
 from nas.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -139,9 +139,10 @@ def test_the_configuration_loads_without_torch():
     [(64, 64, 8), (192, 192, 16), (1024, 1024, 32), (1024, 3072, 64), (1, 0, 1), (2, 1, 2)],
 )
 def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_context(load, segment, memory, stride):
-    config = load(f"train.segment={segment}", f"train.memory={memory}")
-    assert sparse_sizes(config) == (stride, min(4, stride))
-    assert sparse_sizes(load("model.stride=12", "model.summary=5")) == (12, 5)
+    model = load(f"train.segment={segment}", f"train.memory={memory}").model
+    assert (model.stride, model.summary) == (stride, min(4, stride))
+    model = load(f"train.segment={segment}", "model.stride=12", "model.summary=5").model
+    assert (model.stride, model.summary) == (12, 5)
 
 
 def test_options_that_need_each_other(load):

@@ -4,11 +4,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import Positions, sinusoids
 from models.operations import OPERATIONS, Sizes
+from models.sparse import FACTORIZATIONS, SparseAttention
+from nas import config
+from nas.pattern import ATTENDING, SPARSE
 from nas.pattern import OPERATIONS as NAMES
 
 
 def test_the_names_known_without_torch_are_the_operations():
-    assert tuple(OPERATIONS) == NAMES
+    assert tuple(OPERATIONS) == NAMES and config.FACTORIZATIONS == FACTORIZATIONS
+    built = {name: cls(Sizes(8, 2, 12)) for name, cls in OPERATIONS.items()}
+    assert tuple(name for name in NAMES if built[name].needs_memory) == ATTENDING
+    assert tuple(name for name in ATTENDING if isinstance(built[name].attention, SparseAttention)) == SPARSE
 
 
 @pytest.mark.parametrize("name", ["attention", "dense"])

@@ -192,12 +192,12 @@ def test_context_batches_are_contiguous_rows():
 
 
 def test_rows_of_images_begin_with_an_image():
-    batches = ContextBatches(np.arange(107), batch_size=3, segment=8, period=12)
+    batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
     batch = batches.next()
     assert batch.tokens[:, 0].tolist() == [0, 24, 48] and batches.per_pass == 2
     with pytest.raises(InputError, match=r"needs 40\)"):
-        ContextBatches(np.arange(39), batch_size=2, segment=15, period=20)
-    assert ContextBatches(np.arange(40), batch_size=2, segment=15, period=20).per_pass == 1
+        ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)
+    assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).per_pass == 1
 
 
 def test_context_batches_resume_where_they_were():

@@ -23,10 +23,10 @@ def test_patterns_are_trained_once_per_seed_and_stand_side_by_side(tmp_path, sma
     patterns = [ROOT / "experiments" / "patterns" / f"{name}-6.yaml" for name in ("strided", "fixed")]
     given = [small_yaml, "--patterns", *patterns, "--out", tmp_path / "runs", "train.steps=4", "train.warmup_steps=1"]
     assert seeds(*given, "--seeds", 7).returncode == 0
-    first = (tmp_path / "runs/strided-6-7/results.yaml").stat().st_mtime_ns
+    first = (tmp_path / "runs/strided-6-7/checkpoint.pt").stat().st_mtime_ns
     done = seeds(*given, "--seeds", 7, 8)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs/strided-6-7/results.yaml").stat().st_mtime_ns == first
+    assert (tmp_path / "runs/strided-6-7/checkpoint.pt").stat().st_mtime_ns == first
     *_, strided, fixed, last = done.stdout.splitlines()
     assert strided.startswith("| strided-6 | sdsdsd | 2 |") and fixed.startswith("| fixed-6 | fdfdfd | 2 |")
     bits = [
@@ -38,6 +38,20 @@ def test_patterns_are_trained_once_per_seed_and_stand_side_by_side(tmp_path, sma
     assert f"| {sum(bits) / 2:.4f} ± {abs(bits[0] - bits[1]) / 2:.4f} |" in strided  # standard error of a mean of two
     report = seeds(*given, "--seeds", 7, 8, 9, "--report")
     assert report.stdout.splitlines()[-1] == last and not (tmp_path / "runs/strided-6-9").exists()
+
+
+def test_runs_of_other_patterns_or_options_are_refused(tmp_path, small_yaml):
+    for folder, blocks in (("a", "[dense]"), ("b", "[sparse_fixed]")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "pattern.yaml").write_text(f"format: par-pattern/1\nblocks: {blocks}\n")
+    one, two = (tmp_path / folder / "pattern.yaml" for folder in "ab")
+    given = ["--out", tmp_path / "runs", "train.steps=2", "train.warmup_steps=0", "--seeds", 1]
+    both = seeds(small_yaml, "--patterns", one, two, *given)
+    assert both.returncode == 2 and "two files have one name (pattern pattern)" in both.stderr
+    assert seeds(small_yaml, "--patterns", one, *given).returncode == 0
+    for changed in (["--patterns", two], ["train.lr=0.5", "--patterns", one]):
+        refused = seeds(small_yaml, *changed, *given)
+        assert refused.returncode == 2 and "was started with another configuration" in refused.stderr
 
 
 def test_a_run_that_fails_ends_it(tmp_path, small_yaml):

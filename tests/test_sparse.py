@@ -45,7 +45,7 @@ def context_of(attention, segment, memory, start, batch=2):
 
 def slow(attention, kind, summary, context, segment, positions):
     """The sets of the stream's places, one score at a time."""
-    heads, keys, stride = attention.heads, context.shape[1], attention.near.stride
+    heads, keys, stride = attention.heads, context.shape[1], attention.stride
     first = positions.start + segment - keys  # place of the context in the stream
     half = heads // 2
 

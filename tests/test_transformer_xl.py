@@ -178,6 +178,12 @@ def test_grid_positions_are_those_of_the_pixel():
     assert torch.equal(grid(7, 11), found[7:18])
 
 
+def test_distances_and_a_grid_exclude_each_other():
+    for relative, grid in ((True, [2, 3, 2]), (False, [])):
+        with pytest.raises(ValueError, match=f"relative={relative} with grid"):
+            model_of(["dense"], Sizes(16, 2, 24, relative=relative), grid=grid)
+
+
 def test_a_grid_model_knows_where_it_is_by_its_embeddings_alone():
     """No distances in its attention; and a stream cut anywhere is the stream uncut."""
     sizes = Sizes(16, 2, 24, relative=False, stride=4)

@@ -21,22 +21,19 @@ def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: in
 
     from models.operations import Sizes
     from models.transformer_xl import build_pattern
-    from nas.config import Config, sparse_sizes
+    from nas.config import TrainOptions, default_stride
     from nas.device import set_up
     from nas.timing import peak_memory_mb
     from nas.trainer import WeightsOptimizer
 
     set_up(seed=1, threads=threads)
-    config = Config()
-    config.train.segment, config.train.memory = length, 0
-    stride, summary = sparse_sizes(config)
-    sizes = Sizes(d_model, 4, 4 * d_model, activation="gelu", stride=stride, summary=summary)
+    sizes = Sizes(d_model, 4, 4 * d_model, activation="gelu", stride=default_stride(length))
     pattern = [("sparse_strided", "dense")[index % 2] for index in range(blocks)]
     seconds, finite = [], []
 
     def train() -> None:
         model = build_pattern(pattern, sizes, 256, recompute=recompute, deep=True)
-        optimizer = WeightsOptimizer(model, config.train, total_steps=steps + 1)
+        optimizer = WeightsOptimizer(model, TrainOptions(), total_steps=steps + 1)
         for step in range(1, steps + 1):
             tokens = torch.randint(256, (1, length + 1))
             started = time.perf_counter()

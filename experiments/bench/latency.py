@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nas.config import Config
+from nas.config import Config, settle_sparse
 from nas.device import set_up
 from nas.latency import costed_shape, measure_costs, measure_patterns
 from nas.pattern import abbreviate, interleaved
@@ -37,6 +37,7 @@ def main() -> None:
     config = Config()
     config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
     config.search.latency.timing = arguments.timing
+    settle_sparse(config)
     set_up(config.seed, arguments.threads)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source = np.random.default_rng(arguments.seed)

@@ -36,12 +36,9 @@ class Pass:
 
         from models.attention import Positions, sinusoids
         from models.operations import OPERATIONS, Sizes
-        from nas.config import Config, sparse_sizes
+        from nas.config import default_stride
 
-        config = Config()
-        config.train.segment, config.train.memory = segment, memory
-        stride, summary = sparse_sizes(config)
-        self.operation = OPERATIONS[name](Sizes(128, 4, 512, stride=stride, summary=summary))
+        self.operation = OPERATIONS[name](Sizes(128, 4, 512, stride=default_stride(segment + memory)))
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
         self.memory = torch.randn(batch, memory, 128) if memory else None
         self.positions = Positions(sinusoids(segment + memory, 128), memory)

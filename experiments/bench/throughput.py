@@ -83,12 +83,13 @@ class ZipfCorpus:
 
 
 def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False):
-    from nas.config import Config, ModelOptions, TrainOptions
+    from nas.config import Config, ModelOptions, TrainOptions, settle_sparse
 
     shape = SHAPES[segment]
     model = ModelOptions(blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, division=division, tie_embeddings=division == 1)
     config = Config(model=model)
     config.train = TrainOptions(steps=10**6, batch_size=shape["batch"], segment=segment, memory=shape["memory"])
+    settle_sparse(config)
     config.evaluate.batch_size = shape["batch"]
     config.search.warmup_steps = 0
     config.search.optimizer.lr = 1e-12  # pi stays uniform, so that every round measures the same mixture of paths

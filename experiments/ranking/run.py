@@ -23,6 +23,7 @@ from nas.jobs import Jobs  # noqa: E402
 from nas.pattern import abbreviate, expand, interleaved, network  # noqa: E402
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
+CANDIDATES = ("attention", "dense", "identity")
 JUDGED_TOKENS = 65_536  # of valid, the first
 HALF = "search.warmup_steps=1200"
 SOFT = ["search.sampling=soft", "search.optimizer.lr=0.01"]
@@ -43,9 +44,6 @@ VARIANTS = {
     "soft-quarter": SOFT,
     "soft-half": [*SOFT, HALF],
 }  # each on ranking.yaml, whose warm-up is a quarter of the steps
-
-
-CANDIDATES = ("attention", "dense", "identity")
 
 
 def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) -> list[list[str]]:
