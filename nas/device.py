@@ -1,4 +1,4 @@
-"""The machine a run works on: threads, memory allocation, random seeds."""
+"""The machine a run works on: threads, tiny numbers, memory allocation, random seeds."""
 
 import ctypes
 
@@ -24,6 +24,9 @@ def keep_freed_memory() -> None:
 def set_up(seed: int, threads: int | None) -> tuple[str, int]:
     """Seed everything, set the CPU threads (None: PyTorch's choice); returns the device and the threads in use."""
     keep_freed_memory()
+    # Numbers below 1e-38 count as zero. Once attention is sharp, its weights and their gradients are full of them, and
+    # a processor takes many times as long for each. Said before threads begin, for they inherit it.
+    torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
