@@ -44,10 +44,11 @@ def print_results(results: dict) -> None:
         print(words)
     for split in ("valid", "test"):
         about = results[split]
-        lost = " (word figure not comparable: the tokens do not keep all words, or the data has none)"
+        words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
+        lost = "" if words else " (no word figure compares: the tokens do not keep all words, or the data has none)"
         print(
-            f"{split}: perplexity {about['perplexity']:.2f} per token, {about['word_perplexity']:.2f} per word, "
-            f"{about['bits_per_byte']:.4f} bits per byte" + ("" if about["word_perplexity_comparable"] else lost)
+            f"{split}: perplexity {about['perplexity']:.2f} per token, {words}"
+            f"{about['bits_per_byte']:.4f} bits per byte{lost}"
         )
 
 

@@ -23,13 +23,14 @@ def main() -> None:
     from nas.latency import current_costs
     from nas.prepare import prepare
     from nas.record import open_run, provenance
-    from nas.searching import Search
+    from nas.searching import Search, cut_streams
     from nas.trainer import Trainer
 
     run = open_run(arguments.run, config, "search", arguments.resume)
     device, threads = set_up(config.seed, config.train.threads)
     corpus = Corpus(prepare(config.data))
     settle_cutoffs(config, corpus)
+    cut_streams(corpus, config)  # text that is too short is told before anything is measured
     measured = config.search.latency.source == "measured"
     latency = current_costs(config, corpus.counts(), run.path / "latency.yaml") if measured else None
     phase = Search(build_supernet(config, corpus), corpus, config, latency)

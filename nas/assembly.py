@@ -86,7 +86,8 @@ def check_splits(config: Config, corpus: Corpus) -> None:
         if tokens % image:
             raise InputError(
                 f"the {split} split has {tokens:,} bytes, no whole number of images of {image:,} "
-                f"(model.grid={config.model.grid}); give data.source=FOLDER with train.bin, valid.bin and test.bin"
+                f"(model.grid={config.model.grid} must be their rows, columns and channels); data.source=FOLDER with "
+                "train.bin, valid.bin and test.bin keeps images whole, a single file is cut anywhere"
             )
 
 

@@ -58,7 +58,7 @@ class CostTable:
     def text(self, blocks: int) -> str:
         """A line per cost, with its spread and its share in the interleaved pattern of so many blocks."""
         usual = self.pattern(interleaved(blocks))
-        lines = [f"{'':<28}{'median':>10}{'quartiles':>20}{'of interleaved':>16}"]
+        lines = [f"{self.unit:<28}{'median':>10}{'quartiles':>20}{'of interleaved':>16}"]
         for name, cost in {"embedding and output layer": self.rest, **self.blocks}.items():
             quartiles = self.quartiles.get(name if name in self.blocks else "rest", [])
             spread = " ... ".join(f"{quartile:.3f}" for quartile in quartiles)

@@ -142,6 +142,12 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
     """
     names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
     patterns = fitted_patterns(names, config.model.blocks)
+    (batch, segment, memory), timing = costed_shape(config), config.search.latency.timing
+    print(
+        f"measuring {', '.join(names)} ({timing}, {batch} x {segment} tokens with {memory} of memory): {len(patterns)} "
+        f"models of {config.model.blocks} blocks, each {ROUNDS} times or more",
+        flush=True,
+    )
     times = np.array(list(timed_rounds(segment_works(patterns, config, counts), ROUNDS, SECONDS).values()))  # [P, R]
     parts = np.array([[1, *(pattern.count(name) for name in names)] for pattern in patterns])
     fits = [np.linalg.lstsq(parts / taken[:, None], np.ones(len(parts)), rcond=None)[0] for taken in 1e3 * times.T]
@@ -251,11 +257,7 @@ def main() -> None:
     corpus = Corpus(prepare(config.data))
     settle_cutoffs(config, corpus)
     table = measure_costs(config, corpus.counts())
-    batch, segment, memory = costed_shape(config)
-    print(
-        f"{config.search.latency.timing}: batch {batch}, segment {segment}, memory {memory}, d_model "
-        f"{config.model.d_model}, {threads} threads, {processor()}; milliseconds per segment"
-    )
+    print(f"d_model {config.model.d_model}, {threads} threads, {processor()}")
     print(table.text(config.model.blocks))
     if arguments.out:
         table.write(arguments.out)

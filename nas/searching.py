@@ -49,6 +49,21 @@ def check_target(config: Config, price: CostTable) -> None:
         )
 
 
+def cut_streams(corpus: Corpus, config: Config) -> tuple[ContextBatches, ContextBatches | None]:
+    """The training text as the weights read it and, where the split is held-out, its end, which the logits read.
+    Raises InputError where a text is too short."""
+    check_splits(config, corpus)
+    tokens, image, train = corpus.tokens("train"), image_size(config), config.train
+    if config.search.split == "shared":
+        return ContextBatches(tokens, train.batch_size, train.segment, image=image), None
+    border = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
+    name = "held-out training (search.arch_fraction)"
+    return (
+        ContextBatches(tokens[:border], train.batch_size, train.segment, image=image),
+        ContextBatches(tokens[border:], train.batch_size, train.segment, name, image),
+    )
+
+
 class Search:
     """A SuperNet whose weights and logits learn in turn (arXiv 2009.04534, section 3).
 
@@ -65,18 +80,8 @@ class Search:
         self.flops, self.latency = count_flops(config, corpus.counts()), latency
         self.price = self.latency or self.flops
         check_target(config, self.price)
-        check_splits(config, corpus)
-        train, tokens, image = config.train, corpus.tokens("train"), image_size(config)
-        self.arch_stream = None
-        stream = tokens
-        if self.options.split == "heldout":
-            border = round(len(tokens) * (1 - self.options.arch_fraction)) // image * image
-            stream = tokens[:border]
-            self.arch_stream = ContextBatches(
-                tokens[border:], train.batch_size, train.segment, "held-out (search.arch_fraction)", image
-            )
-        self.stream = ContextBatches(stream, train.batch_size, train.segment, image=image)
-        self.total_steps = count_steps(config, len(tokens))
+        self.stream, self.arch_stream = cut_streams(corpus, config)
+        self.total_steps = count_steps(config, len(corpus.tokens("train")))
         given = self.options.warmup_steps
         self.warmup_steps = self.total_steps // 2 if given is None else given
         if self.first_logits_step is None:
@@ -84,7 +89,7 @@ class Search:
                 f"search.warmup_steps={self.warmup_steps} leaves the logits none of the {self.total_steps} "
                 "training steps: make it smaller, or train longer"
             )
-        self.weights = WeightsOptimizer(supernet.backbone, train, self.total_steps)
+        self.weights = WeightsOptimizer(supernet.backbone, config.train, self.total_steps)
         optimizer = self.options.optimizer
         self.logits_optimizer = torch.optim.Adam(
             [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay

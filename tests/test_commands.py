@@ -465,3 +465,10 @@ def test_prepare_is_a_command_of_its_own(small_yaml):
         [sys.executable, "-m", "nas.prepare", str(small_yaml)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "train:" in done.stdout and "words kept" in done.stdout
+
+
+def test_a_text_too_short_is_told_before_latencies_are_measured(small_yaml, tmp_path):
+    given = ["train.segment=4000", "search.latency.source=measured"]
+    done = run("search", small_yaml, "--run", tmp_path / "run", *given)
+    assert done.returncode == 2 and "train stream has" in done.stderr and "measuring" not in done.stdout
+    assert not (tmp_path / "run").exists()

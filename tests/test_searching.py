@@ -212,7 +212,7 @@ def test_the_thresholds_of_warnings_are_options(small_config):
         ("search.warmup_steps=24", "search.warmup_steps=24 leaves the logits none of the 24 training steps"),
         ("search.warmup_steps=20", "search.warmup_steps=20 leaves the logits none of the 24 training steps"),
         ("train.batch_size=3000", "too short for train.batch_size=3000"),
-        ("search.arch_fraction=0.001", "held-out .search.arch_fraction. stream has"),
+        ("search.arch_fraction=0.001", "held-out training .search.arch_fraction. stream has"),
         ("model.cutoffs=[5,4000]", "must stay below the vocabulary size"),
     ],
 )
