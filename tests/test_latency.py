@@ -87,6 +87,7 @@ def test_fitted_models_are_the_empty_one_each_operation_alone_and_even_mixtures(
 def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config, counts, clockwork, tmp_path, capsys):
     kept = tmp_path / "latency.yaml"
     current_costs(small_config(), counts, kept).write(kept)
+    assert "measuring attention, dense, identity (inference, 16 x 8 tokens with 8 of memory)" in capsys.readouterr().out
     assert current_costs(small_config(), counts, kept) == read_costs(kept, ["attention", "dense", "identity"])
     assert len(clockwork) == 1 and capsys.readouterr().out == ""
     for change, named in (
