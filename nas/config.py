@@ -227,7 +227,7 @@ class Config:
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
 
 
-RUN_KEYS = ("stage", "pattern")  # what a run's config.yaml holds beside its options
+RUN_KEYS = ("stage", "pattern", "search_seeds")  # what a run's config.yaml holds beside its options
 # What runs from before an option existed used, where that is not its default.
 BUILT_IN_BEFORE = {"train.beta2": 0.99, "search.fair_warmup": False, "search.latency.timing": "training"}
 

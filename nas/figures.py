@@ -14,8 +14,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from nas.claims import Row, mean_error, quality_of
 from nas.derivation import entropy
 from nas.pattern import abbreviate
 
@@ -191,6 +193,43 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
     millions = max((entry["tokens"] for entry in metrics), default=0) >= 2e6
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if millions else f"{value / 1e3:g}k")
     axes.legend(frameon=False)
+    tidy(axes)
+    save(figure, path)
+
+
+KINDS = {"searched": "#c8553d", "given": "#2f6690", "parameters": "#7b6d8d", "random": "#9aa5b1"}
+
+
+def comparison_plot(rows: list[Row], path: Path) -> None:
+    """Quality over latency, mean and standard error over seeds for each contender, with the Pareto front of the means.
+
+    Where latencies were not measured, over FLOPs per token.
+    """
+    quality = quality_of(rows)
+    timed = all(row.latency for row in rows)
+    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    points = []
+    for row in rows:
+        across = row.latency["median_ms"] if timed else row.results[0]["flops_per_token"]
+        mean, error = mean_error(row.figures(quality))
+        points.append((across, mean))
+        colour = KINDS[row.contender.kind]
+        axes.errorbar(across, mean, yerr=error, color=colour, marker="o", markersize=6, capsize=3, linestyle="")
+        if row.contender.kind != "random":
+            place = {"xytext": (7, 5), "textcoords": "offset points", "color": colour, "fontsize": 9}
+            axes.annotate(row.contender.name, (across, mean), **place)
+    front, best = [], math.inf
+    for across, mean in sorted(points):
+        if mean < best:
+            front.append((across, mean))
+            best = mean
+    axes.step(*zip(*front, strict=True), where="post", color="#333333", linewidth=0.8, linestyle=":", zorder=0)
+    kinds = [kind for kind in KINDS if any(row.contender.kind == kind for row in rows)]
+    handles = [Line2D([], [], color=KINDS[kind], marker="o", linestyle="", label=kind) for kind in kinds]
+    handles.append(Line2D([], [], color="#333333", linestyle=":", label="Pareto front of the means"))
+    axes.legend(handles=handles, frameon=False, fontsize=8)
+    axes.set(xlabel="latency (ms)" if timed else "FLOPs per token", ylabel=f"{quality.name} on test")
+    axes.margins(0.12)
     tidy(axes)
     save(figure, path)
 

@@ -1,14 +1,25 @@
-"""Experiments of many parts: each result in a file of its own, so that what is done is never done twice. No torch."""
+"""Experiments of many parts: what is done is never done twice. Imports no torch.
 
+Jobs are functions whose results are JSON files; tasks are commands, several of them at a time.
+"""
+
+import ctypes
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from nas.errors import InputError
+from nas.errors import InputError, Interrupted
 from nas.record import write_text
 
 SETTINGS = "settings.json"
+POLL_S = 0.2
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Jobs:
@@ -41,3 +52,80 @@ class Jobs:
         if self.get(name) is None and any(fnmatch(name, pattern) for pattern in self.only):
             write_text(self.folder / f"{name}.json", json.dumps(work()))
         return self.get(name)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A command that leaves the file `result` when it has finished, and can be repeated until it has. All that it
+    prints is added to the file `log`."""
+
+    name: str
+    command: list[str]
+    result: Path
+    log: Path
+
+
+def run_tasks(tasks: list[Task], workers: int) -> dict[str, str]:
+    """Run those that have not finished, so many at a time, each with its share of the processor's cores.
+
+    Returns the last line of each that failed; the others go on. Raises Interrupted on Ctrl-C, after the commands, which
+    hear it too, have saved. Where this process is killed, Linux tells them to end.
+    """
+    waiting = [task for task in tasks if not task.result.exists()]
+    total, begun, running, failed = len(waiting), time.monotonic(), {}, {}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                task = waiting.pop(0)
+                running[start(task, environment)] = task, time.monotonic()
+            time.sleep(POLL_S)
+            for process in [process for process in running if process.poll() is not None]:
+                task, started = running.pop(process)
+                if process.returncode:
+                    failed[task.name] = last_line(task.log) or f"exit status {process.returncode}"
+                done = total - len(waiting) - len(running)
+                words = f"FAILED: {failed[task.name]}" if task.name in failed else "finished"
+                left = (time.monotonic() - begun) / done * (total - done)
+                taken = clock(time.monotonic() - started)
+                print(f"[{done}/{total}] {task.name} {words}, {taken}; about {clock(left)} left", flush=True)
+    except KeyboardInterrupt:
+        for process in running:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        raise Interrupted("interrupted; what was saved is whole: the same command goes on") from None
+    return failed
+
+
+def start(task: Task, environment: dict[str, str]) -> subprocess.Popen:
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(task.log, "a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            task.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=ending_with_parent(),
+            start_new_session=True,  # Ctrl-C comes to this process alone, which hands it on once
+        )
+
+
+def ending_with_parent() -> Callable[[], object] | None:
+    """What a child of ours calls so that Linux sends it SIGTERM, at which a run saves, when we end in whatever way."""
+    try:
+        prctl = ctypes.CDLL("libc.so.6").prctl  # looked up here: between fork and exec little is safe
+    except (OSError, AttributeError):
+        return None
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss"""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

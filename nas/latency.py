@@ -111,16 +111,18 @@ class SegmentWork:
         self.optimizer.apply(step=1)
 
 
-def segment_works(patterns: list[list[str]], config: Config, counts: np.ndarray) -> dict[int, SegmentWork]:
-    """For each pattern a model with fresh weights, at work."""
-    batch, segment, _ = costed_shape(config)
+def segment_works(models: list[tuple[list[str], Config]], counts: np.ndarray) -> dict[int, SegmentWork]:
+    """For each pattern under its configuration a model with fresh weights, at work. Configurations differ in their
+    model's sizes alone."""
+    shared = models[0][1]
+    batch, segment, _ = costed_shape(shared)
     # An adaptive output layer costs what its tokens cost, so they are as frequent as in the training text.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    sizes, options = model_sizes(config), backbone_options(config, len(counts))
+    options = backbone_options(shared, len(counts))
     with torch.random.fork_rng():  # a measurement must not change what is trained after it
-        models = [build_pattern(pattern, sizes, len(counts), **options) for pattern in patterns]
-    return {index: SegmentWork(model, tokens, config) for index, model in enumerate(models)}
+        built = [build_pattern(pattern, model_sizes(config), len(counts), **options) for pattern, config in models]
+    return {index: SegmentWork(model, tokens, shared) for index, model in enumerate(built)}
 
 
 def fitted_patterns(operations: list[str], blocks: int) -> list[list[str]]:
@@ -148,7 +150,8 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
         f"models of {config.model.blocks} blocks, each {ROUNDS} times or more",
         flush=True,
     )
-    times = np.array(list(timed_rounds(segment_works(patterns, config, counts), ROUNDS, SECONDS).values()))  # [P, R]
+    works = segment_works([(pattern, config) for pattern in patterns], counts)
+    times = np.array(list(timed_rounds(works, ROUNDS, SECONDS).values()))  # [P, R]
     parts = np.array([[1, *(pattern.count(name) for name in names)] for pattern in patterns])
     fits = [np.linalg.lstsq(parts / taken[:, None], np.ones(len(parts)), rcond=None)[0] for taken in 1e3 * times.T]
     low, middle, high = np.maximum(0.0, np.quantile(fits, [0.25, 0.5, 0.75], axis=0))
@@ -158,11 +161,20 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
     return CostTable(MILLISECONDS, rest, blocks, conditions(config, len(counts), names), quartiles)
 
 
-def measure_patterns(patterns: list[list[str]], config: Config, counts: np.ndarray) -> list[dict]:
-    """Milliseconds of whole models for a segment with full memories, in rounds: median and quartiles for each."""
-    times = timed_rounds(segment_works(patterns, config, counts), ROUNDS, SECONDS)
-    quartiles = [[float(1e3 * q) for q in np.quantile(taken, [0.25, 0.5, 0.75])] for taken in times.values()]
-    return [{"median_ms": middle, "quartiles_ms": [low, high]} for low, middle, high in quartiles]
+def measure_models(models: list[tuple[list[str], Config]], counts: np.ndarray) -> list[dict]:
+    """Milliseconds of whole models, patterns under configurations that differ in their model's sizes alone, for a
+    segment with full memories, in rounds: median and quartiles for each, and its ratio to the first, which is the
+    interleaved pattern."""
+    times = list(timed_rounds(segment_works(models, counts), ROUNDS, SECONDS).values())
+    usual = np.median(times[0])
+    return [
+        {
+            "median_ms": float(1e3 * np.median(taken)),
+            "quartiles_ms": [float(1e3 * q) for q in np.quantile(taken, [0.25, 0.75])],
+            "ratio_to_interleaved": float(np.median(taken) / usual),
+        }
+        for taken in times
+    ]
 
 
 def changes(before: dict, now: dict) -> str:
@@ -185,11 +197,10 @@ def current_costs(config: Config, counts: np.ndarray, kept: Path) -> CostTable:
 def measure_beside(pattern: list[str], config: Config, counts: np.ndarray, predicted: dict) -> dict:
     """A pattern's measured latency as files hold it, beside what was predicted; predicted: as CostTable.predict, or
     empty."""
-    measured, reference = measure_patterns([pattern, interleaved(len(pattern))], config, counts)
+    _, measured = measure_models([(interleaved(len(pattern)), config), (pattern, config)], counts)
     batch, segment, memory = costed_shape(config)
     return {
         **measured,
-        "ratio_to_interleaved": measured["median_ms"] / reference["median_ms"],
         **predicted,
         "timing": config.search.latency.timing,
         "batch_size": batch,

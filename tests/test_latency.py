@@ -46,7 +46,9 @@ def clockwork(monkeypatch):
         }
 
     monkeypatch.setattr(nas.latency, "timed_rounds", rounds)
-    monkeypatch.setattr(nas.latency, "segment_works", lambda patterns, *_: dict(enumerate(patterns)))
+    monkeypatch.setattr(
+        nas.latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
+    )
     return measured
 
 
@@ -68,7 +70,9 @@ def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, count
         return {index: np.full(20, 1e-3 * t * m) for index, (t, m) in enumerate(zip(milliseconds, mixed, strict=True))}
 
     monkeypatch.setattr(nas.latency, "timed_rounds", rounds)
-    monkeypatch.setattr(nas.latency, "segment_works", lambda patterns, *_: dict(enumerate(patterns)))
+    monkeypatch.setattr(
+        nas.latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
+    )
     table = measure_costs(small_config("model.blocks=9"), counts)
     mixture = ["attention", "dense", "identity"] * 3
     exact = TRUE["rest"] + sum(TRUE[name] for name in mixture)
@@ -117,7 +121,7 @@ def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
         lengths = ["evaluate.batch_size=3", "evaluate.segment=5", "evaluate.memory=7"]
         config = small_config(*lengths, f"search.latency.timing={timing}")
         batch, segment, memory = shape
-        (work,) = segment_works([["attention", "dense"]], config, counts).values()
+        (work,) = segment_works([(["attention", "dense"], config)], counts).values()
         assert work.inputs[0].shape == (batch, segment)
         assert [None if m is None else m.shape for m in work.memories.blocks] == [(batch, memory, 16), None]
         before = [parameter.clone() for parameter in work.model.parameters()]
@@ -129,7 +133,7 @@ def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
 
 def test_tokens_are_as_frequent_as_in_the_text(small_config):
     counts = np.array([900, 90, 10, 0])
-    work = segment_works([[]], small_config("evaluate.batch_size=64", "evaluate.segment=64"), counts)[0]
+    work = segment_works([([], small_config("evaluate.batch_size=64", "evaluate.segment=64"))], counts)[0]
     shares = torch.bincount(work.inputs[0].flatten(), minlength=4) / 4096
     assert shares.tolist() == pytest.approx([0.9, 0.09, 0.01, 0.0], abs=0.02)
 
@@ -138,7 +142,7 @@ def test_measuring_does_not_change_what_is_trained_after_it(small_config, counts
     torch.manual_seed(3)
     expected = torch.randn(4)
     torch.manual_seed(3)
-    segment_works([["dense"]], small_config(), counts)
+    segment_works([(["dense"], small_config())], counts)
     assert torch.equal(torch.randn(4), expected)
 
 
@@ -215,7 +219,7 @@ def test_tables_depend_on_sparse_sizes_only_where_something_is_sparse(small_conf
 
 def test_training_work_keeps_its_weights_finite(small_config, counts):
     config = small_config("search.latency.timing=training")
-    (work,) = segment_works([["attention", "dense"]], config, counts).values()
+    (work,) = segment_works([(["attention", "dense"], config)], counts).values()
     assert isinstance(work, SegmentWork)
     for _ in range(50):
         work()

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.config import Config, settle_sparse
 from nas.device import set_up
-from nas.latency import costed_shape, measure_costs, measure_patterns
+from nas.latency import costed_shape, measure_costs, measure_models
 from nas.pattern import abbreviate, interleaved
 
 BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
@@ -45,7 +45,7 @@ def main() -> None:
     patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
 
     table = measure_costs(config, counts)
-    measured = measure_patterns([interleaved(BLOCKS), *patterns], config, counts)
+    measured = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts)
     usual, *measured = (about["median_ms"] for about in measured)
     batch, segment, memory = costed_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
