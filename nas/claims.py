@@ -3,16 +3,17 @@
 import csv
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from nas.comparison import Contender
+from nas.comparison import RANDOM, SEARCHED, Contender
+from nas.errors import InputError
 from nas.pattern import ATTENDING, abbreviate
-from nas.record import read_yaml
+from nas.record import read_yaml, write_yaml
 
-CLAIMS_FORMAT = "par-claims/1"
+CLAIMS_FORMAT, COMPARED_FORMAT = "par-claims/1", "par-compared/1"
 AIMED_RATIO = 0.65  # of the interleaved pattern's latency (arXiv 2009.04534, abstract: 35% less)
 CONFIDENCE = 0.95
 COLUMNS = (
@@ -93,15 +94,40 @@ def mean_error(values) -> tuple[float, float | None]:
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
-def collect(contenders: list[Contender], runs: Path, seeds: list[int], latencies: dict, search_hours: float):
-    """A row for every contender of which a run has finished."""
-    rows = []
-    for contender in contenders:
-        paths = {seed: runs / f"{contender.key}-{seed}" / "results.yaml" for seed in seeds}
-        done = {seed: read_yaml(path) for seed, path in paths.items() if path.exists()}
+def write_comparison(path: Path, contenders: list[Contender], seeds: list[int], search_hours: float, latencies: dict):
+    """What is compared, for read_rows; latencies: as nas.comparing.Timer.measure_once gives them, or empty."""
+    times = latencies.get("patterns", {})
+    listed = [{**asdict(contender), "latency": times.get(contender.key)} for contender in contenders]
+    about = {"seeds": seeds, "search_hours": search_hours, "contenders": listed}
+    write_yaml(path, {"format": COMPARED_FORMAT, **about, "latency_holds_for": latencies.get("holds_for")})
+
+
+def known_latencies(path: Path) -> dict:
+    """Those that write_comparison was given."""
+    content = read_yaml(path)
+    times = {contender_of(about).key: about["latency"] for about in content["contenders"]}
+    return {"patterns": {k: v for k, v in times.items() if v}, "holds_for": content["latency_holds_for"]}
+
+
+def contender_of(about: dict) -> Contender:
+    return Contender(**{item.name: about[item.name] for item in fields(Contender)})
+
+
+def read_rows(path: Path) -> list[Row]:
+    """A row for every contender of which a run has finished, from what write_comparison wrote and the runs beside it.
+    Raises InputError where a file is damaged, or there is no finished run."""
+    content, rows = read_yaml(path), []
+    if content.get("format") != COMPARED_FORMAT:
+        raise InputError(f"{path} is damaged: it lacks `format: {COMPARED_FORMAT}`")
+    for about in content["contenders"]:
+        contender = contender_of(about)
+        files = {seed: path.parent / "runs" / f"{contender.key}-{seed}" / "results.yaml" for seed in content["seeds"]}
+        done = {seed: read_yaml(file) for seed, file in files.items() if file.exists()}
         if done:
-            hours = search_hours if contender.kind == "searched" else 0.0
-            rows.append(Row(contender, list(done), list(done.values()), latencies.get(contender.key), hours))
+            hours = content["search_hours"] if contender.kind == SEARCHED else 0.0
+            rows.append(Row(contender, list(done), list(done.values()), about["latency"], hours))
+    if not rows:
+        raise InputError(f"{path}: none of its runs has finished")
     return rows
 
 
@@ -153,8 +179,9 @@ def dominating(row: Row, rows: list[Row], quality: Quality) -> list[str]:
     return found
 
 
-def shown(row: Row, quality: Quality) -> str:
-    mean, error = mean_error(row.figures(quality))
+def shown(row: Row, quality: Quality, split: str = "test") -> str:
+    """Mean and standard error."""
+    mean, error = mean_error(row.figures(quality, split))
     return f"{mean:.{quality.digits}f}" + ("" if error is None else f" ± {error:.{quality.digits}f}")
 
 
@@ -164,14 +191,12 @@ def p_words(p: float | None) -> str:
 
 def make_claims(rows: list[Row]) -> list[dict]:
     """A claim for each question that can be answered: what it is about, whether it holds, one sentence, its figures."""
-    if not rows:
-        return []
     quality, claims = quality_of(rows), []
     usual = next((row for row in rows if row.contender.name == "interleaved"), None)
-    drawn = [row for row in rows if row.contender.kind == "random"]
-    for row in rows:
-        if row.contender.kind != "searched":
-            continue
+    drawn = [row for row in rows if row.contender.kind == RANDOM]
+    # A budget may lead to the same pattern as argmax: it is claimed about once.
+    searched = {row.contender.key: row for row in reversed(rows) if row.contender.kind == SEARCHED}
+    for row in reversed(searched.values()):
         found = []
         if usual:
             found.append(claim_quality(row, usual, quality))
@@ -179,7 +204,7 @@ def make_claims(rows: list[Row]) -> list[dict]:
         if row.ratio is not None:
             found.append(claim_latency(row))
             found.append(claim_front(row, rows, quality))
-        if drawn and row.contender.name == "searched":  # the random patterns were drawn at its latency
+        if drawn and row.contender.name == SEARCHED:  # the random patterns were drawn at its latency
             found.append(claim_random(row, drawn, quality))
             if usual and row.ratio is not None:
                 found.append(claim_aim(row, usual, drawn, quality))
@@ -199,7 +224,8 @@ def claim_quality(row: Row, usual: Row, quality: Quality) -> dict:
     sentence = (
         f"{row.contender.name} ({abbreviate(row.contender.blocks)}) reaches {quality.name} {shown(row, quality)} on "
         f"test, interleaved {shown(usual, quality)} (mean ± standard error over {len(row.seeds)} and "
-        f"{len(usual.seeds)} seeds): {quality.change(test['difference'])}{interval}, {p_words(test['p'])} (Welch): {verdict}."
+        f"{len(usual.seeds)} seeds): {quality.change(test['difference'])}{interval}, {p_words(test['p'])} (Welch): "
+        f"{verdict}."
     )
     figures = {
         "searched": mean_error(row.figures(quality))[0],
@@ -355,27 +381,36 @@ def csv_text(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def markdown(rows: list[Row]) -> str:
-    """The table for people, best first."""
-    if not rows:
-        return "no run has finished\n"
-    quality = quality_of(rows)
+def table_heads(rows: list[Row]) -> list[str]:
     heads = ["pattern", "blocks", "seeds", "parameters", "FLOPs per token", "latency ms", "of interleaved"]
-    heads += [f"{quality.name}, valid", "test", "hours: search + train"]
+    return [*heads, f"{quality_of(rows).name}, valid", "test", "hours: search + train"]
+
+
+def table_cells(row: Row, quality: Quality) -> list[str]:
+    """By table_heads, without name and blocks, for people."""
+    first, latency = row.results[0], row.latency
+    return [
+        str(len(row.seeds)),
+        f"{first['parameters']:,}",
+        f"{first['flops_per_token']:,.0f}",
+        "" if latency is None else f"{latency['median_ms']:.2f}",
+        "" if latency is None else f"{latency['ratio_to_interleaved']:.3f}",
+        shown(row, quality, "valid"),
+        shown(row, quality),
+        f"{row.search_hours:.2f} + {row.train_hours:.2f}",
+    ]
+
+
+def best_first(rows: list[Row]) -> list[Row]:
+    """By the mean on test."""
+    quality = quality_of(rows)
+    return sorted(rows, key=lambda row: row.losses(quality).mean())
+
+
+def markdown(rows: list[Row]) -> str:
+    heads, quality = table_heads(rows), quality_of(rows)
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in sorted(rows, key=lambda row: row.losses(quality).mean()):
-        content = table_row(row)
-        mean, error = mean_error(row.figures(quality, "valid"))
-        cells = [content["name"], content["blocks"], str(content["seeds"]), f"{content['parameters']:,}"]
-        cells += [f"{content['flops_per_token']:,.0f}"]
-        cells += [
-            "" if row.latency is None else f"{row.latency['median_ms']:.2f}",
-            "" if row.ratio is None else f"{row.ratio:.3f}",
-        ]
-        cells += [
-            f"{mean:.{quality.digits}f}" + ("" if error is None else f" ± {error:.{quality.digits}f}"),
-            shown(row, quality),
-        ]
-        cells += [f"{row.search_hours:.2f} + {row.train_hours:.2f}"]
+    for row in best_first(rows):
+        cells = [row.contender.name, abbreviate(row.contender.blocks), *table_cells(row, quality)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

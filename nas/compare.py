@@ -53,6 +53,24 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def report(folder: Path, mark: str) -> None:
+    """Write the table, the plot and the claims of what has finished, and print them."""
+    from nas.claims import CLAIMS_FORMAT, csv_text, make_claims, markdown, read_rows
+    from nas.figures import comparison_plot
+    from nas.record import write_text, write_yaml
+
+    rows = read_rows(folder / f"comparison{mark}.yaml")
+    claims = make_claims(rows)
+    write_text(folder / f"comparison{mark}.csv", csv_text(rows))
+    write_text(folder / f"comparison{mark}.md", markdown(rows))
+    comparison_plot(rows, folder / f"comparison{mark}.png")
+    write_yaml(folder / f"claims{mark}.yaml", {"format": CLAIMS_FORMAT, "claims": claims})
+    print(markdown(rows))
+    for claim in claims:
+        print(f"{'yes' if claim['holds'] else 'NO':<4}{claim['pattern']}: {claim['claim']}. {claim['sentence']}")
+    print(f"written to {folder}: comparison{mark}.csv, .md, .png and claims{mark}.yaml")
+
+
 def main() -> None:
     arguments = parse_arguments()
     instead = {key: getattr(arguments, key) for key in ("random", "seeds") if getattr(arguments, key) is not None}
@@ -65,52 +83,34 @@ def main() -> None:
         print(f"NOTICE: {arguments.workers} workers of {threads} threads share {cores} cores, and slow each other down")
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.claims import CLAIMS_FORMAT, collect, csv_text, make_claims, markdown
     from nas.comparing import Comparison
-    from nas.figures import comparison_plot
     from nas.jobs import run_tasks
-    from nas.record import write_text, write_yaml
 
-    comparison, failed = Comparison(settings, given, recipe, search, arguments.run, arguments.overrides), {}
+    comparison = Comparison(settings, given, recipe, search, arguments.run, arguments.overrides)
+    if arguments.report and not comparison.run.begun:
+        raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report away to begin one")
+    mark, failed = "-matched" if arguments.match_parameters else "", {}
     if not arguments.report:
         comparison.start()
-        early = [] if arguments.match_parameters else comparison.training(given, settings.seeds)
-        tasks = comparison.searches() + early  # the patterns that wait for nothing train beside the searches
-        failed |= run_tasks(tasks, arguments.workers)
+        early = [] if mark else comparison.training(given, settings.seeds)
+        # The patterns that wait for nothing train beside the searches; when latencies are measured, nothing else runs.
+        failed |= run_tasks([*comparison.searches(), *early], arguments.workers)
         if any(task.name in failed for task in comparison.searches()):
             print("NOTICE: a search failed, so there is no searched pattern, nor any that is chosen by its latency")
         elif search:
             comparison.choose_rivals(comparison.derive())
 
-    contenders, out = comparison.known(), arguments.run / "comparison"
-    if arguments.match_parameters:
-        contenders, out = comparison.matched(contenders), arguments.run / "comparison-matched"
+    contenders = comparison.matched(comparison.known()) if mark else comparison.known()
+    training = comparison.training(contenders, settings.seeds)
     if not arguments.report:
-        tasks = comparison.training(contenders, settings.seeds)
-        failed |= run_tasks([task for task in tasks if task.name not in failed], arguments.workers)
-
-    latencies = comparison.latencies(contenders, out.with_name(f"{out.name}-latency.yaml"), not arguments.report)
-    rows = collect(contenders, arguments.run / "runs", settings.seeds, latencies, comparison.search_hours())
-    if not rows:
-        raise RunError("no run has finished: " + "; ".join(f"{name}: {words}" for name, words in failed.items()))
-    claims = make_claims(rows)
-    write_text(out.with_suffix(".csv"), csv_text(rows))
-    write_text(out.with_suffix(".md"), markdown(rows))
-    write_yaml(
-        out.with_name(out.name.replace("comparison", "claims") + ".yaml"), {"format": CLAIMS_FORMAT, "claims": claims}
-    )
-    comparison_plot(rows, out.with_suffix(".png"))
-    print(markdown(rows))
-    for claim in claims:
-        print(f"{'yes' if claim['holds'] else 'NO':<4} {claim['claim']}: {claim['sentence']}")
-    print(f"written to {out}.csv, .md, .png")
-    missing = len(settings.seeds) * len(contenders) - sum(len(row.seeds) for row in rows)
+        failed |= run_tasks([task for task in training if task.name not in failed], arguments.workers)
+    comparison.record(contenders, arguments.run / f"comparison{mark}.yaml", measure=not arguments.report)
+    report(arguments.run, mark)
     if failed:
-        raise RunError(
-            f"{len(failed)} runs failed, the rest is reported: " + "; ".join(f"{n}: {w}" for n, w in failed.items())
-        )
+        raise RunError(f"{len(failed)} failed, the rest is reported: " + "; ".join(map(": ".join, failed.items())))
+    missing = [task.name for task in training if not task.result.exists()]
     if missing:
-        print(f"NOTICE: {missing} of {len(settings.seeds) * len(contenders)} runs are not there yet")
+        print(f"NOTICE: {len(missing)} of {len(training)} runs have not finished: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

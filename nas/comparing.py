@@ -11,6 +11,7 @@ import torch
 from models.transformer_xl import build_pattern
 from nas.assembly import backbone_options, model_sizes, settle_cutoffs
 from nas.baselines import most_parameters, random_patterns
+from nas.claims import known_latencies, write_comparison
 from nas.comparison import PARAMETERS, RANDOM, SEARCHED, Contender, Settings
 from nas.config import Config
 from nas.costs import CostTable
@@ -21,7 +22,7 @@ from nas.jobs import Task, last_line, run_tasks
 from nas.latency import conditions, current_costs, measure_models
 from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved, network, read_pattern
 from nas.prepare import prepare
-from nas.record import open_run, provenance, read_yaml, write_text, write_yaml
+from nas.record import open_run, provenance, read_yaml, write_text
 
 ROOT = Path(__file__).resolve().parents[1]  # where the scripts stand
 SAME_LATENCY = 0.03  # how far, as a share, a random pattern's latency may be from the searched one's
@@ -65,16 +66,15 @@ class Timer:
         models = [(contender.blocks, self.at(contender.d_ffn)) for contender in different.values()]
         return dict(zip(different, measure_models(models, self.counts), strict=True))
 
-    def measure_once(self, contenders: list[Contender], kept: Path) -> dict[str, dict]:
-        """The same, from a file where that holds all of them under the conditions of now."""
+    def measure_once(self, contenders: list[Contender], known: dict) -> dict:
+        """{"patterns": {contender's key: latency}, "holds_for": conditions}; `known`, what was measured before, where
+        that holds all of them under the conditions of now."""
         now = conditions(self.config, len(self.counts), sorted({name for c in contenders for name in c.blocks}))
-        before, wanted = read_yaml(kept) if kept.exists() else {}, {contender.key for contender in contenders}
-        if before.get("holds_for") == now and wanted <= before["patterns"].keys():
-            return before["patterns"]
+        wanted = {contender.key for contender in contenders}
+        if known.get("holds_for") == now and wanted <= known["patterns"].keys():
+            return known
         print(f"measuring the latency of {len(wanted)} patterns, in rounds", flush=True)
-        times = self.measure(contenders)
-        write_yaml(kept, {"patterns": times, "holds_for": now})
-        return times
+        return {"patterns": self.measure(contenders), "holds_for": now}
 
 
 class Comparison:
@@ -137,7 +137,10 @@ class Comparison:
         return list(found.values())
 
     def task(self, name: str, script: str, arguments: list, result: Path) -> Task:
-        command = [sys.executable, str(ROOT / script), *map(str, arguments)]
+        file = ROOT / script
+        if file.is_relative_to(Path.cwd()):  # so that what a run says of its command holds elsewhere too
+            file = file.relative_to(Path.cwd())
+        command = [sys.executable, str(file), *map(str, arguments)]
         return Task(name, command, result, self.path / "logs" / f"{name}.txt")
 
     # --- patterns
@@ -230,11 +233,12 @@ class Comparison:
             found.append(replace(contender, d_ffn=None if d_ffn == self.recipe.model.d_ffn else d_ffn))
         return found
 
-    def latencies(self, contenders: list[Contender], kept: Path, measure: bool) -> dict[str, dict]:
-        """{contender's key: latency}; what was measured last where nothing is to be measured."""
+    def record(self, contenders: list[Contender], path: Path, measure: bool) -> None:
+        """Write what is compared, with latencies: measured now where `measure` and those of before do not hold."""
+        latencies = known_latencies(path) if path.exists() else {}
         if measure:
-            return self.timer.measure_once(contenders, kept)
-        return read_yaml(kept)["patterns"] if kept.exists() else {}
+            latencies = self.timer.measure_once(contenders, latencies)
+        write_comparison(path, contenders, self.settings.seeds, self.search_hours(), latencies)
 
     def search_hours(self) -> float:
         """Of all searches together; 0 where there are none."""

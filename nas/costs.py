@@ -55,15 +55,19 @@ class CostTable:
         """What files hold of a pattern's predicted latency, of a table in milliseconds."""
         return {"predicted_ms": self.pattern(blocks), "predicted_ratio_to_interleaved": self.ratio(blocks)}
 
-    def text(self, blocks: int) -> str:
-        """A line per cost, with its spread and its share in the interleaved pattern of so many blocks."""
-        usual = self.pattern(interleaved(blocks))
-        lines = [f"{self.unit:<28}{'median':>10}{'quartiles':>20}{'of interleaved':>16}"]
+    def rows(self, blocks: int) -> list[tuple[str, str, str, str]]:
+        """(name, cost, its spread, its share in the interleaved pattern of so many blocks) for each cost, in words."""
+        usual, found = self.pattern(interleaved(blocks)), []
         for name, cost in {"embedding and output layer": self.rest, **self.blocks}.items():
             quartiles = self.quartiles.get(name if name in self.blocks else "rest", [])
             spread = " ... ".join(f"{quartile:.3f}" for quartile in quartiles)
-            lines.append(f"{name:<28}{cost:>10.3f}{spread:>20}{cost / usual:>16.1%}")
-        return "\n".join([*lines, f"{f'interleaved, {blocks} blocks':<28}{usual:>10.3f}"])
+            found.append((name, f"{cost:.3f}", spread, f"{cost / usual:.1%}"))
+        return [*found, (f"interleaved, {blocks} blocks", f"{usual:.3f}", "", "")]
+
+    def text(self, blocks: int) -> str:
+        """The same for a terminal."""
+        rows = [(self.unit, "median", "quartiles", "of interleaved"), *self.rows(blocks)]
+        return "\n".join(f"{name:<28}{cost:>10}{spread:>20}{share:>16}".rstrip() for name, cost, spread, share in rows)
 
     def write(self, path: Path) -> None:
         content = {"unit": self.unit, "rest": self.rest, "blocks": self.blocks}

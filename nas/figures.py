@@ -3,6 +3,7 @@
 History is what pi.jsonl holds, a list of {"step", "temperature", "operations", "pi": [N blocks][O operations]}.
 """
 
+import itertools
 import math
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from nas.claims import Row, mean_error, quality_of
+from nas.comparison import RANDOM
 from nas.derivation import entropy
 from nas.pattern import abbreviate
 
@@ -205,21 +207,23 @@ def comparison_plot(rows: list[Row], path: Path) -> None:
 
     Where latencies were not measured, over FLOPs per token.
     """
-    quality = quality_of(rows)
-    timed = all(row.latency for row in rows)
+    quality, timed = quality_of(rows), all(row.latency for row in rows)
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    points = []
+    points, names = {}, {}
+    for row in rows:  # of one pattern under two names, one point
+        names.setdefault(row.contender.key, []).append(row.contender.name)
     for row in rows:
         across = row.latency["median_ms"] if timed else row.results[0]["flops_per_token"]
         mean, error = mean_error(row.figures(quality))
-        points.append((across, mean))
-        colour = KINDS[row.contender.kind]
-        axes.errorbar(across, mean, yerr=error, color=colour, marker="o", markersize=6, capsize=3, linestyle="")
-        if row.contender.kind != "random":
-            place = {"xytext": (7, 5), "textcoords": "offset points", "color": colour, "fontsize": 9}
-            axes.annotate(row.contender.name, (across, mean), **place)
+        points.setdefault(row.contender.key, (across, mean))
+        style = {"color": KINDS[row.contender.kind], "marker": "o", "linestyle": ""}
+        axes.errorbar(across, mean, yerr=error, markersize=6, capsize=3, **style)
+        called = names.pop(row.contender.key, [])
+        if called and row.contender.kind != RANDOM:
+            place = {"xytext": (7, 5), "textcoords": "offset points", "color": style["color"], "fontsize": 9}
+            axes.annotate(", ".join(called), (across, mean), **place)
     front, best = [], math.inf
-    for across, mean in sorted(points):
+    for across, mean in sorted(points.values()):
         if mean < best:
             front.append((across, mean))
             best = mean
@@ -230,6 +234,28 @@ def comparison_plot(rows: list[Row], path: Path) -> None:
     axes.legend(handles=handles, frameon=False, fontsize=8)
     axes.set(xlabel="latency (ms)" if timed else "FLOPs per token", ylabel=f"{quality.name} on test")
     axes.margins(0.12)
+    tidy(axes)
+    save(figure, path)
+
+
+def comparison_curves(rows: list[Row], runs: dict[str, list[list[dict]]], path: Path) -> None:
+    """Training nll over tokens of each contender, mean over its seeds. runs: by name, the lines of metrics.jsonl of
+    each seed."""
+    figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
+    styles, late = itertools.cycle(["-", "--", "-.", ":"]), []
+    for row in rows:
+        name, plain = row.contender.name, row.contender.kind == RANDOM
+        lines = [[(entry["tokens"], entry["nll"]) for entry in run if entry["split"] == "train"] for run in runs[name]]
+        length = min(map(len, lines))
+        tokens, nll = np.array([line[:length] for line in lines]).reshape(len(lines), length, 2).mean(axis=0).T
+        style = {"linewidth": 0.9} if plain else {"linewidth": 1.6, "linestyle": next(styles)}
+        axes.plot(tokens, nll, color=KINDS[row.contender.kind], label=name, **style)
+        late += [*nll[length // 5 :]]
+    axes.set(xlabel="training tokens", ylabel="training nll (nats per token)")
+    if late:  # the first steps would press the rest flat
+        axes.set_ylim(min(late) - 0.05, max(late) + 0.1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M")
+    axes.legend(frameon=False, fontsize=7, ncols=2)
     tidy(axes)
     save(figure, path)
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict
@@ -246,10 +247,18 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def command_line() -> str:
+    """What was typed after `python`, with quotes where a shell needs them."""
+    script, *arguments = sys.argv
+    module = Path(script).resolve()
+    started = ["-m", f"nas.{module.stem}"] if module.parent == Path(__file__).resolve().parent else [script]
+    return shlex.join([*started, *arguments])
+
+
 def provenance(config: Config, corpus_meta: dict, device: str, threads: int) -> dict:
     """What is needed to know where a run's figures come from."""
     return {
-        "command": " ".join(sys.argv),
+        "command": command_line(),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},

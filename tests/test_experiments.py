@@ -4,6 +4,8 @@ import pytest
 import yaml
 
 from nas.assembly import build_fixed, build_supernet
+from nas.comparison import FORMAT as COMPARISON_FORMAT
+from nas.comparison import given_contenders, read_settings
 from nas.config import load_config
 from nas.evaluation import total_nll
 from nas.pattern import read_pattern
@@ -18,11 +20,15 @@ FOLDERS = ["demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitex
     "path", sorted(EXPERIMENTS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_every_yaml_loads(path):
+    content = yaml.safe_load(path.read_text())
     if path.parent.name == "patterns" or path.name == "pattern.yaml":
         read_pattern(path)
     elif path.name.startswith("expected"):
-        content = yaml.safe_load(path.read_text())
         assert content["format"] == "par-expected/1"
+    elif content.get("format") == COMPARISON_FORMAT:
+        settings = read_settings(path, {})
+        assert given_contenders(settings, path, blocks=6)
+        assert load_config(settings.retrain, []) and (settings.search is None or load_config(settings.search, []))
     else:
         load_config(path, [])
 

@@ -1,9 +1,10 @@
 import json
+import sys
 
 import pytest
 
 from nas.errors import InputError
-from nas.jobs import Jobs
+from nas.jobs import Jobs, Task, run_tasks
 
 
 def test_what_is_done_is_not_done_again_and_each_process_has_its_share(tmp_path):
@@ -28,3 +29,37 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
     Jobs(tmp_path, ["a=1", "b=2"])
     with pytest.raises(InputError, match="holds results with a=1 b=2, not with a=1;"):
         Jobs(tmp_path, ["a=1"])
+
+
+@pytest.fixture
+def task(tmp_path):
+    def make(name: str, code: str) -> Task:
+        code = f"import os, pathlib, sys, time; result = pathlib.Path({str(tmp_path / name)!r}); {code}"
+        return Task(name, [sys.executable, "-c", code], tmp_path / name, tmp_path / "logs" / f"{name}.txt")
+
+    return make
+
+
+def test_tasks_that_have_a_result_are_not_run_and_one_that_fails_does_not_stop_the_rest(task, tmp_path, capfd):
+    (tmp_path / "done").write_text("before")
+    tasks = [
+        task("done", "result.write_text('again')"),
+        task("bad", "print('some words'); print('what is wrong', file=sys.stderr); sys.exit(3)"),
+        task("silent", "sys.exit(4)"),
+        task("good", "result.write_text(os.environ['OMP_NUM_THREADS'])"),
+    ]
+    assert run_tasks(tasks, workers=1) == {"bad": "what is wrong", "silent": "exit status 4"}
+    assert (tmp_path / "done").read_text() == "before" and int((tmp_path / "good").read_text()) >= 1
+    said = capfd.readouterr().out.splitlines()
+    assert len(said) == 3 and said[0].startswith("[1/3] bad FAILED: what is wrong") and "good finished" in said[2]
+
+
+def test_so_many_tasks_run_at_a_time(task, tmp_path):
+    """Each writes that it has begun and waits for the other: only side by side can they finish."""
+    meet = "result.with_suffix('.begun').touch(); [time.sleep(0.02) for _ in range(1000) if not other.exists()]; "
+    meet += "result.touch() if other.exists() else sys.exit(1)"
+    pair = [
+        task(name, f"other = pathlib.Path({str(tmp_path / other)!r}).with_suffix('.begun'); {meet}")
+        for name, other in (("one", "two"), ("two", "one"))
+    ]
+    assert run_tasks(pair, workers=2) == {}

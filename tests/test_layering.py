@@ -42,6 +42,7 @@ ORDER = [
     "nas.retraining",
     "nas.comparing",
     "nas.compare",
+    "nas.report",
     "search",
     "derive",
     "retrain",

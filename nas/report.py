@@ -1,0 +1,204 @@
+"""One HTML page from run folders, for a colleague who has none of this installed: pictures, tables, claims, commands.
+
+Takes folders of searches, of trainings and of comparisons. The page holds all that it shows, loads nothing, runs
+nothing, and reads on a phone and in print.
+"""
+
+import argparse
+import base64
+import datetime
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from nas.claims import best_first, make_claims, quality_of, read_rows, table_cells, table_heads
+from nas.config import default_of, options
+from nas.costs import latency_words, read_costs
+from nas.derivation import describe, read_run
+from nas.errors import InputError, run_command
+from nas.pattern import LETTERS, read_pattern
+from nas.record import FREE_TO_CHANGE, flat_config, git_commit, read_lines, read_pi, read_yaml, write_text
+
+TEMPLATE = Path(__file__).with_name("report.html")
+MEDIA = {".png": "image/png", ".gif": "image/gif", ".svg": "image/svg+xml"}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nas.report", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="of a search, a training or a comparison")
+    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path)
+    parser.add_argument("--title", default="A searched layer pattern")
+    arguments = parser.parse_args()
+    if arguments.out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--out {arguments.out} must end in .html")
+    return arguments
+
+
+def drawn(picture: Callable, *content, suffix: str = ".svg") -> str:
+    """What one of nas.figures draws to a file, as a data URI."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"picture{suffix}"
+        picture(*content, path)
+        return f"data:{MEDIA[suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def origin(run: Path) -> dict:
+    """How to repeat a run: commands, what it ran on, and the options that are not the defaults."""
+    about = read_yaml(run / "provenance.yaml")
+    defaults, own = {key: default_of(item) for key, item in options()}, flat_config(read_yaml(run / "config.yaml"))
+    facts = {
+        "machine": f"{about['processor']}, {about['threads']} threads, {about['device']}",
+        "versions": ", ".join([f"python {about['python']}", *(f"{k} {v}" for k, v in about["packages"].items())]),
+        "seed": about["seed"],
+        "vocabulary": f"{about['vocab_size']:,}",
+        **{f"SHA-256 of {split}": digest for split, digest in about["data_sha256"].items()},
+    }
+    commit, _, changed = (about["git_commit"] or "").partition("-")
+    if changed:
+        facts["note"] = "the program had been changed since that commit"
+    return {
+        "repeat": [*([f"git checkout {commit}"] if commit else []), f"python {about['command']}"],
+        "facts": facts,
+        "options": {k: value for k, value in own.items() if value != defaults[k] and k not in FREE_TO_CHANGE},
+    }
+
+
+def cost_table(run: Path, blocks: int, operations: list[str]) -> dict | None:
+    """What operations cost, in milliseconds, where the folder has a table of it."""
+    path = run / "latency.yaml"
+    if not path.exists():
+        return None
+    table = read_costs(path, operations)
+    holds = ", ".join(f"{key} {value}" for key, value in table.holds_for.items())
+    return {"unit": table.unit, "rows": table.rows(blocks), "holds_for": holds}
+
+
+def about_search(run: Path) -> dict:
+    """What the page shows of a search; its pattern is that of pattern.yaml, or else of argmax."""
+    from nas import figures
+
+    search, history = read_run(run), read_pi(run)
+    path, outcome = search.pi.argmax(axis=1).tolist(), run / "outcome.yaml"
+    pattern = (
+        read_pattern(run / "pattern.yaml") if (run / "pattern.yaml").exists() else describe(path, [search], "argmax")
+    )
+    valid = (
+        f"; SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}" if outcome.exists() else ""
+    )
+    return {
+        "name": run.name,
+        "pattern": pattern,
+        "summary": f"Step {search.step:,} of {search.of_steps:,}{valid}.",
+        "gif": drawn(figures.animate, history, suffix=".gif") if len(history) > 1 else None,
+        "over_time": drawn(figures.pi_over_time, history),
+        "curves": drawn(figures.learning_curves, read_lines(run / "metrics.jsonl")),
+        "table": cost_table(run, len(path), search.operations),
+        "origin": origin(run),
+    }
+
+
+def about_training(run: Path) -> dict:
+    """What the page shows of one pattern's training."""
+    from nas import figures
+
+    results, rows, facts = run / "results.yaml", [], {}
+    if results.exists():
+        content = read_yaml(results)
+        for split in ("valid", "test"):
+            about = content[split]
+            words = f"{about['word_perplexity']:.2f}" if about["word_perplexity_comparable"] else "does not compare"
+            figures_of = [f"{about['perplexity']:.2f}", words, f"{about['bits_per_byte']:.4f}"]
+            rows.append([split, *figures_of, f"{about['nll_per_token']:.4f}", f"{about['tokens']:,}"])
+        facts = {
+            "parameters": f"{content['parameters']:,}",
+            "FLOPs per token": f"{content['flops_per_token']:,.0f}, "
+            f"{content['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's",
+            "latency": " ".join(latency_words(content["latency"])),
+            "training": f"{content['train_tokens']:,} tokens in {content['wall_time_s']:,.0f} s",
+        }
+    return {
+        "blocks": read_yaml(run / "config.yaml")["pattern"],
+        "rows": rows,
+        "facts": facts,
+        "curves": drawn(figures.learning_curves, read_lines(run / "metrics.jsonl")),
+        "origin": origin(run),
+    }
+
+
+def about_comparison(run: Path) -> dict:
+    """What the page shows of a comparison: claims, plot, table and curves, then its searches."""
+    from nas import figures
+
+    parts = []
+    for mark, title in {"": "Under one recipe", "-matched": "At equal parameters"}.items():
+        if not (run / f"comparison{mark}.yaml").exists():
+            continue
+        rows = best_first(read_rows(run / f"comparison{mark}.yaml"))
+        quality = quality_of(rows)
+        runs = {
+            row.contender.name: [
+                read_lines(run / "runs" / f"{row.contender.key}-{seed}" / "metrics.jsonl") for seed in row.seeds
+            ]
+            for row in rows
+        }
+        parts.append(
+            {
+                "title": title,
+                "claims": make_claims(rows),
+                "plot": drawn(figures.comparison_plot, rows),
+                "heads": table_heads(rows),
+                "rows": [(row.contender, table_cells(row, quality)) for row in rows],
+                "curves": drawn(figures.comparison_curves, rows, runs),
+            }
+        )
+    if not parts:
+        raise InputError(f"{run} holds no comparison.yaml: let python -m nas.compare report it first")
+    searches, pattern = sorted(run.glob("search-*/pi.jsonl")), run / "patterns" / "searched.yaml"
+    return {
+        "parts": parts,
+        "pattern": read_pattern(pattern) if pattern.exists() else None,
+        "table": cost_table(run, len(rows[0].contender.blocks), []),
+        "searches": [about_search(path.parent) for path in searches],
+        "origin": origin(run),
+    }
+
+
+STAGES = {"search": about_search, "retrain": about_training, "compare": about_comparison}
+
+
+def read_stage(run: Path) -> str:
+    """Raises InputError where a folder holds no run."""
+    if not (run / "config.yaml").is_file() or not (run / "provenance.yaml").is_file():
+        raise InputError(f"{run} is no run folder: give the --run folder of search.py, retrain.py or nas.compare")
+    return read_yaml(run / "config.yaml").get("stage")
+
+
+def write_page(runs: list[Path], out: Path, title: str) -> None:
+    """Raises InputError where a folder holds no run, or a damaged one, before anything is written."""
+    import jinja2
+
+    from nas.figures import COLOURS
+
+    stages = [read_stage(run) for run in runs]
+    sections = [{"stage": s, "folder": str(run), **STAGES[s](run)} for run, s in zip(runs, stages, strict=True)]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=title,
+        runs=sections,
+        colours=COLOURS,
+        letters=LETTERS,
+        written=datetime.date.today().isoformat(),
+        commit=git_commit(),
+    )
+    write_text(out, page)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    write_page(arguments.runs, arguments.out, arguments.title)
+    print(f"written to {arguments.out}, {arguments.out.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,95 @@
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nas.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread
+from nas.costs import MILLISECONDS, CostTable
+from nas.errors import InputError
+from nas.pattern import abbreviate, interleaved, network, read_pattern
+
+PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
+OPERATIONS = ["attention", "dense", "identity"]
+COSTS = CostTable(MILLISECONDS, 3.0, {"attention": 5.0, "dense": 1.0, "identity": 0.0})
+
+
+def test_rules_for_32_blocks_are_the_published_patterns():
+    for rule in ("interleaved", "sandwich", "par", "attention-only", "dense-only"):
+        assert RULES[rule](32) == read_pattern(PATTERNS / f"{rule}.yaml")["blocks"]
+
+
+@pytest.mark.parametrize("blocks", range(1, 65))
+def test_rules_keep_what_they_promise(blocks):
+    sandwiched, sparse = sandwich(blocks), par(blocks)
+    assert Counter(sandwiched) == Counter(interleaved(blocks))
+    ends = round(blocks // 2 * 6 / 16)
+    assert sandwiched[:ends] == ["attention"] * ends and sandwiched[blocks - ends :] == ["dense"] * ends
+    assert sandwiched[ends : blocks - ends] == interleaved(blocks - 2 * ends)
+    places = [index for index, name in enumerate(sparse) if name == "attention"]
+    assert len(sparse) == blocks and len(places) == max(1, round(blocks / 5)) and set(sparse) <= {"attention", "dense"}
+    assert places[0] == 0 and places[-1] < 2 * blocks / 3
+    assert len(set(np.diff(places))) <= 1  # evenly spread
+
+
+def test_twelve_blocks():
+    assert abbreviate(sandwich(12)) == "aaadadadaddd"
+    assert abbreviate(par(12)) == "adddaddddddd"
+
+
+def test_spread_is_even():
+    assert spread({"attention": 3, "dense": 3}) == interleaved(6)
+    assert abbreviate(spread({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
+    assert Counter(spread({"attention": 1, "dense": 2, "identity": 4})) == {"attention": 1, "dense": 2, "identity": 4}
+
+
+@pytest.mark.parametrize("budget", [3.0, 6.9, 12.0, 17.5, 40.0])
+def test_most_parameters_is_that_of_all_patterns(budget):
+    parameters = {"attention": 50, "dense": 30, "identity": 0}
+    found = most_parameters(5, OPERATIONS, parameters, COSTS, budget)
+    affordable = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.pattern(list(p)) <= budget]
+    assert COSTS.pattern(found) <= budget
+    assert sum(map(parameters.get, found)) == max(sum(map(parameters.get, pattern)) for pattern in affordable)
+
+
+def test_no_pattern_is_below_the_rest():
+    assert most_parameters(5, OPERATIONS, dict.fromkeys(OPERATIONS, 1), COSTS, 2.9) is None
+
+
+def test_compositions_are_all_and_each_once():
+    found = list(compositions(5, 3))
+    assert sorted(found) == sorted(c for c in itertools.product(range(6), repeat=3) if sum(c) == 5)
+
+
+def test_random_patterns_have_the_cost_and_are_different_networks():
+    found = list(itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30))
+    assert len({network(pattern) for pattern in found}) == 30
+    assert all(len(pattern) == 8 and abs(COSTS.pattern(pattern) / 20 - 1) <= 0.1 for pattern in found)
+    again = itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30)
+    assert list(again) == found
+    other = itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=2), 30)
+    assert list(other) != found
+
+
+def test_random_patterns_are_uniform_among_those_of_the_cost():
+    """First draws over many seeds, against enumeration: every pattern as often as any, within chance."""
+    costs = CostTable(MILLISECONDS, 0.0, {"attention": 2.0, "dense": 1.0, "identity": 0.0})
+    fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.pattern(p) - 4) <= 0.4}
+    assert len(fitting) == 19  # dddd, 12 of one attention, two dense and one identity, 6 of two attention
+    draws = 1900
+    firsts = (next(random_patterns(4, OPERATIONS, costs, 4.0, 0.1, seed)) for seed in range(draws))
+    counts = Counter(map(abbreviate, firsts))
+    assert counts.keys() == fitting
+    chi_squared = sum((counts[pattern] - 100) ** 2 / 100 for pattern in fitting)
+    assert chi_squared < 42.3  # 99.9% of chi-squared with 18 degrees of freedom
+
+
+def test_random_patterns_end_when_there_are_no_more():
+    found = list(random_patterns(3, ["dense", "identity"], COSTS, 5.0, 0.01, seed=0))
+    assert [network(pattern) for pattern in found] == ["dd"]
+
+
+def test_a_cost_that_no_pattern_has_is_refused():
+    with pytest.raises(InputError, match="no pattern of 4 blocks costs 50 ms, within 3%"):
+        next(random_patterns(4, OPERATIONS, COSTS, 50.0, 0.03, seed=0))

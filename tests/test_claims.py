@@ -1,0 +1,228 @@
+import csv
+import io
+import math
+
+import numpy as np
+import pytest
+import yaml
+
+from nas.claims import (
+    COLUMNS,
+    Row,
+    chance_of_better_draw,
+    csv_text,
+    dominating,
+    known_latencies,
+    make_claims,
+    markdown,
+    mean_error,
+    quality_of,
+    read_rows,
+    welch,
+    write_comparison,
+)
+from nas.comparison import Contender
+from nas.errors import InputError
+from nas.pattern import expand
+
+
+def results(perplexity: float, comparable: bool = True, parameters: int = 100, hours: float = 2.0) -> dict:
+    """As retrain.py writes them, for a text of 1,000 tokens, 500 words and 2,500 bytes."""
+    nll = 500 * math.log(perplexity)
+    split = {
+        "nll": nll,
+        "tokens": 1000,
+        "nll_per_token": nll / 1000,
+        "perplexity": math.exp(nll / 1000),
+        "word_perplexity": perplexity,
+        "word_perplexity_comparable": comparable,
+        "bits_per_byte": nll / math.log(2) / 2500,
+    }
+    valid = split | {"word_perplexity": perplexity + 5}
+    about = {"parameters": parameters, "flops_per_token": 10.0 * parameters, "wall_time_s": 3600 * hours}
+    return {"valid": valid, "test": split, **about}
+
+
+def row(name, kind, letters, perplexities, ms=10.0, usual_ms=20.0, **about) -> Row:
+    latency = None if ms is None else {"median_ms": ms, "ratio_to_interleaved": ms / usual_ms}
+    found = [results(perplexity, **about) for perplexity in perplexities]
+    hours = 3.0 if kind == "searched" else 0.0
+    return Row(Contender(name, kind, expand(letters)), list(range(1, len(found) + 1)), found, latency, hours)
+
+
+INTERLEAVED = row("interleaved", "given", "adadad", [100.0, 102.0, 101.0], ms=20.0)
+SEARCHED = row("searched", "searched", "addidd", [99.0, 100.0, 98.0])
+DRAWN = [row(f"random-{n}", "random", "aaiiid", [p, p + 1]) for n, p in enumerate([103.0, 105.0, 104.0], start=1)]
+
+
+def claims_of(rows, name="searched") -> dict[str, dict]:
+    return {claim["claim"]: claim for claim in make_claims(rows) if claim["pattern"] == name}
+
+
+def test_mean_and_standard_error_by_hand():
+    assert mean_error([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2 / 3)))
+    assert mean_error([4.0]) == (4.0, None)
+
+
+def test_welch_against_its_formula():
+    """Welch 1947: t, its degrees of freedom and p, with the t distribution integrated numerically."""
+    one, two = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 6.5, 8.0])
+    parts = [sample.var(ddof=1) / len(sample) for sample in (one, two)]
+    error = math.sqrt(sum(parts))
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(s) - 1) for part, s in zip(parts, (one, two), strict=True))
+    t = (one.mean() - two.mean()) / error
+    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
+    grid = np.linspace(-4000, t, 4_000_001)
+    below = np.trapezoid(scale * (1 + grid**2 / freedom) ** (-(freedom + 1) / 2), grid)
+    found = welch(one, two)
+    assert found["difference"] == pytest.approx(one.mean() - two.mean())
+    assert found["p"] == pytest.approx(2 * below, rel=1e-3)
+    assert welch(one, two, alternative="less")["p"] == pytest.approx(below, rel=1e-3)
+    assert welch(one, two, alternative="less")["low"] == found["low"]  # the interval stays two-sided
+    assert found["low"] < found["difference"] < found["high"]
+    assert found["low"] + found["high"] == pytest.approx(2 * found["difference"])
+
+
+def test_where_nothing_can_be_tested_there_is_no_p():
+    assert welch(np.array([1.0]), np.array([2.0, 3.0]))["p"] is None
+    assert welch(np.array([1.0, 1.0]), np.array([2.0, 2.0]))["p"] is None
+    assert chance_of_better_draw(1.0, np.array([2.0])) is None
+    alone = claims_of([row("searched", "searched", "ad", [99.0]), row("interleaved", "given", "ad", [98.0])])
+    assert "no p-value: too few seeds" in alone["equal or better word perplexity than interleaved"]["sentence"]
+
+
+def test_the_chance_of_a_better_draw_is_right_on_average():
+    """Where the searched pattern is itself a random draw, the chance is uniform: below 0.2 in a fifth of the cases."""
+    source = np.random.default_rng(0)
+    samples = source.normal(size=(2000, 6))
+    chances = [chance_of_better_draw(sample[0], sample[1:]) for sample in samples]
+    assert np.mean(np.array(chances) < 0.2) == pytest.approx(0.2, abs=0.03)
+    assert chance_of_better_draw(-5.0, samples[0][1:]) < 0.02 < 0.98 < chance_of_better_draw(5.0, samples[0][1:])
+
+
+def test_claims_where_the_search_wins():
+    claims = claims_of([INTERLEAVED, SEARCHED, *DRAWN])
+    quality = claims["equal or better word perplexity than interleaved"]
+    assert quality["holds"] and quality["figures"]["searched"] == pytest.approx(99.0)
+    assert (
+        "99.0 ± 0.6 on test, interleaved 101.0 ± 0.6 (mean ± standard error over 3 and 3 seeds): -2.0%"
+        in quality["sentence"]
+    )
+    losses = [np.log([99.0, 100.0, 98.0]), np.log([100.0, 102.0, 101.0])]
+    assert quality["figures"]["loss_difference"] == pytest.approx(losses[0].mean() - losses[1].mean())
+    assert claims["less latency than interleaved"]["figures"] == {
+        "latency_ms": 10.0,
+        "interleaved_ms": 20.0,
+        "ratio": 0.5,
+    }
+    assert "0.50 of the interleaved pattern's 20.00 ms: 50% less" in claims["less latency than interleaved"]["sentence"]
+    assert claims["fewer attention blocks than interleaved"]["figures"] == {"searched": 1, "interleaved": 3}
+    drawn = claims["better than the average random pattern at the same latency"]
+    assert drawn["holds"] and drawn["figures"]["better_than"] == drawn["figures"]["of"] == 3
+    assert drawn["figures"]["p"] < 0.01 and drawn["figures"]["latency_to_searched"] == [1.0, 1.0, 1.0]
+    assert drawn["figures"]["random_means"] == [103.5, 105.5, 104.5]
+    assert claims["the aim"]["holds"] and claims["on the Pareto front"]["holds"]
+    assert not claims["the search costs less than one training"]["holds"]  # 3 hours against 2
+
+
+def test_claims_where_the_search_loses():
+    lost = row("searched", "searched", "aaaadd", [110.0, 111.0, 112.0], ms=15.0)
+    claims = claims_of([INTERLEAVED, lost, *DRAWN])
+    assert claims["equal or better word perplexity than interleaved"]["figures"]["verdict"] == "worse"
+    assert not claims["better than the average random pattern at the same latency"]["holds"]
+    assert claims["better than the average random pattern at the same latency"]["figures"]["p"] > 0.99
+    assert claims["on the Pareto front"]["figures"]["dominated_by"] == ["random-1", "random-2", "random-3"]
+    assert claims["the aim"]["sentence"].endswith(
+        "missed: not at most 65% of the interleaved pattern's latency, not equal or better word perplexity, not better "
+        "than every random pattern's mean."
+    )
+    assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
+
+
+def test_random_patterns_count_once_each_whatever_their_seeds():
+    many = [row(f"random-{n}", "random", "ad", [p] * s) for n, (p, s) in enumerate([(100.0, 9), (110.0, 1)], start=1)]
+    about = claims_of([SEARCHED, *many])["better than the average random pattern at the same latency"]["figures"]
+    expected = np.log([99.0, 100.0, 98.0]).mean() - np.log([100.0, 110.0]).mean()
+    assert about["loss_difference"] == pytest.approx(expected)
+
+
+def test_a_pattern_that_a_budget_finds_again_is_claimed_about_once():
+    again = row("searched-0.65", "searched", "addidd", [99.0, 100.0, 98.0])
+    other = row("searched-0.5", "searched", "ddiidd", [120.0, 121.0, 119.0], ms=8.0)
+    claims = make_claims([INTERLEAVED, SEARCHED, again, other])
+    assert {claim["pattern"] for claim in claims} == {"searched", "searched-0.5"}
+
+
+def test_a_faster_or_better_pattern_dominates_and_an_equal_one_does_not():
+    def others(*rows):
+        return dominating(SEARCHED, [SEARCHED, *rows], quality_of([SEARCHED]))
+
+    perplexities = [99.0, 100.0, 98.0]
+    assert others(row("same", "given", "d", perplexities)) == []
+    assert others(row("faster", "given", "d", perplexities, ms=9.0)) == ["faster"]
+    assert others(row("better", "given", "d", [90.0], ms=10.0)) == ["better"]
+    assert others(row("better but slower", "given", "d", [90.0], ms=10.1)) == []
+    assert others(row("not timed", "given", "d", [90.0], ms=None)) == []
+
+
+def test_without_words_figures_are_bits_per_byte():
+    rows = [row("interleaved", "given", "adad", [100.0, 101.0], comparable=False)]
+    rows.append(row("searched", "searched", "addd", [99.0, 98.0], comparable=False))
+    claim = claims_of(rows)["equal or better bits per byte than interleaved"]
+    bits = [np.mean([500 * math.log(p) / math.log(2) / 2500 for p in pair]) for pair in ((99, 98), (100, 101))]
+    assert claim["figures"]["searched"] == pytest.approx(bits[0])
+    assert claim["figures"]["loss_difference"] == pytest.approx((bits[0] - bits[1]) * math.log(2))
+    assert f"{bits[0] - bits[1]:+.4f}" in claim["sentence"]
+    assert "bits per byte, valid" in markdown(rows)
+    (_, content) = csv.DictReader(io.StringIO(csv_text(rows)))
+    assert content["word_perplexity_mean"] == "" and float(content["nll_mean"]) > 0
+
+
+def test_the_csv_has_the_columns_of_the_contract_and_the_figures():
+    reader = csv.DictReader(io.StringIO(csv_text([INTERLEAVED, SEARCHED])))
+    assert tuple(reader.fieldnames) == COLUMNS == (
+        "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
+        "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
+    )  # fmt: skip
+    first, second = reader
+    assert (first["name"], first["blocks"], first["seeds"]) == ("interleaved", "adadad", "3")
+    assert float(second["word_perplexity_mean"]) == 99.0
+    assert float(second["word_perplexity_se"]) == pytest.approx(1 / math.sqrt(3), rel=1e-4)
+    assert float(second["nll_mean"]) == pytest.approx(np.log([99.0, 100.0, 98.0]).mean() / 2, rel=1e-4)
+    assert (float(second["latency_ms"]), float(second["latency_ratio"])) == (10.0, 0.5)
+    assert (float(second["search_hours"]), float(second["train_hours"])) == (3.0, 2.0)
+
+
+def test_the_table_is_best_first_and_shows_both_splits():
+    lines = markdown([INTERLEAVED, SEARCHED, *DRAWN]).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| searched",
+        "| interleaved",
+        "| random-1",
+        "| random-3",
+        "| random-2",
+    ]
+    assert "| 104.0 ± 0.6 | 99.0 ± 0.6 | 3.00 + 2.00 |" in lines[2]
+
+
+def test_what_is_compared_is_read_back_with_the_runs_that_have_finished(tmp_path):
+    contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
+    latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
+    path = tmp_path / "comparison.yaml"
+    write_comparison(path, contenders, [1, 2], 3.0, latencies)
+    with pytest.raises(InputError, match="none of its runs has finished"):
+        read_rows(path)
+    for name, perplexity in (
+        ("addidd-1", 99.0),
+        ("addidd-2", 100.0),
+        ("adadad-2", 102.0),
+        ("d-ffn7-1", 50.0),
+        ("d-1", 9.0),
+    ):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity)))
+    searched, usual, wide = read_rows(path)
+    assert (searched.contender, searched.seeds, searched.search_hours) == (SEARCHED.contender, [1, 2], 3.0)
+    assert (usual.seeds, usual.search_hours, usual.latency) == ([2], 0.0, INTERLEAVED.latency)
+    assert wide.latency is None and wide.results[0]["test"]["word_perplexity"] == 50.0
+    assert known_latencies(path) == latencies

@@ -1,0 +1,271 @@
+"""nas.compare as a user types it, on a configuration that trains in seconds; what needs a clock has one of its own."""
+
+import csv
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from nas.comparing import Comparison, Timer
+from nas.comparison import Contender, given_contenders, read_settings
+from nas.config import load_config
+from nas.costs import MILLISECONDS, CostTable
+from nas.errors import InputError
+from nas.pattern import interleaved, network, read_pattern
+
+ROOT = Path(__file__).parents[1]
+COMPARISON = {
+    "format": "par-comparison/1",
+    "search": "small.yaml",
+    "retrain": "small.yaml",
+    "patterns": ["interleaved", "dense-only", "parameters"],
+    "pareto": [2.0],
+    "seeds": [1, 2],
+}
+
+
+def compare(*arguments, **options):
+    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+
+
+def table(path: Path) -> list[dict]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
+    content = yaml.safe_load(small_yaml.read_text())
+    content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
+    content["search"]["warmup_steps"] = 2
+    (folder / "small.yaml").write_text(yaml.safe_dump(content))
+    path = folder / "comparison.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_yaml):
+    """A comparison of one search, two rules and what follows from it, two seeds each."""
+    folder = tmp_path_factory.mktemp("compare")
+    path = write_comparison_yaml(folder, small_yaml)
+    done = compare(path, "--run", folder / "run", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    return path, folder / "run", done
+
+
+def test_everything_is_there(finished):
+    _, run, done = finished
+    rows = table(run / "comparison.csv")
+    assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched", "searched-2", "parameters"]
+    for row in rows:
+        figures = [
+            yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
+        ]
+        perplexities = [about["test"]["word_perplexity"] for about in figures]
+        assert float(row["word_perplexity_mean"]) == pytest.approx(np.mean(perplexities), rel=1e-4)
+        assert float(row["word_perplexity_se"]) == pytest.approx(abs(np.diff(perplexities)[0]) / 2, rel=1e-4)
+        assert float(row["latency_ms"]) > 0 and row["seeds"] == "2"
+        assert int(row["parameters"]) == figures[0]["parameters"]
+    assert float(rows[0]["latency_ratio"]) == 1.0
+    hours = yaml.safe_load((run / "search-1" / "outcome.yaml").read_text())["wall_time_s"] / 3600
+    assert [float(row["search_hours"]) > 0 for row in rows] == [False, False, True, True, False]
+    assert float(rows[2]["search_hours"]) == pytest.approx(hours, rel=1e-3)
+    claims = yaml.safe_load((run / "claims.yaml").read_text())
+    assert claims["format"] == "par-claims/1" and all(
+        {"claim", "holds", "sentence", "figures"} <= c.keys() for c in claims["claims"]
+    )
+    assert all(claim["sentence"] in done.stdout for claim in claims["claims"])
+    assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "comparison.md").read_text() in done.stdout
+
+
+def test_the_searched_pattern_is_that_of_derive(finished):
+    _, run, _ = finished
+    last = (run / "search-1" / "pi.jsonl").read_text().splitlines()[-1]
+    pi = np.array(yaml.safe_load(last)["pi"])
+    operations = yaml.safe_load(last)["operations"]
+    assert read_pattern(run / "patterns" / "searched.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
+
+
+def test_a_repetition_trains_nothing_and_says_the_same(finished):
+    path, run, _ = finished
+    before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
+    before_table = (run / "comparison.csv").read_text()
+    again = compare(path, "--run", run)
+    assert again.returncode == 0 and "finished" not in again.stdout
+    assert {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")} == before
+    assert (run / "comparison.csv").read_text() == before_table
+
+
+def test_more_seeds_train_only_what_is_new(finished):
+    path, run, _ = finished
+    more = compare(path, "--run", run, "--seeds", 1, 2, 3, "--report")
+    assert more.returncode == 0 and "runs have not finished: " in more.stdout and "ddd-3" in more.stdout
+    assert not (run / "runs" / "ddd-3").exists()
+
+
+def test_another_recipe_is_refused_before_anything_is_trained(finished):
+    path, run, _ = finished
+    refused = compare(path, "--run", run, "train.lr=0.5")
+    assert refused.returncode == 2 and "train.lr (0.003 -> 0.5)" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    path.write_text(yaml.safe_dump(COMPARISON | {"search_seeds": [1, 2]}))
+    refused = compare(path, "--run", run)
+    path.write_text(yaml.safe_dump(COMPARISON))
+    assert refused.returncode == 2 and "search_seeds ([1] -> [1, 2])" in refused.stderr
+    refused = compare(path, "--run", run / "search-1")
+    assert refused.returncode == 2 and "holds a search run, not a compare run" in refused.stderr
+
+
+def test_at_equal_parameters(finished, small_config):
+    path, run, _ = finished
+    done = compare(path, "--run", run, "--match-parameters", "--workers", 2, "--seeds", 1)
+    assert done.returncode == 0, done.stderr
+    rows = table(run / "comparison-matched.csv")
+    usual, dense, *_ = (int(row["parameters"]) for row in rows)
+    width = (small_config().model.d_model * 2 + 1) * 3  # parameters of one more d_ffn in three dense blocks
+    assert abs(dense - usual) <= width / 2
+    (trained,) = (run / "runs").glob("ddd-ffn*-1/config.yaml")
+    assert f"ddd-ffn{yaml.safe_load(trained.read_text())['model']['d_ffn']}-1" == trained.parent.name
+    assert (run / "comparison.csv").exists() and (run / "claims-matched.yaml").exists()
+
+
+def test_a_failing_run_is_told_and_the_rest_goes_on(tmp_path, small_yaml):
+    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["dense-only", "interleaved"]}
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
+    nothing = compare(path, "--run", run, "--report")
+    assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
+    (run / "runs" / "ddd-1").mkdir(parents=True)
+    with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process is at this run
+        done = compare(path, "--run", run)
+    assert done.returncode == 1
+    assert "1 failed, the rest is reported: ddd-1: error: --run" in done.stderr and "in use by another" in done.stderr
+    assert "ddd-1 FAILED: error" in done.stdout and "| interleaved | ada | 1 |" in done.stdout
+    again = compare(path, "--run", run)
+    assert again.returncode == 0 and "| dense-only | ddd | 1 |" in again.stdout and "ada-1 finished" not in again.stdout
+
+
+def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
+    """kill -9 in the middle of a training: the command it had under way saves and ends by itself."""
+    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
+    arguments = [path, "--run", run, "train.steps=600"]
+    process = subprocess.Popen([sys.executable, "-m", "nas.compare", *map(str, arguments)], cwd=ROOT)
+    wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
+    process.kill()
+    process.wait()
+    wait_for(lambda: "stopped at step" in (run / "logs" / "ada-1.txt").read_text())
+    assert not (run / "runs" / "ada-1" / "results.yaml").exists()
+    again = compare(*arguments)
+    assert again.returncode == 0 and "[1/1] ada-1 finished" in again.stdout
+    assert "going on from step" in (run / "logs" / "ada-1.txt").read_text()
+
+
+def test_ctrl_c_lets_runs_save(tmp_path, small_yaml):
+    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
+    command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "the same command goes on" in said and len(said.splitlines()) == 1
+    assert "stopped at step" in (run / "logs" / "ada-1.txt").read_text()
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+COSTS = CostTable(MILLISECONDS, 1.0, {"attention": 4.0, "dense": 1.0, "identity": 0.0})
+
+
+@pytest.fixture
+def comparison(tmp_path, small_yaml, monkeypatch):
+    """A comparison of 6 blocks with a clock of the test's own: a pattern takes what the table says, and 10% more where
+    it begins with dense."""
+
+    def measure(self, contenders):
+        times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
+        return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
+
+    monkeypatch.setattr(Timer, "table", lambda self: COSTS)
+    monkeypatch.setattr(Timer, "measure", measure)
+
+    def make(**changed) -> Comparison:
+        path = write_comparison_yaml(tmp_path, small_yaml, **changed)
+        settings, config = read_settings(path, {}), load_config(tmp_path / "small.yaml", ["model.blocks=6"])
+        given = given_contenders(settings, path, 6)
+        comparison = Comparison(settings, given, config, config, tmp_path / "run", ["model.blocks=6"])
+        comparison.start()
+        return comparison
+
+    return make
+
+
+SEARCHED = Contender("searched", "searched", ["attention", "dense", "dense", "identity", "attention", "dense"])  # 12 ms
+
+
+def test_random_patterns_have_the_searched_ones_latency_as_measured(comparison):
+    made = comparison(random=4, patterns=["interleaved"], pareto=None)
+    made.write_pattern(SEARCHED)
+    made.choose_rivals(SEARCHED)
+    drawn = [contender for contender in made.known() if contender.kind == "random"]
+    assert [contender.name for contender in drawn] == [f"random-{n}" for n in range(1, 5)]
+    assert len({network(c.blocks) for c in [SEARCHED, *drawn]}) == 5
+    for contender in drawn:
+        assert COSTS.pattern(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
+        about = read_pattern(made.pattern_file(contender.name))["derived_from"]
+        assert about == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
+
+
+def test_random_patterns_that_were_drawn_stay_and_more_can_join(comparison):
+    made = comparison(random=2, patterns=["interleaved"], pareto=None)
+    made.write_pattern(SEARCHED)
+    made.choose_rivals(SEARCHED)
+    before = [contender.blocks for contender in made.known()]
+    os.close(made.run.lock)
+    more = comparison(random=4, patterns=["interleaved"], pareto=None)
+    more.choose_rivals(SEARCHED)
+    assert [contender.blocks for contender in more.known()][: len(before)] == before
+    assert len({network(contender.blocks) for contender in more.known()}) == len(before) + 2
+
+
+def test_most_parameters_within_the_latency(comparison):
+    made = comparison(patterns=["parameters"], pareto=None)
+    made.write_pattern(SEARCHED)
+    made.choose_rivals(SEARCHED)
+    (richest,) = [contender for contender in made.known() if contender.kind == "parameters"]
+    assert COSTS.pattern(richest.blocks) <= 12.0
+    sizes = {name: made.timer.parameters([name]) for name in COSTS.blocks}
+    assert sizes["attention"] > sizes["dense"]  # at these widths, so attention where it can be paid
+    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.pattern(richest.blocks) == 12.0
+
+
+def test_another_pattern_under_a_known_name_is_refused(comparison):
+    made = comparison(patterns=["interleaved"], pareto=None)
+    with pytest.raises(InputError, match=r"interleaved\.yaml is another pattern than dddddd"):
+        made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
+
+
+def test_latencies_are_measured_again_only_where_they_do_not_hold(comparison, monkeypatch):
+    made, calls = comparison(patterns=["interleaved"], pareto=None), []
+    monkeypatch.setattr(Timer, "measure", lambda self, contenders: calls.append(1) or {c.key: {} for c in contenders})
+    usual, other = Contender("interleaved", "given", interleaved(6)), Contender("other", "given", ["dense"] * 6)
+    known = made.timer.measure_once([usual], {})
+    assert made.timer.measure_once([usual], known) is known and len(calls) == 1
+    both = made.timer.measure_once([usual, other], known)
+    assert len(calls) == 2 and made.timer.measure_once([usual], both) is both
+    made.timer.measure_once([usual], known | {"holds_for": known["holds_for"] | {"threads": 99}})
+    assert len(calls) == 3

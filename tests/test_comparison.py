@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nas.comparison import Contender, given_contenders, read_settings
+from nas.errors import InputError
+
+GOOD = {"format": "par-comparison/1", "retrain": "r.yaml", "search": "s.yaml"}
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(**changed) -> Path:
+        path = tmp_path / "comparison.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in (GOOD | changed).items() if v is not None}))
+        return path
+
+    return write
+
+
+def test_paths_are_relative_to_the_file_and_the_command_line_wins(written, tmp_path):
+    settings = read_settings(written(random=5, seeds=[4, 5]), {"random": 2, "seeds": [9]})
+    assert (settings.retrain, settings.search) == (tmp_path / "r.yaml", tmp_path / "s.yaml")
+    assert (settings.random, settings.seeds, settings.search_seeds) == (2, [9], [1])
+
+
+def test_contenders_that_follow_from_a_search(written):
+    settings = read_settings(written(pareto=[0.5, 0.65], random=2, patterns=["par", "parameters"]), {})
+    assert settings.derived_names == {
+        "searched": "searched",
+        "searched-0.5": "searched",
+        "searched-0.65": "searched",
+        "parameters": "parameters",
+        "random-1": "random",
+        "random-2": "random",
+    }
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"format": "par-pattern/1"}, "is no comparison: it needs `format: par-comparison/1`"),
+        ({"sedes": [1]}, "unknown key 'sedes'; the nearest is 'seeds'"),
+        ({"retrain": None}, "retrain must name a configuration file, not None"),
+        ({"search": 5}, "search must name a configuration file, not 5"),
+        ({"seeds": []}, "seeds=[] must be different whole numbers"),
+        ({"seeds": [1, 1]}, "seeds=[1, 1] must be different"),
+        ({"seeds": [True]}, "seeds=[True] must be"),
+        ({"seeds": [-1]}, "seeds=[-1] must be"),
+        ({"seeds": 3}, "seeds=3 must be"),
+        ({"search_seeds": ["a"]}, "search_seeds=['a'] must be"),
+        ({"pareto": [0.5, "x"]}, "pareto=[0.5, 'x'] must be different ratios"),
+        ({"random": -1}, "random=-1 must be a whole number from 0"),
+        ({"random": True}, "random=True must be a whole number from 0"),
+        ({"search": None, "random": 1}, "random-1 cannot be found without a search"),
+        ({"search": None, "patterns": ["parameters"]}, "parameters cannot be found without a search"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(written, changed, words):
+    with pytest.raises(InputError) as error:
+        read_settings(written(**changed), {})
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def pattern(path: Path, blocks: str) -> str:
+    path.write_text(f"format: par-pattern/1\nblocks: {blocks}\n")
+    return path.name
+
+
+def test_given_contenders_are_rules_and_files(written, tmp_path):
+    name = pattern(tmp_path / "mine.yaml", "[dense, identity]")
+    path = written(patterns=["interleaved", name, "parameters"])
+    assert given_contenders(read_settings(path, {}), path, 4) == [
+        Contender("interleaved", "given", ["attention", "dense"] * 2),
+        Contender("mine", "given", ["dense", "identity"]),
+    ]
+
+
+def test_unknown_and_colliding_names_are_refused(written, tmp_path):
+    path = written(patterns=["interleavd"])
+    with pytest.raises(InputError, match=r"neither a file nor one of .* the nearest is 'interleaved'"):
+        given_contenders(read_settings(path, {}), path, 4)
+    (tmp_path / "a").mkdir()
+    for file, blocks in (("a/par.yaml", "[dense]"), ("searched.yaml", "[dense]")):
+        pattern(tmp_path / file, blocks)
+        path = written(patterns=["par", file])
+        with pytest.raises(InputError, match=f"two patterns are called '{Path(file).stem}'"):
+            given_contenders(read_settings(path, {}), path, 4)
+    path = written(patterns=["missing.yaml"])
+    with pytest.raises(InputError, match="cannot read the pattern file"):
+        given_contenders(read_settings(path, {}), path, 4)
+
+
+def test_contenders_of_one_pattern_share_runs_and_another_width_does_not():
+    one, two = (Contender(name, "given", ["attention", "dense"]) for name in "ab")
+    assert one.key == two.key == "ad"
+    assert Contender("a", "given", ["attention", "dense"], d_ffn=30).key == "ad-ffn30"

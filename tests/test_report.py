@@ -1,0 +1,156 @@
+"""The page as a colleague opens it: whole, quiet, escaped."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nas.claims import write_comparison
+from nas.comparison import Contender
+from nas.errors import InputError
+from nas.report import write_page
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+EVIL = "<script>alert('x')</script>&\"quoted\""
+
+
+def command(script, *arguments):
+    done = subprocess.run([sys.executable, *script, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, small_yaml) -> dict[str, Path]:
+    """A search, two trainings, and a comparison that holds them."""
+    folder = tmp_path_factory.mktemp("runs <b>")  # a folder may be called so
+    comparison = folder / "comparison"
+    command(["search.py"], small_yaml, "--run", comparison / "search-1", "search.latency.source=measured")
+    command(["derive.py"], comparison / "search-1")
+    pattern = comparison / "search-1" / "pattern.yaml"
+    blocks = yaml.safe_load(pattern.read_text())["blocks"]
+    contender = Contender(EVIL, "searched", blocks)
+    for seed in (1, 2):
+        command(
+            ["retrain.py"],
+            pattern,
+            small_yaml,
+            "--run",
+            comparison / "runs" / f"{contender.key}-{seed}",
+            f"seed={seed}",
+        )
+    training = comparison / "runs" / f"{contender.key}-1"
+    latencies = {"patterns": {contender.key: {"median_ms": 1.5, "ratio_to_interleaved": 0.5}}}
+    write_comparison(comparison / "comparison.yaml", [contender], [1, 2], 1.0, latencies)
+    for name in ("provenance.yaml", "config.yaml"):
+        shutil.copy(training / name, comparison / name)
+    content = yaml.safe_load((comparison / "config.yaml").read_text())
+    (comparison / "config.yaml").write_text(yaml.safe_dump(content | {"stage": "compare"}))
+    (comparison / "patterns").mkdir()
+    shutil.copy(pattern, comparison / "patterns" / "searched.yaml")
+    return {"search": comparison / "search-1", "retrain": training, "compare": comparison}
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    said = command(["-m", "nas.report"], *runs.values(), "--out", out, "--title", EVIL)
+    assert said.startswith(f"written to {out}")
+    return out
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and the text between them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page):
+    tags = Reader(page.read_text()).tags
+    assert not {"script", "link", "iframe", "object", "embed", "video"} & {tag for tag, _ in tags}
+    sources = [attributes["src"] for _, attributes in tags if "src" in attributes]
+    assert len(sources) >= 9 and all(source.startswith("data:image/") for source in sources)
+    assert all(attributes.get("href", "#").startswith("#") for _, attributes in tags)
+    assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
+    assert "url(" not in page.read_text() and "@import" not in page.read_text()
+    (policy,) = (a["content"] for t, a in tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert all(attributes["alt"] for tag, attributes in tags if tag == "img")
+
+
+def test_names_from_outside_are_text(page):
+    assert "<script" not in page.read_text() and "<b>" not in page.read_text()
+    text = Reader(page.read_text()).text
+    assert text.count(EVIL) >= 4  # title, heading, claim, table
+    assert "runs <b>" in text
+
+
+def test_pictures_of_every_kind_are_there(page, runs):
+    text = page.read_text()
+    assert text.count("data:image/gif;base64,R0lGODlh") == 2  # of the search, by itself and in the comparison
+    assert text.count("data:image/svg+xml;base64,") >= 7
+    words = Reader(text).text
+    for heading in (
+        "Comparison: ",
+        "Search: ",
+        "Training from scratch: ",
+        "How sure each block is",
+        "What operations cost",
+    ):
+        assert heading in words
+
+
+def test_figures_and_commands_are_those_of_the_runs(page, runs):
+    words = Reader(page.read_text()).text
+    results = yaml.safe_load((runs["retrain"] / "results.yaml").read_text())
+    assert f"{results['test']['word_perplexity']:.2f}" in words and f"{results['parameters']:,}" in words
+    for run in ("search", "retrain"):
+        about = yaml.safe_load((runs[run] / "provenance.yaml").read_text())
+        assert f"python {about['command']}" in words
+        assert all(digest in words for digest in about["data_sha256"].values())
+    confidence = yaml.safe_load((runs["search"] / "pattern.yaml").read_text())["confidence"]
+    assert all(f"{block['margin']:.3f}" in words for block in confidence)
+    assert "train.steps" in words and "24" in words
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_browser_shows_it_without_complaint(page, tmp_path, width):
+    """Headless Chromium: a quiet console, and nothing wider than the window, which a phone would have to push about."""
+    probe = page.read_text().replace(" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\"", "")
+    script = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, "
+    script += "[...document.images].filter(i => !i.complete || !i.naturalWidth).length].join(' ')</script></body>"
+    (tmp_path / "probe.html").write_text(probe.replace("</body>", script))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
+    for file, more in ((page, ["--screenshot"]), (tmp_path / "probe.html", ["--dump-dom"])):
+        done = subprocess.run(
+            [CHROMIUM, *options, *more, file.as_uri()], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert "CONSOLE" not in done.stderr
+    content, window, broken = map(int, re.search("<title>([0-9 ]+)</title>", done.stdout)[1].split())
+    assert content <= window and broken == 0
+    assert (tmp_path / "screenshot.png").stat().st_size > 10_000
+
+
+def test_what_is_no_run_is_refused_and_nothing_written(tmp_path, runs):
+    with pytest.raises(InputError, match="is no run folder: give the --run folder of"):
+        write_page([runs["search"], tmp_path], tmp_path / "out.html", "")
+    assert not (tmp_path / "out.html").exists()
+    wrong = [sys.executable, "-m", "nas.report", str(tmp_path), "--out", "page.pdf"]
+    done = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == "error: --out page.pdf must end in .html\n"
