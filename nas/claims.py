@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -144,17 +145,32 @@ def quality_of(rows: list[Row]) -> Quality:
 # --- what the figures say
 
 
-def welch(one: np.ndarray, two: np.ndarray, alternative: str = "two-sided") -> dict:
-    """Welch's t-test that the means of two samples differ: difference (one - two), its interval, p; the last two None
-    where a sample has one value, or nothing varies."""
+def t_test(one: np.ndarray, two: np.ndarray, paired: bool, alternative: str = "two-sided") -> dict:
+    """Student's t-test that two means differ: difference (one - two), its two-sided interval, p; the last two None
+    where nothing varies or there are too few values.
+
+    paired: the values belong together, by seed; else Welch's, which takes no equal variances.
+    """
     about = {"difference": float(one.mean() - two.mean()), "low": None, "high": None, "p": None}
-    if min(len(one), len(two)) < 2 or one.std() + two.std() == 0:
+    spread = (one - two).std() if paired else one.std() + two.std()
+    if min(len(one), len(two)) < 2 or spread < 1e-12:
         return about
     from scipy import stats  # takes half a second to import
 
-    test = stats.ttest_ind(one, two, equal_var=False, alternative=alternative)
-    interval = stats.ttest_ind(one, two, equal_var=False).confidence_interval(CONFIDENCE)
-    return about | {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
+    test = partial(stats.ttest_rel, one, two) if paired else partial(stats.ttest_ind, one, two, equal_var=False)
+    interval = test().confidence_interval(CONFIDENCE)
+    return about | {
+        "low": float(interval.low),
+        "high": float(interval.high),
+        "p": float(test(alternative=alternative).pvalue),
+    }
+
+
+def compare_losses(row: Row, other: Row, quality: Quality) -> tuple[dict, str]:
+    """t_test of two contenders, and its name. Runs of one seed begin with the same embedding and read the same batches,
+    so what a seed does to one it does to the other: where they share seeds, they are paired."""
+    paired = row.seeds == other.seeds
+    return t_test(row.losses(quality), other.losses(quality), paired), "paired by seed" if paired else "Welch"
 
 
 def chance_of_better_draw(loss: float, others: np.ndarray) -> float | None:
@@ -215,7 +231,7 @@ def make_claims(rows: list[Row]) -> list[dict]:
 
 
 def claim_quality(row: Row, usual: Row, quality: Quality) -> dict:
-    test = welch(row.losses(quality), usual.losses(quality))
+    test, kind = compare_losses(row, usual, quality)
     interval = ""
     if test["low"] is not None:
         interval = f", {CONFIDENCE:.0%} interval {quality.change(test['low'])} to {quality.change(test['high'])}"
@@ -224,8 +240,8 @@ def claim_quality(row: Row, usual: Row, quality: Quality) -> dict:
     sentence = (
         f"{row.contender.name} ({abbreviate(row.contender.blocks)}) reaches {quality.name} {shown(row, quality)} on "
         f"test, interleaved {shown(usual, quality)} (mean ± standard error over {len(row.seeds)} and "
-        f"{len(usual.seeds)} seeds): {quality.change(test['difference'])}{interval}, {p_words(test['p'])} (Welch): "
-        f"{verdict}."
+        f"{len(usual.seeds)} seeds): {quality.change(test['difference'])}{interval}, {p_words(test['p'])} "
+        f"(t-test, {kind}): {verdict}."
     )
     figures = {
         "searched": mean_error(row.figures(quality))[0],
@@ -286,10 +302,12 @@ def claim_front(row: Row, rows: list[Row], quality: Quality) -> dict:
 
 
 def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
-    """The average random pattern: each counts once, by its mean over seeds."""
-    means = np.array([other.losses(quality).mean() for other in drawn])
-    own = row.losses(quality)
-    test = welch(own, means, alternative="less")
+    """Against the average random pattern. Each counts once, by its mean over seeds, for there could have been others.
+    Where all share their seeds, what each seed does to the average random pattern is taken off the searched one."""
+    losses, own = [other.losses(quality) for other in drawn], row.losses(quality)
+    means = np.array([loss.mean() for loss in losses])
+    by_seed = np.mean(losses, axis=0) - means.mean() if all(other.seeds == row.seeds for other in drawn) else 0.0
+    test = t_test(own - by_seed, means, paired=False, alternative="less")
     behind, draw = int((means > own.mean()).sum()), chance_of_better_draw(float(own.mean()), means)
     figure = [float(other.figures(quality).mean()) for other in drawn]
     ratios = [other.ratio / row.ratio for other in drawn if other.ratio and row.ratio]
@@ -299,7 +317,7 @@ def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
     sentence = (
         f"{row.contender.name} is better than {behind} of {len(drawn)} random patterns at {at}, which reach "
         f"{quality.name} {average:.{quality.digits}f}{spread} in the mean: {quality.change(test['difference'])} "
-        f"against their average, {p_words(test['p'])} (Welch, one-sided)"
+        f"against their average, {p_words(test['p'])} (t-test, Welch, one-sided)"
         + ("." if draw is None else f"; a random pattern as good or better would come up with probability {draw:.2f}.")
     )
     figures = {

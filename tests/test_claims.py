@@ -18,7 +18,7 @@ from nas.claims import (
     mean_error,
     quality_of,
     read_rows,
-    welch,
+    t_test,
     write_comparison,
 )
 from nas.comparison import Contender
@@ -74,18 +74,47 @@ def test_welch_against_its_formula():
     scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
     grid = np.linspace(-4000, t, 4_000_001)
     below = np.trapezoid(scale * (1 + grid**2 / freedom) ** (-(freedom + 1) / 2), grid)
-    found = welch(one, two)
+    found = t_test(one, two, paired=False)
     assert found["difference"] == pytest.approx(one.mean() - two.mean())
     assert found["p"] == pytest.approx(2 * below, rel=1e-3)
-    assert welch(one, two, alternative="less")["p"] == pytest.approx(below, rel=1e-3)
-    assert welch(one, two, alternative="less")["low"] == found["low"]  # the interval stays two-sided
+    assert t_test(one, two, paired=False, alternative="less")["p"] == pytest.approx(below, rel=1e-3)
+    assert t_test(one, two, paired=False, alternative="less")["low"] == found["low"]  # the interval stays two-sided
     assert found["low"] < found["difference"] < found["high"]
     assert found["low"] + found["high"] == pytest.approx(2 * found["difference"])
 
 
+def test_pairs_against_the_formula():
+    """t of the mean difference over its standard error; with 2 degrees of freedom p has a closed form."""
+    one, two = np.array([5.0, 7.0, 6.1]), np.array([4.0, 5.5, 5.2])
+    differences = one - two
+    t = differences.mean() / (differences.std(ddof=1) / math.sqrt(3))
+    found = t_test(one, two, paired=True)
+    assert found["p"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    assert found["high"] - found["difference"] == pytest.approx(
+        4.30265 * differences.std(ddof=1) / math.sqrt(3), rel=1e-5
+    )
+
+
+def test_what_a_seed_does_to_all_is_no_noise():
+    """Patterns that differ by the same in every seed, while seeds differ much more: pairs see it, samples do not."""
+    usual = row("interleaved", "given", "adadad", [100.0, 150.0, 225.0])
+    searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
+    claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
+    assert claim["figures"]["verdict"] == "better" and "paired by seed" in claim["sentence"]
+    other = Row(usual.contender, [1, 2, 4], usual.results, usual.latency, 0.0)
+    claim = claims_of([other, searched])["equal or better word perplexity than interleaved"]
+    assert claim["figures"]["verdict"] == "no difference is shown" and "Welch" in claim["sentence"]
+    drawn = [row(f"random-{n}", "random", "ad", [p, 1.5 * p, 2.25 * p]) for n, p in enumerate([104.0, 106.0, 105.0])]
+    name = "better than the average random pattern at the same latency"
+    assert claims_of([searched, *drawn])[name]["figures"]["p"] < 0.01
+    drawn = [Row(other.contender, [4, 5, 6], other.results, other.latency, 0.0) for other in drawn]
+    assert claims_of([searched, *drawn])[name]["figures"]["p"] > 0.3
+
+
 def test_where_nothing_can_be_tested_there_is_no_p():
-    assert welch(np.array([1.0]), np.array([2.0, 3.0]))["p"] is None
-    assert welch(np.array([1.0, 1.0]), np.array([2.0, 2.0]))["p"] is None
+    assert t_test(np.array([1.0]), np.array([2.0, 3.0]), paired=False)["p"] is None
+    assert t_test(np.array([1.0, 1.0]), np.array([2.0, 2.0]), paired=False)["p"] is None
+    assert t_test(np.array([1.0, 2.0]), np.array([2.0, 3.0]), paired=True)["p"] is None
     assert chance_of_better_draw(1.0, np.array([2.0])) is None
     alone = claims_of([row("searched", "searched", "ad", [99.0]), row("interleaved", "given", "ad", [98.0])])
     assert "no p-value: too few seeds" in alone["equal or better word perplexity than interleaved"]["sentence"]
