@@ -231,8 +231,6 @@ RUN_KEYS = ("stage", "pattern", "search_seeds")  # what a run's config.yaml hold
 # What runs from before an option existed used, where that is not its default.
 BUILT_IN_BEFORE = {"train.beta2": 0.99, "search.fair_warmup": False, "search.latency.timing": "training"}
 
-SETTLED = ("model.stride", "model.summary")  # null until a configuration is loaded: settle_sparse
-
 TYPE_WORDS = {
     int: "a whole number",
     int | None: "a whole number or null",
@@ -438,13 +436,17 @@ def default_stride(keys: int) -> int:
     return lower if root - lower <= 2 * lower - root else 2 * lower
 
 
+def settled(stride: int | None, summary: int | None, keys: int) -> tuple[int | None, int | None]:
+    """model.stride and model.summary with numbers in the place of null; keys: of an attention, segment and memory."""
+    if stride is None and keys > 0:  # segment and memory are checked afterwards
+        stride = default_stride(keys)
+    return stride, min(4, stride) if summary is None and stride is not None else summary
+
+
 def settle_sparse(config: Config) -> None:
-    """Put numbers in the place of null: a run's config.yaml then holds them."""
-    model, keys = config.model, config.train.segment + config.train.memory
-    if model.stride is None and keys > 0:  # segment and memory are checked afterwards
-        model.stride = default_stride(keys)
-    if model.summary is None and model.stride is not None:
-        model.summary = min(4, model.stride)
+    """So that a run's config.yaml holds numbers."""
+    model, train = config.model, config.train
+    model.stride, model.summary = settled(model.stride, model.summary, train.segment + train.memory)
 
 
 def check_sparse(model: ModelOptions) -> None:

@@ -39,7 +39,7 @@ def costed_shape(config: Config) -> tuple[int, int, int]:
 
 
 # What tables from before a size was an option were measured with.
-BUILT_IN_BEFORE = {"relative": True, "grid": [], "recompute": False}
+SIZES_BEFORE = {"relative": True, "grid": [], "recompute": False}
 
 
 def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
@@ -179,7 +179,7 @@ def measure_models(models: list[tuple[list[str], Config]], counts: np.ndarray) -
 
 def changes(before: dict, now: dict) -> str:
     """What differs between the conditions under which costs were measured and those of now; empty where nothing."""
-    before = BUILT_IN_BEFORE | before
+    before = SIZES_BEFORE | before
     return ", ".join(f"{key} {before.get(key)}" for key in now if before.get(key) != now[key])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from nas.config import BUILT_IN_BEFORE, SETTLED, Config, default_of, options
+from nas.config import BUILT_IN_BEFORE, Config, default_of, options, settled
 from nas.errors import InputError
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
@@ -60,7 +60,9 @@ def flat_config(content: dict) -> dict:
         for part in key.split("."):
             value = value.get(part, item) if isinstance(value, dict) else item
         flat[key] = BUILT_IN_BEFORE.get(key, default_of(item)) if value is item else value
-    return flat
+    # Runs from before these were settled as a run began have null.
+    sparse, keys = ("model.stride", "model.summary"), flat["train.segment"] + flat["train.memory"]
+    return flat | dict(zip(sparse, settled(*map(flat.get, sparse), keys), strict=True))
 
 
 class RunFolder:
@@ -211,8 +213,6 @@ def check_same(run: RunFolder, before: dict, free: tuple[str, ...]) -> None:
         raise InputError(f"--run {path} holds a {before.get('stage')} run, not a {run.stage} run; name another folder")
     old = {**flat_config(before), **{key: before.get(key) for key in run.extra}}
     new = {**flat_config(run.config), **run.extra}
-    for key in SETTLED:
-        old[key] = new[key] if old[key] is None else old[key]  # from before these were settled as a run began
     changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if new[key] != old[key] and not key.startswith(free)]
     if changed:
         raise InputError(
