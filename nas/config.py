@@ -197,7 +197,14 @@ class SearchOptions:
         minimum=0,
     )
     fair_warmup: bool = option(
-        True, "hard: in the warm-up every operation of every block is trained equally often, not just on average"
+        True,
+        "hard: on uniform paths every operation of every block is trained equally often, not just on average",
+    )
+    weights_paths: str = option(
+        "pi",
+        "along which samples the weights train after the warm-up: those of pi, or uniform ones, so that no operation "
+        "is judged by how often it was trained",
+        choices=("pi", "uniform"),
     )
     stable_share: float = option(
         0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1
@@ -417,6 +424,12 @@ def check(config: Config) -> None:
         raise InputError("train.steps and train.epochs are both null: give one of them")
     if train.steps is not None and train.epochs is not None:
         raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
+    together = search.split == "shared" and (search.sampling == "soft" or search.estimator == "straight_through")
+    if search.weights_paths == "uniform" and together:
+        raise InputError(
+            "search.weights_paths=uniform needs search.split=heldout, or hard sampling with leave_one_out: here "
+            "weights and logits learn from one sample"
+        )
     if not search.operations or len(set(search.operations)) < len(search.operations):
         raise InputError(
             f"search.operations={search.operations} must name different operations of {', '.join(OPERATIONS)}"

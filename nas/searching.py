@@ -187,9 +187,12 @@ class Search:
     def draw_for_weights(self, step: int) -> None:
         """Set the SuperNet to a fresh sample that no gradient follows back to the logits."""
         logits = self.supernet.logits.detach()
+        uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
+        if uniform:
+            logits = torch.zeros_like(logits)
         if self.options.sampling == "soft":
             self.draw(logits)
-        elif self.options.fair_warmup and step <= self.warmup_steps:
+        elif uniform and self.options.fair_warmup:
             self.fair_queue = self.fair_queue or fair_paths(*logits.shape, self.generator)
             self.supernet.take(self.fair_queue.pop())
         else:
