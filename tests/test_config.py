@@ -82,12 +82,22 @@ def test_a_runs_own_configuration_keeps_what_was_built_in_before_an_option_exist
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must name different operations"),
         ("search.operations=[dense,dense]", "must name different operations"),
+        ("search.weights_paths=fair", "search.weights_paths=fair must be one of pi, uniform; the nearest is"),
         ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
     ],
 )
 def test_bad_values_are_named(load, override, message):
     with pytest.raises(InputError, match=message):
         load(override)
+
+
+def test_weights_cannot_train_on_uniform_paths_where_one_sample_serves_both(load):
+    alike = ["search.weights_paths=uniform", "search.split=shared"]
+    for more in ("search.sampling=soft", "search.estimator=straight_through"):
+        with pytest.raises(InputError, match=r"search\.weights_paths=uniform needs search\.split=heldout"):
+            load(*alike, more)
+    load(*alike)
+    load("search.weights_paths=uniform", "search.sampling=soft")
 
 
 @pytest.mark.parametrize(

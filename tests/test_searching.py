@@ -168,6 +168,31 @@ def test_a_fair_warm_up_trains_every_operation_of_every_block_equally_often(smal
     assert not (visits(make_search(unfair), 21) == 7).all()
 
 
+@pytest.mark.parametrize("sampling", ["hard", "soft"])
+def test_weights_follow_pi_after_the_warm_up_or_stay_uniform(small_config, sampling):
+    chosen = {}
+    for follow in ("pi", "uniform"):
+        options = [f"search.sampling={sampling}", f"search.weights_paths={follow}", "search.warmup_steps=3"]
+        phase = make_search(small_config(*options, "train.steps=90", "search.temperature.end=1.0"))
+        phase.supernet.logits.data[:, 0] = 20.0
+        chosen[follow] = visits(phase, 30) if sampling == "hard" else shares(phase, 3000)
+    if sampling == "hard":
+        assert (chosen["pi"][:, 0] >= 27).all()  # 3 of the warm-up, then attention alone
+        assert (chosen["uniform"] == 10).all()
+    else:
+        assert (chosen["pi"][:, 0] > 0.99).all()
+        assert abs(chosen["uniform"] - 1 / 3).max() < 0.03
+
+
+def shares(phase, draws) -> np.ndarray:
+    """Mean weight of each operation of each block over draws after the warm-up [N, O]."""
+    total = np.zeros((3, 3))
+    for _ in range(draws):
+        phase.draw_for_weights(10)
+        total += [block.choice[1].tolist() for block in phase.supernet.backbone.blocks]
+    return total / draws
+
+
 def test_fair_paths_are_drawn_block_by_block(small_config):
     phase = make_search(small_config("train.steps=2000", "search.warmup_steps=900"))
     seen = set()

@@ -34,6 +34,7 @@ VARIANTS = {
     "hard-half-unfair": [HALF, "search.fair_warmup=false"],
     "hard-half": [HALF],
     "hard-half-twice-as-long": ["train.steps=4800", "search.warmup_steps=2400"],
+    "hard-half-uniform": [HALF, "search.weights_paths=uniform"],
     "hard-three-quarters": ["search.warmup_steps=1800"],
     "hard-quarter-loo-2": ["search.paths=2"],
     "hard-quarter-loo-8": ["search.paths=8"],
