@@ -73,7 +73,7 @@ def run_tasks(tasks: list[Task], workers: int) -> dict[str, str]:
     """
     waiting = [task for task in tasks if not task.result.exists()]
     total, begun, running, failed = len(waiting), time.monotonic(), {}, {}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)), **os.environ}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
