@@ -4,6 +4,7 @@ Several RUN_DIRs are seeds of one search: pi is averaged, and the table says for
 """
 
 import argparse
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ HELP = {
     "runs": "the --run folder of a search, or those of several seeds of it",
     "--out": "default: RUN_DIR/pattern.yaml; of several seeds pattern-of-SEEDS-seeds.yaml in the first",
     "--method": "argmax (default): the likeliest operations; budget: the greatest sum of log pi within "
-    "--latency-budget; perturbation: the operations whose removal hurts the SuperNet most on valid",
+    "--latency-budget; perturbation: the operations whose removal hurts the SuperNet most on valid; evolution: the "
+    "pattern with which the SuperNet is best on valid, within the budget or else the search's target",
     "--latency-budget": "cost at most R times the interleaved pattern's: in milliseconds where the run has a "
     "latency.yaml (python -m nas.latency makes one), else in FLOPs",
     "--pareto": "a pattern for each of these budgets, in PATTERN-R.yaml, and a table in PATTERN-pareto.md",
@@ -42,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=HELP["runs"])
     parser.add_argument("--out", metavar="PATTERN.yaml", type=Path, help=HELP["--out"])
-    parser.add_argument("--method", choices=["argmax", "budget", "perturbation"], help=HELP["--method"])
+    parser.add_argument("--method", choices=["argmax", "budget", "perturbation", "evolution"], help=HELP["--method"])
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
@@ -51,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
     arguments.budgets = [] if given is None else read_budgets(given)
     arguments.method = arguments.method or ("budget" if arguments.budgets else "argmax")
-    if (arguments.method == "budget") != bool(arguments.budgets):
+    if arguments.method != "evolution" and (arguments.method == "budget") != bool(arguments.budgets):
         needs = "needs --latency-budget or --pareto" if arguments.method == "budget" else "takes no budget"
         raise InputError(f"--method {arguments.method} {needs}")
     if arguments.latency_budget and len(arguments.budgets) > 1:
@@ -73,7 +75,7 @@ def main() -> None:
         latency = RunLatency(timed[0])
     costs = latency.table if latency else first.flops
 
-    pi, losses = np.mean([run.pi for run in runs], axis=0), None
+    pi, losses, found = np.mean([run.pi for run in runs], axis=0), None, ()
     if arguments.method == "budget":
         paths = choose_within(arguments.budgets, pi, operations, costs)
     elif arguments.method == "perturbation":
@@ -81,12 +83,19 @@ def main() -> None:
 
         path, losses = choose_by_perturbation(arguments.runs)
         paths = [path]
+    elif arguments.method == "evolution":
+        from nas.evolution import choose_by_evolution  # only now, since it needs torch
+
+        print("judging whole patterns with the SuperNet's weights, for some minutes", flush=True)
+        paths, found = zip(*(choose_by_evolution(runs, pi, costs, b) for b in arguments.budgets or [None]), strict=True)
     else:
         paths = [pi.argmax(axis=1).tolist()]
 
     patterns = {}
-    for path, budget in zip(paths, arguments.budgets or [None], strict=True):
+    for path, budget, how in zip_longest(paths, arguments.budgets or [None], found):
         pattern = patterns[budget] = describe(path, runs, arguments.method, budget, losses)
+        if how:
+            pattern["derived_from"]["evolution"] = how
         if latency:
             pattern["latency"] = latency.of(pattern["blocks"])
 
@@ -114,6 +123,11 @@ def main() -> None:
         print(f"NOTICE: {notice}")
     for budget, pattern in patterns.items():
         print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
+        if how := pattern["derived_from"].get("evolution"):
+            print(
+                f"best of {how['judged']} patterns within {how['budget']:g} of the interleaved pattern's cost: nll "
+                f"{how['nll']:.4f} on valid with the SuperNet's weights; pi's own choice has {how['nll_of_pi']:.4f}"
+            )
         print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
         for words in latency_words(pattern.get("latency") or {}):
             print(words)

@@ -64,7 +64,7 @@ def main() -> None:
     from nas.data import Corpus
     from nas.device import set_up
     from nas.prepare import prepare
-    from nas.record import open_run, provenance, read_yaml, write_yaml
+    from nas.record import RESULTS, open_run, provenance, read_yaml, write_yaml
     from nas.retraining import BEST, Retraining, evaluate_best
     from nas.trainer import Trainer
 
@@ -87,7 +87,7 @@ def main() -> None:
         run.start(origin)
         trainer = Trainer(phase, run, config.train)
         trainer.fit()
-        out = run.path / "results.yaml"
+        out = run.path / RESULTS
         if out.exists():  # an earlier call had finished
             results = read_yaml(out)
         else:

@@ -22,7 +22,7 @@ def main() -> None:
     from nas.device import set_up
     from nas.latency import current_costs
     from nas.prepare import prepare
-    from nas.record import open_run, provenance, write_yaml
+    from nas.record import OUTCOME, open_run, provenance, write_yaml
     from nas.searching import Search, cut_streams
     from nas.trainer import Trainer
 
@@ -47,8 +47,14 @@ def main() -> None:
         trainer.say(f"WARNING: {warning}")
     valid = phase.evaluate(run, trainer.step) if trainer.valid is None else trainer.valid
     pattern = phase.supernet.names(phase.supernet.argmax_path())
-    outcome = {"pattern": pattern, "valid": valid, "train_steps": trainer.step, "train_tokens": trainer.tokens}
-    write_yaml(run.path / "outcome.yaml", outcome | {"wall_time_s": trainer.wall_seconds})
+    outcome = {
+        "format": "par-outcome/1",
+        "pattern": pattern,
+        "valid": valid,
+        "train_steps": trainer.step,
+        "train_tokens": trainer.tokens,
+    }
+    write_yaml(run.path / OUTCOME, outcome | {"wall_time_s": trainer.wall_seconds})
     trainer.say(f"likeliest pattern: {', '.join(pattern)}")
     trainer.say(
         f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.wall_seconds:,.0f} s; "

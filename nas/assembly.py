@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from models.operations import Sizes
@@ -74,6 +75,12 @@ def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
 def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
     options = backbone_options(config, corpus.vocab_size)
     return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **options)
+
+
+def count_parameters(pattern: list[str], config: Config, vocab_size: int) -> int:
+    with torch.device("meta"):  # shapes alone are needed
+        model = build_pattern(pattern, model_sizes(config), vocab_size, **backbone_options(config, vocab_size))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def check_splits(config: Config, corpus: Corpus) -> None:

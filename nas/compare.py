@@ -2,33 +2,37 @@
 
 Searches, derives, draws random patterns of the searched one's latency, trains every pattern, and writes
 comparison.csv, .md and .png and claims.yaml to RUN_DIR. Repeat the command after an interruption, or with more seeds or
-patterns: what has finished is not done again. COMPARISON.yaml, whose paths are relative to it, holds:
+patterns: what has finished is not done again. COMPARISON.yaml, whose paths are relative to it; only `retrain` must be
+there, and these are examples where no default is named:
 
   format: par-comparison/1
-  retrain: retrain.yaml      # the recipe under which every pattern is trained
-  search: search.yaml        # leave it out to compare given patterns alone
-  search_seeds: [1]          # searches, from whose mean pi the searched pattern is derived
-  pareto: [0.5, 0.65]        # a searched pattern for each of these budgets, too
-  patterns: [interleaved]    # of interleaved, sandwich, par, attention-only, dense-only, parameters (the most
-                             # parameters within the searched pattern's latency), and pattern files
-  random: 5                  # patterns drawn at the searched pattern's latency
-  seeds: [1, 2, 3]           # of the training of every pattern
+  retrain: retrain.yaml      # the recipe under which every pattern is trained; its seed does not count
+  search: search.yaml        # without it, given patterns alone are compared
+  search_seeds: [1]          # default [1]; from the mean pi of several; cannot change once a run has begun
+  pareto: [0.5, 0.65]        # default []; a searched pattern for each of these budgets, beside that of argmax,
+  method: budget             # default budget; or evolution: how derive.py chooses those of the budgets
+  patterns: [interleaved]    # the default; of interleaved, sandwich, par, attention-only, dense-only, parameters (the
+                             # most within the searched pattern's predicted latency), and pattern files
+  random: 5                  # default 0; patterns drawn at the searched pattern's measured latency, within 3%
+  seeds: [1, 2, 3]           # the default; of the training of every pattern
+
+Rules make patterns of model.blocks blocks. In claims, yes and NO say what the means say, p whether it may be chance.
 """
 
 import argparse
 import os
 from pathlib import Path
 
-from nas.comparison import given_contenders, read_settings
+from nas.comparison import MATCHED, UNMATCHED, contenders_file, given_contenders, read_settings
 from nas.config import load_config
-from nas.errors import InputError, RunError, run_command
+from nas.errors import InputError, Interrupted, RunError, run_command
 
 HELP = {
-    "overrides": "options for searches and training alike",
+    "overrides": "options for searches and training alike, but for seed",
     "--run": "folder for all of it",
-    "--workers": "runs at a time (default 1)",
-    "--random": "instead of what the file says",
-    "--seeds": "instead of what the file says",
+    "--workers": "runs at a time (default 1); more than one need train.threads",
+    "--random": "so many random patterns, instead of what the file says",
+    "--seeds": "seeds of training, instead of what the file says",
     "--match-parameters": "train every pattern with d_ffn such that all have the interleaved one's parameters; "
     "writes comparison-matched.csv and so on",
     "--report": "train nothing, report what is there",
@@ -50,16 +54,29 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_intermixed_args()
     if arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers} must be at least 1")
+    for override in arguments.overrides:
+        if override.startswith("seed="):
+            raise InputError(f"{override}: every pattern is trained with several seeds; give them as --seeds")
     return arguments
+
+
+def check_threads(threads: int | None, workers: int) -> None:
+    cores = os.cpu_count() or 1
+    if workers > 1 and threads is None:
+        fair = max(1, cores // workers)
+        raise InputError(f"--workers {workers} needs the threads of each: add train.threads={fair}")
+    if (threads or 1) * workers > cores:
+        print(f"NOTICE: {workers} workers of {threads} threads share {cores} cores, and slow each other down")
 
 
 def report(folder: Path, mark: str) -> None:
     """Write the table, the plot and the claims of what has finished, and print them."""
-    from nas.claims import CLAIMS_FORMAT, csv_text, make_claims, markdown, read_rows
+    from nas.claims import CLAIMS_FORMAT, make_claims
     from nas.figures import comparison_plot
     from nas.record import write_text, write_yaml
+    from nas.rows import csv_text, markdown, read_rows
 
-    rows = read_rows(folder / f"comparison{mark}.yaml")
+    rows = read_rows(contenders_file(folder, mark))
     claims = make_claims(rows)
     write_text(folder / f"comparison{mark}.csv", csv_text(rows))
     write_text(folder / f"comparison{mark}.md", markdown(rows))
@@ -75,37 +92,44 @@ def main() -> None:
     arguments = parse_arguments()
     instead = {key: getattr(arguments, key) for key in ("random", "seeds") if getattr(arguments, key) is not None}
     settings = read_settings(arguments.comparison, instead)
-    recipe = load_config(settings.retrain, arguments.overrides)
+    recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
     search = load_config(settings.search, arguments.overrides) if settings.search else None
     given = given_contenders(settings, arguments.comparison, (search or recipe).model.blocks)
-    threads, cores = recipe.train.threads or 1, os.cpu_count() or 1
-    if threads * arguments.workers > cores:
-        print(f"NOTICE: {arguments.workers} workers of {threads} threads share {cores} cores, and slow each other down")
+    check_threads(recipe.train.threads, arguments.workers)
+    try:
+        compare(arguments, settings, given, recipe, search)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; what was saved is whole: the same command goes on") from None
 
+
+def compare(arguments, settings, given, recipe, search) -> None:
+    """Search, derive, choose rivals, train, report. Raises RunError where a part failed, once the rest is done."""
     # Imported only now: --help and errors of the configuration need not wait for torch.
     from nas.comparing import Comparison
     from nas.jobs import run_tasks
 
     comparison = Comparison(settings, given, recipe, search, arguments.run, arguments.overrides)
-    if arguments.report and not comparison.run.begun:
-        raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report away to begin one")
-    mark, failed = "-matched" if arguments.match_parameters else "", {}
-    if not arguments.report:
+    mark, train = MATCHED if arguments.match_parameters else UNMATCHED, not arguments.report
+    if not train and not comparison.run.begun:
+        raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report out to begin one")
+    failed = {}
+    if train:
         comparison.start()
-        early = [] if mark else comparison.training(given, settings.seeds)
-        # The patterns that wait for nothing train beside the searches; when latencies are measured, nothing else runs.
-        failed |= run_tasks([*comparison.searches(), *early], arguments.workers)
-        if any(task.name in failed for task in comparison.searches()):
-            print("NOTICE: a search failed, so there is no searched pattern, nor any that is chosen by its latency")
-        elif search:
-            comparison.choose_rivals(comparison.derive())
-
-    contenders = comparison.matched(comparison.known()) if mark else comparison.known()
-    training = comparison.training(contenders, settings.seeds)
-    if not arguments.report:
+        # The patterns that wait for nothing train beside the searches; when rivals are timed, nothing else runs.
+        early = comparison.training(given) if mark == UNMATCHED else []
+        searches = comparison.searches()
+        failed |= run_tasks([*searches, *early], arguments.workers)
+        if search and not any(task.name in failed for task in searches):
+            failed |= comparison.derive()
+            if comparison.found_searched():
+                comparison.choose_rivals()
+    contenders = comparison.known() if mark == UNMATCHED else comparison.matched(comparison.known())
+    training = comparison.training(contenders)
+    if train:
         failed |= run_tasks([task for task in training if task.name not in failed], arguments.workers)
-    comparison.record(contenders, arguments.run / f"comparison{mark}.yaml", measure=not arguments.report)
-    report(arguments.run, mark)
+    if any(task.result.exists() for task in training):
+        comparison.record(contenders, contenders_file(arguments.run, mark), measure=train)
+        report(arguments.run, mark)
     if failed:
         raise RunError(f"{len(failed)} failed, the rest is reported: " + "; ".join(map(": ".join, failed.items())))
     missing = [task.name for task in training if not task.result.exists()]

@@ -3,78 +3,80 @@
 import copy
 import sys
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from models.transformer_xl import build_pattern
-from nas.assembly import backbone_options, model_sizes, settle_cutoffs
+from nas.assembly import count_parameters, settle_cutoffs
 from nas.baselines import most_parameters, random_patterns
-from nas.claims import known_latencies, write_comparison
-from nas.comparison import PARAMETERS, RANDOM, SEARCHED, Contender, Settings
+from nas.comparison import (
+    GIVEN,
+    PARAMETERS,
+    RANDOM,
+    SAME_LATENCY,
+    SEARCHED,
+    Contender,
+    Settings,
+    pattern_file,
+    search_folder,
+    training_folder,
+)
 from nas.config import Config
 from nas.costs import CostTable
 from nas.data import Corpus
 from nas.device import set_up
-from nas.errors import InputError, RunError
-from nas.jobs import Task, last_line, run_tasks
+from nas.errors import InputError
+from nas.jobs import Task, run_tasks
 from nas.latency import conditions, current_costs, measure_models
 from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved, network, read_pattern
 from nas.prepare import prepare
-from nas.record import open_run, provenance, read_yaml, write_text
+from nas.record import OUTCOME, RESULTS, open_run, provenance, read_yaml, write_text
+from nas.rows import known_latencies, write_contenders
 
 ROOT = Path(__file__).resolve().parents[1]  # where the scripts stand
-SAME_LATENCY = 0.03  # how far, as a share, a random pattern's latency may be from the searched one's
 DRAWN_AT_ONCE, TRIES = 2, 10  # patterns that are timed for each that is still wanted; how often
 
 
 class Timer:
-    """Sizes and latencies of patterns under the recipe that trains them."""
+    """Latencies of patterns of so many blocks, under the recipe that trains them."""
 
-    def __init__(self, recipe: Config, operations: list[str], blocks: int, kept: Path):
-        """kept: file for the table of latencies."""
-        device, threads = set_up(recipe.seed, recipe.train.threads)
-        corpus = Corpus(prepare(recipe.data))
-        settle_cutoffs(recipe, corpus)
-        self.provenance = provenance(recipe, corpus.meta, device, threads)
-        self.config, self.counts, self.kept = copy.deepcopy(recipe), corpus.counts(), kept
+    def __init__(self, recipe: Config, operations: list[str], blocks: int, counts: np.ndarray):
+        """operations: of the table; counts [V]: how often the training text has each token."""
+        self.config, self.counts = copy.deepcopy(recipe), counts
         self.config.search.operations, self.config.model.blocks = operations, blocks
 
-    def table(self) -> CostTable:
-        """Milliseconds of each operation, kept where they hold for this device."""
-        table = current_costs(self.config, self.counts, self.kept)
-        table.write(self.kept)
+    def table(self, kept: Path) -> CostTable:
+        """Milliseconds of each operation: the file's where they hold for this device, else measured, and kept there."""
+        table = current_costs(self.config, self.counts, kept)
+        table.write(kept)
         return table
-
-    def at(self, d_ffn: int | None) -> Config:
-        config = copy.deepcopy(self.config)
-        config.model.d_ffn = self.config.model.d_ffn if d_ffn is None else d_ffn
-        return config
-
-    def parameters(self, blocks: list[str], d_ffn: int | None = None) -> int:
-        with torch.device("meta"):  # shapes alone are needed
-            options = backbone_options(self.config, len(self.counts))
-            model = build_pattern(blocks, model_sizes(self.at(d_ffn)), len(self.counts), **options)
-        return sum(parameter.numel() for parameter in model.parameters())
 
     def measure(self, contenders: list[Contender]) -> dict[str, dict]:
         """{contender's key: latency}, all in the same rounds, with the ratio to the interleaved pattern at the recipe's
         d_ffn."""
-        usual = Contender("interleaved", "given", interleaved(self.config.model.blocks))
+        usual = Contender("", GIVEN, interleaved(self.config.model.blocks))
         different = {contender.key: contender for contender in [usual, *contenders]}
-        models = [(contender.blocks, self.at(contender.d_ffn)) for contender in different.values()]
+        models = [(contender.blocks, at_d_ffn(self.config, contender.d_ffn)) for contender in different.values()]
         return dict(zip(different, measure_models(models, self.counts), strict=True))
 
-    def measure_once(self, contenders: list[Contender], known: dict) -> dict:
-        """{"patterns": {contender's key: latency}, "holds_for": conditions}; `known`, what was measured before, where
+    def measure_once(self, contenders: list[Contender], before: dict) -> dict:
+        """{"patterns": {contender's key: latency}, "holds_for": conditions}; `before`, what was measured then, where
         that holds all of them under the conditions of now."""
         now = conditions(self.config, len(self.counts), sorted({name for c in contenders for name in c.blocks}))
         wanted = {contender.key for contender in contenders}
-        if known.get("holds_for") == now and wanted <= known["patterns"].keys():
-            return known
+        if before.get("holds_for") == now and wanted <= before["patterns"].keys():
+            return before
         print(f"measuring the latency of {len(wanted)} patterns, in rounds", flush=True)
         return {"patterns": self.measure(contenders), "holds_for": now}
+
+
+def at_d_ffn(config: Config, d_ffn: int | None) -> Config:
+    """A copy, with another d_ffn unless that is None."""
+    config = copy.deepcopy(config)
+    config.model.d_ffn = config.model.d_ffn if d_ffn is None else d_ffn
+    return config
 
 
 class Comparison:
@@ -95,14 +97,23 @@ class Comparison:
         self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
         extra = {"search_seeds": settings.search_seeds if search else None}
         self.run = open_run(path, recipe, "compare", resume=True, extra=extra)
-        self.training(self.known(), settings.seeds)
+        self.training(self.known())  # that all can go on
         self.searches()
-        operations = search.search.operations if search else sorted({name for c in given for name in c.blocks})
-        self.timer = Timer(recipe, operations, self.blocks, path / "latency.yaml")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return Corpus(prepare(self.recipe.data))
+
+    @cached_property
+    def timer(self) -> Timer:
+        operations = self.search.search.operations if self.search else sorted({n for c in self.given for n in c.blocks})
+        return Timer(self.recipe, operations, self.blocks, self.corpus.counts())
 
     def start(self) -> None:
-        """Take the folder for this process alone."""
-        self.run.start(self.timer.provenance)
+        """Prepare the text, and take the folder for this process alone."""
+        device, threads = set_up(self.recipe.seed, self.recipe.train.threads)
+        settle_cutoffs(self.recipe, self.corpus)
+        self.run.start(provenance(self.recipe, self.corpus.meta, device, threads))
         for contender in self.given:
             self.write_pattern(contender)
 
@@ -110,30 +121,29 @@ class Comparison:
 
     @property
     def search_folders(self) -> dict[int, Path]:
-        return {seed: self.path / f"search-{seed}" for seed in self.settings.search_seeds} if self.search else {}
+        seeds = self.settings.search_seeds if self.search else []
+        return {seed: search_folder(self.path, seed) for seed in seeds}
 
     def searches(self) -> list[Task]:
         found = []
         for seed, folder in self.search_folders.items():
-            open_run(folder, replace(self.search, seed=seed), "search", resume=True)  # that it can go on
+            open_run(folder, replace(self.search, seed=seed), "search", resume=True)
             options = ["--run", folder, "--resume", *self.overrides, f"seed={seed}"]
-            found.append(self.task(folder.name, "search.py", [self.settings.search, *options], folder / "outcome.yaml"))
+            found.append(self.task(folder.name, "search.py", [self.settings.search, *options], folder / OUTCOME))
         return found
 
-    def training(self, contenders: list[Contender], seeds: list[int]) -> list[Task]:
+    def training(self, contenders: list[Contender]) -> list[Task]:
         """A run for each seed and each pattern, first all patterns of one seed."""
         found = {}
-        for seed in seeds:
+        for seed in self.settings.seeds:
             for contender in contenders:
-                name, config = f"{contender.key}-{seed}", copy.deepcopy(self.recipe)
-                folder, config.seed, own = self.path / "runs" / name, seed, [f"seed={seed}"]
-                if contender.d_ffn is not None:
-                    config.model.d_ffn = contender.d_ffn
-                    own.append(f"model.d_ffn={contender.d_ffn}")
+                folder = training_folder(self.path, contender, seed)
+                config = replace(at_d_ffn(self.recipe, contender.d_ffn), seed=seed)
                 open_run(folder, config, "retrain", resume=True, extra={"pattern": contender.blocks})
-                files = [self.pattern_file(contender.name), self.settings.retrain]
+                own = [f"seed={seed}", *([] if contender.d_ffn is None else [f"model.d_ffn={contender.d_ffn}"])]
+                files = [pattern_file(self.path, contender.name), self.settings.retrain]
                 options = ["--run", folder, "--resume", *self.overrides, *own]
-                found[name] = self.task(name, "retrain.py", [*files, *options], folder / "results.yaml")
+                found[folder] = self.task(folder.name, "retrain.py", [*files, *options], folder / RESULTS)
         return list(found.values())
 
     def task(self, name: str, script: str, arguments: list, result: Path) -> Task:
@@ -145,12 +155,9 @@ class Comparison:
 
     # --- patterns
 
-    def pattern_file(self, name: str) -> Path:
-        return self.path / "patterns" / f"{name}.yaml"
-
     def write_pattern(self, contender: Contender, **about) -> None:
         """Raises InputError where another pattern already has the name."""
-        file = self.pattern_file(contender.name)
+        file = pattern_file(self.path, contender.name)
         file.parent.mkdir(exist_ok=True)
         if file.exists() and read_pattern(file)["blocks"] != contender.blocks:
             raise InputError(
@@ -164,48 +171,60 @@ class Comparison:
         """The given ones, and of those that follow from searches the ones that have been found."""
         found = list(self.given)
         for name, kind in self.settings.derived_names.items():
-            if self.pattern_file(name).exists():
-                found.append(Contender(name, kind, read_pattern(self.pattern_file(name))["blocks"]))
+            file = pattern_file(self.path, name)
+            if file.exists():
+                found.append(Contender(name, kind, read_pattern(file)["blocks"]))
         return found
 
-    def derive(self) -> Contender:
-        """Find the searched patterns, of argmax and of each budget; returns the former. Raises RunError where derive.py
-        fails."""
-        out = self.pattern_file(SEARCHED)
-        budgets = [f"{budget:g}" for budget in self.settings.pareto]
-        for names, options in ([""], []), ([f"-{b}" for b in budgets], ["--pareto", ",".join(budgets)]):
-            files = [self.pattern_file(f"{SEARCHED}{name}") for name in names]
-            if not all(file.exists() for file in files):
-                task = self.task(
-                    "derive", "derive.py", [*self.search_folders.values(), "--out", out, *options], files[-1]
-                )
-                if run_tasks([task], workers=1):
-                    raise RunError(f"derive.py failed: {last_line(task.log)} (all it said is in {task.log})")
-        return Contender(SEARCHED, SEARCHED, read_pattern(out)["blocks"])
+    def derive(self) -> dict[str, str]:
+        """Find the searched patterns that are missing, of argmax and of each budget. Returns what failed."""
+        out = pattern_file(self.path, SEARCHED)
+        out.parent.mkdir(exist_ok=True)
+        wanted = {SEARCHED: ["--out", out]}
+        for budget, name in self.settings.budgets.items():
+            file = pattern_file(self.path, name)
+            wanted[name] = ["--method", self.settings.method, "--latency-budget", budget, "--out", file]
+        runs = self.search_folders.values()
+        tasks = [
+            self.task(f"derive-{name}", "derive.py", [*runs, *options], pattern_file(self.path, name))
+            for name, options in wanted.items()
+        ]
+        return run_tasks(tasks, workers=1)
 
-    def choose_rivals(self, searched: Contender) -> None:
+    def found_searched(self) -> bool:
+        return pattern_file(self.path, SEARCHED).exists()
+
+    def choose_rivals(self) -> None:
         """Those chosen by the searched pattern's latency: the most parameters, and random ones."""
-        missing = [name for name in self.settings.derived_names if not self.pattern_file(name).exists()]
-        if missing:
-            table = self.timer.table()
-            if PARAMETERS in missing:
+        names = self.settings.derived_names
+        missing = {kind: [] for kind in names.values()}
+        for name, kind in names.items():
+            if not pattern_file(self.path, name).exists():
+                missing[kind].append(name)
+        if missing.get(PARAMETERS) or missing.get(RANDOM):
+            searched = next(contender for contender in self.known() if contender.name == SEARCHED)
+            table = self.timer.table(self.path / "latency.yaml")
+            if missing.get(PARAMETERS):
                 self.choose_richest(table, table.pattern(searched.blocks))
-            self.draw([name for name in missing if name != PARAMETERS], table, searched)
+            self.draw(missing.get(RANDOM, []), table, searched)
 
     def choose_richest(self, table: CostTable, budget: float) -> None:
         operations = self.search.search.operations
-        sizes = {name: self.timer.parameters([name]) - self.timer.parameters([]) for name in operations}
+        sizes = {name: self.parameters([name]) - self.parameters([]) for name in operations}
         blocks = most_parameters(self.blocks, operations, sizes, table, budget)
         about = {"predicted_ratio_to_searched": round(table.pattern(blocks) / budget, 4)}
         self.write_pattern(Contender(PARAMETERS, PARAMETERS, blocks), **about)
 
+    def parameters(self, blocks: list[str], d_ffn: int | None = None) -> int:
+        return count_parameters(blocks, at_d_ffn(self.recipe, d_ffn), self.corpus.vocab_size)
+
     def draw(self, names: list[str], table: CostTable, searched: Contender) -> None:
         """Random patterns: drawn by predicted latency, kept where the measured one too is within 3% of the searched
         pattern's."""
-        known = {network(other.blocks) for other in self.known() if other.kind in (SEARCHED, RANDOM)}
+        seen = {network(other.blocks) for other in self.known() if other.kind in (SEARCHED, RANDOM)}
         target, names = table.pattern(searched.blocks), list(names)
         drawn = random_patterns(self.blocks, self.search.search.operations, table, target, SAME_LATENCY, seed=0)
-        fresh = (blocks for blocks in drawn if network(blocks) not in known)
+        fresh = (blocks for blocks in drawn if network(blocks) not in seen)
         for _ in range(TRIES):
             batch = [Contender("", RANDOM, blocks) for blocks in islice(fresh, DRAWN_AT_ONCE * len(names))]
             if not batch:
@@ -223,24 +242,26 @@ class Comparison:
     def matched(self, contenders: list[Contender]) -> list[Contender]:
         """With d_ffn such that all have the interleaved pattern's parameters, as nearly as whole numbers allow: without
         attention's parameters, dense blocks can be wider."""
-        usual, found = self.timer.parameters(interleaved(self.blocks)), []
+        usual, found = self.parameters(interleaved(self.blocks)), []
         for contender in contenders:
-            one, two = (self.timer.parameters(contender.blocks, d_ffn) for d_ffn in (1, 2))
-            if one == two:
-                print(f"NOTICE: {contender.name} has no dense block whose d_ffn could match parameters; it is left out")
+            one, two = (self.parameters(contender.blocks, d_ffn) for d_ffn in (1, 2))
+            if one == two or one > usual:
+                print(f"NOTICE: no d_ffn gives {contender.name} the interleaved pattern's parameters; it is left out")
                 continue
-            d_ffn = max(1, 1 + round((usual - one) / (two - one)))
+            d_ffn = 1 + round((usual - one) / (two - one))
             found.append(replace(contender, d_ffn=None if d_ffn == self.recipe.model.d_ffn else d_ffn))
         return found
 
+    # --- figures
+
     def record(self, contenders: list[Contender], path: Path, measure: bool) -> None:
         """Write what is compared, with latencies: measured now where `measure` and those of before do not hold."""
-        latencies = known_latencies(path) if path.exists() else {}
+        latencies = known_latencies(path)
         if measure:
             latencies = self.timer.measure_once(contenders, latencies)
-        write_comparison(path, contenders, self.settings.seeds, self.search_hours(), latencies)
+        write_contenders(path, contenders, self.settings.seeds, self.search_hours(), latencies)
 
     def search_hours(self) -> float:
         """Of all searches together; 0 where there are none."""
-        outcomes = [folder / "outcome.yaml" for folder in self.search_folders.values()]
+        outcomes = [folder / OUTCOME for folder in self.search_folders.values()]
         return sum(read_yaml(path)["wall_time_s"] for path in outcomes if path.exists()) / 3600

@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from nas.claims import Row, mean_error, quality_of
-from nas.comparison import RANDOM
+from nas.claims import dominating
+from nas.comparison import GIVEN, PARAMETERS, RANDOM, SEARCHED
 from nas.derivation import entropy
 from nas.pattern import abbreviate
+from nas.rows import Row, mean_error, quality_of
 
 COLOURS = {
     "attention": "#c8553d",
@@ -192,15 +193,14 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
     if highest:  # the first steps would press the rest flat
         low, high = min(highest), float(np.percentile(highest, 97))
         axes.set_ylim(low - 0.05 * (high - low + 0.1), high + 0.1 * (high - low + 0.1))
-    millions = max((entry["tokens"] for entry in metrics), default=0) >= 2e6
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if millions else f"{value / 1e3:g}k")
+    tokens_axis(axes, max((entry["tokens"] for entry in metrics), default=0))
     axes.legend(frameon=False)
     tidy(axes)
     save(figure, path)
 
 
 FAR = 4.0  # times the distance from the best to the median: further up there is room for the edge alone
-KINDS = {"searched": "#c8553d", "given": "#2f6690", "parameters": "#7b6d8d", "random": "#9aa5b1"}
+KIND_COLOURS = {SEARCHED: "#c8553d", GIVEN: "#2f6690", PARAMETERS: "#7b6d8d", RANDOM: "#9aa5b1"}
 
 
 def comparison_plot(rows: list[Row], path: Path) -> None:
@@ -221,15 +221,16 @@ def comparison_plot(rows: list[Row], path: Path) -> None:
     shown = {key: place for key, place in points.items() if place[1] <= edge} if middle > best else points
     highest = max(mean for _, mean in shown.values())
     for row in rows:
-        key, colour = row.contender.key, KINDS[row.contender.kind]
+        key, colour = row.contender.key, KIND_COLOURS[row.contender.kind]
         if key in shown:
             error = mean_error(row.figures(quality))[1]
             axes.errorbar(*shown[key], yerr=error, color=colour, marker="o", markersize=6, capsize=3, linestyle="")
         else:
             axes.plot(points[key][0], highest, color=colour, marker="^", markersize=8, linestyle="")
-    front = sorted(shown.values())
-    front = [place for i, place in enumerate(front) if place[1] < min((m for _, m in front[:i]), default=math.inf)]
-    axes.step(*zip(*front, strict=True), where="post", color="#333333", linewidth=0.8, linestyle=":", zorder=0)
+    if timed:
+        front = [row for row in rows if row.contender.key in shown and not dominating(row, rows, quality)]
+        steps = sorted({shown[row.contender.key] for row in front})
+        axes.step(*zip(*steps, strict=True), where="post", color="#333333", linewidth=0.8, linestyle=":", zorder=0)
     axes.set(xlabel="latency (ms)" if timed else "FLOPs per token", ylabel=f"{quality.name} on test")
     axes.margins(0.14)
     labels = []
@@ -239,11 +240,12 @@ def comparison_plot(rows: list[Row], path: Path) -> None:
             across, mean = points[row.contender.key]
             far = row.contender.key not in shown
             words = ", ".join(called) + (f": {mean:.{quality.digits}f}" if far else "")
-            labels.append((across, highest if far else mean, words, KINDS[row.contender.kind]))
+            labels.append((across, highest if far else mean, words, KIND_COLOURS[row.contender.kind]))
     place_labels(axes, labels)
-    kinds = [kind for kind in KINDS if any(row.contender.kind == kind for row in rows)]
-    handles = [Line2D([], [], color=KINDS[kind], marker="o", linestyle="", label=kind) for kind in kinds]
-    handles.append(Line2D([], [], color="#333333", linestyle=":", label="Pareto front of the means"))
+    kinds = [kind for kind in KIND_COLOURS if any(row.contender.kind == kind for row in rows)]
+    handles = [Line2D([], [], color=KIND_COLOURS[kind], marker="o", linestyle="", label=kind) for kind in kinds]
+    if timed:
+        handles.append(Line2D([], [], color="#333333", linestyle=":", label="Pareto front of the means"))
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=len(handles))
     tidy(axes)
     save(figure, path)
@@ -271,15 +273,20 @@ def comparison_curves(rows: list[Row], runs: dict[str, list[list[dict]]], path: 
         length = min(map(len, lines))
         tokens, nll = np.array([line[:length] for line in lines]).reshape(len(lines), length, 2).mean(axis=0).T
         style = {"linewidth": 0.9} if plain else {"linewidth": 1.6, "linestyle": next(styles)}
-        axes.plot(tokens, nll, color=KINDS[row.contender.kind], label=name, **style)
+        axes.plot(tokens, nll, color=KIND_COLOURS[row.contender.kind], label=name, **style)
         late += [*nll[length // 5 :]]
     axes.set(xlabel="training tokens", ylabel="training nll (nats per token)")
     if late:  # the first steps would press the rest flat
         axes.set_ylim(min(late) - 0.05, max(late) + 0.1)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M")
+    tokens_axis(axes, max((entry["tokens"] for seeds in runs.values() for run in seeds for entry in run), default=0))
     axes.legend(frameon=False, fontsize=7, ncols=2)
     tidy(axes)
     save(figure, path)
+
+
+def tokens_axis(axes, most: int) -> None:
+    millions = most >= 2e6
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if millions else f"{value / 1e3:g}k")
 
 
 def pattern_strip(blocks: list[str], path: Path) -> None:

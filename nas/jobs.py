@@ -5,7 +5,6 @@ Jobs are functions whose results are JSON files; tasks are commands, several of 
 
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from nas.errors import InputError, Interrupted
+from nas.errors import InputError
 from nas.record import write_text
 
 SETTINGS = "settings.json"
@@ -66,24 +65,26 @@ class Task:
 
 
 def run_tasks(tasks: list[Task], workers: int) -> dict[str, str]:
-    """Run those that have not finished, so many at a time, each with its share of the processor's cores.
+    """Run those that have not finished, so many at a time.
 
-    Returns the last line of each that failed; the others go on. Raises Interrupted on Ctrl-C, after the commands, which
-    hear it too, have saved. Where this process is killed, Linux tells them to end.
+    Returns why each failed that did; the others go on. Ctrl-C is handed on to them, and raised here
+    once they have saved. Where this process is killed, Linux tells them to end.
     """
     waiting = [task for task in tasks if not task.result.exists()]
     total, begun, running, failed = len(waiting), time.monotonic(), {}, {}
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)), **os.environ}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 task = waiting.pop(0)
-                running[start(task, environment)] = task, time.monotonic()
+                told = task.log.stat().st_size if task.log.exists() else 0  # by earlier calls
+                running[start(task)] = task, time.monotonic(), told
             time.sleep(POLL_S)
             for process in [process for process in running if process.poll() is not None]:
-                task, started = running.pop(process)
+                task, started, told = running.pop(process)
                 if process.returncode:
-                    failed[task.name] = last_line(task.log) or f"exit status {process.returncode}"
+                    failed[task.name] = last_line(task.log, told) or f"exit status {process.returncode}"
+                elif not task.result.exists():
+                    failed[task.name] = f"it left no {task.result}"
                 done = total - len(waiting) - len(running)
                 words = f"FAILED: {failed[task.name]}" if task.name in failed else "finished"
                 left = (time.monotonic() - begun) / done * (total - done)
@@ -92,12 +93,13 @@ def run_tasks(tasks: list[Task], workers: int) -> dict[str, str]:
     except KeyboardInterrupt:
         for process in running:
             process.send_signal(signal.SIGINT)
+        for process in running:
             process.wait()
-        raise Interrupted("interrupted; what was saved is whole: the same command goes on") from None
+        raise
     return failed
 
 
-def start(task: Task, environment: dict[str, str]) -> subprocess.Popen:
+def start(task: Task) -> subprocess.Popen:
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with open(task.log, "a", encoding="utf-8") as log:
         return subprocess.Popen(
@@ -105,7 +107,6 @@ def start(task: Task, environment: dict[str, str]) -> subprocess.Popen:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
             preexec_fn=ending_with_parent(),
             start_new_session=True,  # Ctrl-C comes to this process alone, which hands it on once
         )
@@ -120,9 +121,10 @@ def ending_with_parent() -> Callable[[], object] | None:
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def last_line(path: Path, start: int) -> str:
+    """Of what stands in a file from a byte on."""
+    text = path.read_bytes()[start:].decode(errors="replace")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def clock(seconds: float) -> str:

@@ -19,7 +19,8 @@ from nas.errors import InputError
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
 FREE_TO_CHANGE = ("data.cache",)  # says where, not what
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
+RESULTS, OUTCOME = "results.yaml", "outcome.yaml"  # the last file of a finished training, and of a search
 
 
 def perplexity(nll: float) -> float:
@@ -124,13 +125,13 @@ class RunFolder:
     def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
         """A line of metrics.jsonl; nll in nats per token."""
         self.append(
-            "metrics.jsonl",
+            METRICS,
             {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity(nll), **more},
         )
 
     def cut_after(self, step: int) -> None:
         """Drop what a resumed run writes again: the lines after a step, half-written ones, and the final test line."""
-        for name in ("metrics.jsonl", "pi.jsonl"):
+        for name in (METRICS, "pi.jsonl"):
             if (self.path / name).exists():
                 lines = read_lines(self.path / name)
                 kept = [line for line in lines if line["step"] <= step and line.get("split") != "test"]

@@ -11,13 +11,26 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.claims import best_first, make_claims, quality_of, read_rows, table_cells, table_heads
+from nas.claims import make_claims
+from nas.comparison import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file
 from nas.config import default_of, options
 from nas.costs import latency_words, read_costs
 from nas.derivation import describe, read_run
 from nas.errors import InputError, run_command
 from nas.pattern import LETTERS, read_pattern
-from nas.record import FREE_TO_CHANGE, flat_config, git_commit, read_lines, read_pi, read_yaml, write_text
+from nas.record import (
+    FREE_TO_CHANGE,
+    METRICS,
+    OUTCOME,
+    RESULTS,
+    flat_config,
+    git_commit,
+    read_lines,
+    read_pi,
+    read_yaml,
+    write_text,
+)
+from nas.rows import best_first, quality_of, read_rows, table_cells, table_heads
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MEDIA = {".png": "image/png", ".gif": "image/gif", ".svg": "image/svg+xml"}
@@ -27,11 +40,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.report", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="of a search, a training or a comparison")
-    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path)
-    parser.add_argument("--title", default="A searched layer pattern")
+    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help="replaced where it exists")
+    parser.add_argument("--title", default="A searched layer pattern", help="of the page")
     arguments = parser.parse_args()
     if arguments.out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {arguments.out} must end in .html")
+    if not arguments.out.parent.is_dir():
+        raise InputError(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
     return arguments
 
 
@@ -74,12 +89,20 @@ def cost_table(run: Path, blocks: int, operations: list[str]) -> dict | None:
     return {"unit": table.unit, "rows": table.rows(blocks), "holds_for": holds}
 
 
+def curves(run: Path) -> str | None:
+    """Learning curves, where a line of metrics has been logged."""
+    from nas import figures
+
+    metrics = read_lines(run / METRICS) if (run / METRICS).exists() else []
+    return drawn(figures.learning_curves, metrics) if metrics else None
+
+
 def about_search(run: Path) -> dict:
     """What the page shows of a search; its pattern is that of pattern.yaml, or else of argmax."""
     from nas import figures
 
     search, history = read_run(run), read_pi(run)
-    path, outcome = search.pi.argmax(axis=1).tolist(), run / "outcome.yaml"
+    path, outcome = search.pi.argmax(axis=1).tolist(), run / OUTCOME
     pattern = (
         read_pattern(run / "pattern.yaml") if (run / "pattern.yaml").exists() else describe(path, [search], "argmax")
     )
@@ -92,7 +115,7 @@ def about_search(run: Path) -> dict:
         "summary": f"Step {search.step:,} of {search.of_steps:,}{valid}.",
         "gif": drawn(figures.animate, history, suffix=".gif") if len(history) > 1 else None,
         "over_time": drawn(figures.pi_over_time, history),
-        "curves": drawn(figures.learning_curves, read_lines(run / "metrics.jsonl")),
+        "curves": curves(run),
         "table": cost_table(run, len(path), search.operations),
         "origin": origin(run),
     }
@@ -100,9 +123,8 @@ def about_search(run: Path) -> dict:
 
 def about_training(run: Path) -> dict:
     """What the page shows of one pattern's training."""
-    from nas import figures
 
-    results, rows, facts = run / "results.yaml", [], {}
+    results, rows, facts = run / RESULTS, [], {}
     if results.exists():
         content = read_yaml(results)
         for split in ("valid", "test"):
@@ -121,7 +143,7 @@ def about_training(run: Path) -> dict:
         "blocks": read_yaml(run / "config.yaml")["pattern"],
         "rows": rows,
         "facts": facts,
-        "curves": drawn(figures.learning_curves, read_lines(run / "metrics.jsonl")),
+        "curves": curves(run),
         "origin": origin(run),
     }
 
@@ -131,17 +153,11 @@ def about_comparison(run: Path) -> dict:
     from nas import figures
 
     parts = []
-    for mark, title in {"": "Under one recipe", "-matched": "At equal parameters"}.items():
-        if not (run / f"comparison{mark}.yaml").exists():
+    for mark, title in {UNMATCHED: "Under one recipe", MATCHED: "At equal parameters"}.items():
+        if not contenders_file(run, mark).exists():
             continue
-        rows = best_first(read_rows(run / f"comparison{mark}.yaml"))
+        rows = best_first(read_rows(contenders_file(run, mark)))
         quality = quality_of(rows)
-        runs = {
-            row.contender.name: [
-                read_lines(run / "runs" / f"{row.contender.key}-{seed}" / "metrics.jsonl") for seed in row.seeds
-            ]
-            for row in rows
-        }
         parts.append(
             {
                 "title": title,
@@ -149,16 +165,20 @@ def about_comparison(run: Path) -> dict:
                 "plot": drawn(figures.comparison_plot, rows),
                 "heads": table_heads(rows),
                 "rows": [(row.contender, table_cells(row, quality)) for row in rows],
-                "curves": drawn(figures.comparison_curves, rows, runs),
+                "curves": drawn(
+                    figures.comparison_curves,
+                    rows,
+                    {row.contender.name: [read_lines(folder / METRICS) for folder in row.folders] for row in rows},
+                ),
             }
         )
     if not parts:
-        raise InputError(f"{run} holds no comparison.yaml: let python -m nas.compare report it first")
-    searches, pattern = sorted(run.glob("search-*/pi.jsonl")), run / "patterns" / "searched.yaml"
+        raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
+    searches, pattern = sorted(run.glob("search-*/pi.jsonl")), pattern_file(run, SEARCHED)
     return {
         "parts": parts,
         "pattern": read_pattern(pattern) if pattern.exists() else None,
-        "table": cost_table(run, len(rows[0].contender.blocks), []),
+        "table": cost_table(run, len(read_pattern(pattern)["blocks"]), []) if pattern.exists() else None,
         "searches": [about_search(path.parent) for path in searches],
         "origin": origin(run),
     }
@@ -171,7 +191,10 @@ def read_stage(run: Path) -> str:
     """Raises InputError where a folder holds no run."""
     if not (run / "config.yaml").is_file() or not (run / "provenance.yaml").is_file():
         raise InputError(f"{run} is no run folder: give the --run folder of search.py, retrain.py or nas.compare")
-    return read_yaml(run / "config.yaml").get("stage")
+    stage = read_yaml(run / "config.yaml").get("stage")
+    if stage not in STAGES:
+        raise InputError(f"{run / 'config.yaml'} is damaged: its stage is {stage!r}, not one of {', '.join(STAGES)}")
+    return stage
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:

@@ -6,24 +6,21 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.claims import (
+from nas.claims import chance_of_better_draw, dominating, make_claims, t_test
+from nas.comparison import Contender
+from nas.errors import InputError
+from nas.pattern import expand
+from nas.rows import (
     COLUMNS,
     Row,
-    chance_of_better_draw,
     csv_text,
-    dominating,
     known_latencies,
-    make_claims,
     markdown,
     mean_error,
     quality_of,
     read_rows,
-    t_test,
-    write_comparison,
+    write_contenders,
 )
-from nas.comparison import Contender
-from nas.errors import InputError
-from nas.pattern import expand
 
 
 def results(perplexity: float, comparable: bool = True, parameters: int = 100, hours: float = 2.0) -> dict:
@@ -101,7 +98,7 @@ def test_what_a_seed_does_to_all_is_no_noise():
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
     claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
     assert claim["figures"]["verdict"] == "better" and "paired by seed" in claim["sentence"]
-    other = Row(usual.contender, [1, 2, 4], usual.results, usual.latency, 0.0)
+    other = Row(usual.contender, [1, 5, 4], usual.results, usual.latency, 0.0)
     claim = claims_of([other, searched])["equal or better word perplexity than interleaved"]
     assert claim["figures"]["verdict"] == "no difference is shown" and "Welch" in claim["sentence"]
     drawn = [row(f"random-{n}", "random", "ad", [p, 1.5 * p, 2.25 * p]) for n, p in enumerate([104.0, 106.0, 105.0])]
@@ -118,7 +115,7 @@ def test_where_nothing_can_be_tested_there_is_no_p():
     assert chance_of_better_draw(1.0, np.array([2.0])) is None
     alone = claims_of([row("searched", "searched", "ad", [99.0]), row("interleaved", "given", "ad", [98.0])])
     assert (
-        "no p-value (t-test, paired by seed): not tested."
+        "no p-value (t-test, Welch): not tested."
         in alone["equal or better word perplexity than interleaved"]["sentence"]
     )
 
@@ -129,7 +126,9 @@ def test_the_chance_of_a_better_draw_is_right_on_average():
     samples = source.normal(size=(2000, 6))
     chances = [chance_of_better_draw(sample[0], sample[1:]) for sample in samples]
     assert np.mean(np.array(chances) < 0.2) == pytest.approx(0.2, abs=0.03)
-    assert chance_of_better_draw(-5.0, samples[0][1:]) < 0.02 < 0.98 < chance_of_better_draw(5.0, samples[0][1:])
+    # With 2 degrees of freedom the distribution is (1 + t / sqrt(t^2 + 2)) / 2; mean 2, deviation 1, three draws.
+    t = (0.5 - 2) / math.sqrt(1 + 1 / 3)
+    assert chance_of_better_draw(0.5, np.array([1.0, 2.0, 3.0])) == pytest.approx((1 + t / math.sqrt(t * t + 2)) / 2)
 
 
 def test_claims_where_the_search_wins():
@@ -159,7 +158,8 @@ def test_claims_where_the_search_wins():
 
 def test_claims_where_the_search_loses():
     lost = row("searched", "searched", "aaaadd", [110.0, 111.0, 112.0], ms=15.0)
-    claims = claims_of([INTERLEAVED, lost, *DRAWN])
+    drawn = [Row(r.contender, r.seeds, r.results, lost.latency, 0.0) for r in DRAWN]
+    claims = claims_of([INTERLEAVED, lost, *drawn])
     assert claims["equal or better word perplexity than interleaved"]["figures"]["verdict"] == "worse"
     assert not claims["better than the average random pattern at the same latency"]["holds"]
     assert claims["better than the average random pattern at the same latency"]["figures"]["p"] > 0.99
@@ -169,6 +169,52 @@ def test_claims_where_the_search_loses():
         "than every random pattern's mean."
     )
     assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
+
+
+def test_seeds_that_one_lacks_are_left_out():
+    """Better in every seed that both have, though the mean over what each has says otherwise."""
+    usual = row("interleaved", "given", "adadad", [100.0, 150.0])
+    searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
+    claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
+    assert claim["holds"] and claim["figures"]["loss_difference"] == pytest.approx(np.log([95 / 100, 143 / 150]).mean())
+
+
+def test_the_verdict_needs_p_below_5_percent():
+    usual = row("interleaved", "given", "adadad", [100.0, 100.0, 100.0])
+    searched = row("searched", "searched", "addidd", [99.0, 96.0, 98.5])
+    claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
+    assert 0.05 < claim["figures"]["p"] < 0.2 and claim["figures"]["verdict"] == "no difference is shown"
+
+
+def test_better_than_most_random_patterns_but_not_than_their_average():
+    near = [row(f"random-{n}", "random", "ad", [p, p]) for n, p in enumerate([99.5, 99.6, 99.7, 60.0])]
+    claims = claims_of([INTERLEAVED, SEARCHED, *near])
+    about = claims["better than the average random pattern at the same latency"]
+    assert about["figures"]["better_than"] == 3 and not about["holds"]
+    assert (
+        "not better than every random pattern's mean" in claims["the aim"]["sentence"]
+        and not claims["the aim"]["holds"]
+    )
+
+
+def test_latencies_that_have_come_apart_are_not_called_the_same():
+    slow = [row(f"random-{n}", "random", "ad", [p, p + 1], ms=20.0) for n, p in enumerate([103.0, 105.0])]
+    claims = claims_of([INTERLEAVED, SEARCHED, *slow])
+    (name,) = [name for name in claims if "random" in name]
+    assert name.endswith("drawn at its latency, which is not theirs here") and "the aim" not in claims
+    assert claims[name]["figures"]["latency_to_searched"] == [2.0, 2.0]
+
+
+def test_one_run_without_words_makes_all_bits_per_byte():
+    rows = [row("a", "given", "ad", [100.0]), row("b", "given", "dd", [100.0], comparable=False)]
+    assert quality_of(rows).name == "bits per byte" and quality_of(rows[:1]).name == "word perplexity"
+
+
+def test_the_interleaved_pattern_is_known_by_its_blocks():
+    named = row("interleaved-6", "given", "adadad", [100.0, 102.0, 101.0], ms=20.0)
+    wrong = row("interleaved", "given", "dddddd", [100.0, 102.0, 101.0], ms=20.0)
+    assert any("than interleaved" in name for name in claims_of([named, SEARCHED]))
+    assert not any("perplexity than interleaved" in name for name in claims_of([wrong, SEARCHED]))
 
 
 def test_random_patterns_count_once_each_whatever_their_seeds():
@@ -187,7 +233,7 @@ def test_a_pattern_that_a_budget_finds_again_is_claimed_about_once():
 
 def test_a_faster_or_better_pattern_dominates_and_an_equal_one_does_not():
     def others(*rows):
-        return dominating(SEARCHED, [SEARCHED, *rows], quality_of([SEARCHED]))
+        return [r.contender.name for r in dominating(SEARCHED, [SEARCHED, *rows], quality_of([SEARCHED]))]
 
     perplexities = [99.0, 100.0, 98.0]
     assert others(row("same", "given", "d", perplexities)) == []
@@ -240,8 +286,8 @@ def test_the_table_is_best_first_and_shows_both_splits():
 def test_what_is_compared_is_read_back_with_the_runs_that_have_finished(tmp_path):
     contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
     latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
-    path = tmp_path / "comparison.yaml"
-    write_comparison(path, contenders, [1, 2], 3.0, latencies)
+    path = tmp_path / "contenders.yaml"
+    write_contenders(path, contenders, [1, 2], 3.0, latencies)
     with pytest.raises(InputError, match="none of its runs has finished"):
         read_rows(path)
     for name, perplexity in (

@@ -51,10 +51,16 @@ def test_contenders_that_follow_from_a_search(written):
         ({"seeds": 3}, "seeds=3 must be"),
         ({"search_seeds": ["a"]}, "search_seeds=['a'] must be"),
         ({"pareto": [0.5, "x"]}, "pareto=[0.5, 'x'] must be different ratios"),
+        ({"pareto": [0]}, "pareto=[0] must be different ratios"),
+        ({"pareto": [0.33333]}, "of at most 4 decimals"),
+        ({"method": "argmax"}, "method='argmax' must be one of budget, evolution"),
+        ({"patterns": [""]}, "patterns=[''] must be different names"),
+        ({"search": None, "patterns": []}, "patterns=[] leaves nothing to compare without a search"),
+        ({"search": None, "search_seeds": [1]}, "search_seeds cannot be had without a search"),
         ({"random": -1}, "random=-1 must be a whole number from 0"),
         ({"random": True}, "random=True must be a whole number from 0"),
-        ({"search": None, "random": 1}, "random-1 cannot be found without a search"),
-        ({"search": None, "patterns": ["parameters"]}, "parameters cannot be found without a search"),
+        ({"search": None, "random": 1}, "random-1 cannot be had without a search"),
+        ({"search": None, "patterns": ["parameters"]}, "parameters cannot be had without a search"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(written, changed, words):
@@ -69,12 +75,18 @@ def pattern(path: Path, blocks: str) -> str:
 
 
 def test_given_contenders_are_rules_and_files(written, tmp_path):
-    name = pattern(tmp_path / "mine.yaml", "[dense, identity]")
+    name = pattern(tmp_path / "mine.yaml", "[dense, identity, dense, dense]")
     path = written(patterns=["interleaved", name, "parameters"])
     assert given_contenders(read_settings(path, {}), path, 4) == [
         Contender("interleaved", "given", ["attention", "dense"] * 2),
-        Contender("mine", "given", ["dense", "identity"]),
+        Contender("mine", "given", ["dense", "identity", "dense", "dense"]),
     ]
+
+
+def test_a_comparison_that_is_no_yaml_says_where(tmp_path):
+    (tmp_path / "x.yaml").write_text("seeds: [1,\n")
+    with pytest.raises(InputError, match=r"(?s)x.yaml is not YAML: .*line 2"):
+        read_settings(tmp_path / "x.yaml", {})
 
 
 def test_unknown_and_colliding_names_are_refused(written, tmp_path):
@@ -82,10 +94,19 @@ def test_unknown_and_colliding_names_are_refused(written, tmp_path):
     with pytest.raises(InputError, match=r"neither a file nor one of .* the nearest is 'interleaved'"):
         given_contenders(read_settings(path, {}), path, 4)
     (tmp_path / "a").mkdir()
-    for file, blocks in (("a/par.yaml", "[dense]"), ("searched.yaml", "[dense]")):
+    four = "[dense, dense, dense, dense]"
+    for file, blocks in (("a/par.yaml", four), ("searched.yaml", four)):
         pattern(tmp_path / file, blocks)
         path = written(patterns=["par", file])
         with pytest.raises(InputError, match=f"two patterns are called '{Path(file).stem}'"):
+            given_contenders(read_settings(path, {}), path, 4)
+    for file, blocks, words in (
+        ("short.yaml", "[dense]", "has 1 blocks, not model.blocks=4"),
+        ("$x^$.yaml", four, "call the file by letters"),
+        ("_mine.yaml", four, "call the file by letters"),
+    ):
+        path = written(patterns=[pattern(tmp_path / file, blocks)])
+        with pytest.raises(InputError, match=words):
             given_contenders(read_settings(path, {}), path, 4)
     path = written(patterns=["missing.yaml"])
     with pytest.raises(InputError, match="cannot read the pattern file"):

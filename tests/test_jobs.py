@@ -1,5 +1,4 @@
 import json
-import os
 import sys
 
 import pytest
@@ -41,19 +40,27 @@ def task(tmp_path):
     return make
 
 
-def test_tasks_that_have_a_result_are_not_run_and_one_that_fails_does_not_stop_the_rest(task, tmp_path, capfd, monkeypatch):
+def test_tasks_that_have_a_result_are_not_run_and_one_that_fails_does_not_stop_the_rest(
+    task, tmp_path, capfd, monkeypatch
+):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "done").write_text("before")
     tasks = [
         task("done", "result.write_text('again')"),
         task("bad", "print('some words'); print('what is wrong', file=sys.stderr); sys.exit(3)"),
         task("silent", "sys.exit(4)"),
-        task("good", "result.write_text(os.environ['OMP_NUM_THREADS'])"),
+        task("good", "result.touch()"),
+        task("idle", "print('nothing to do')"),
     ]
-    assert run_tasks(tasks, workers=1) == {"bad": "what is wrong", "silent": "exit status 4"}
-    assert (tmp_path / "done").read_text() == "before" and int((tmp_path / "good").read_text()) == os.cpu_count()
+    tasks[2].log.parent.mkdir()
+    tasks[2].log.write_text("said by an earlier call\n")
+    failed = run_tasks(tasks, workers=1)
+    assert failed.pop("idle") == f"it left no {tmp_path / 'idle'}"
+    assert failed == {"bad": "what is wrong", "silent": "exit status 4"}
+    assert tasks[2].log.read_text() == "said by an earlier call\n"
+    assert (tmp_path / "done").read_text() == "before"
     said = capfd.readouterr().out.splitlines()
-    assert len(said) == 3 and said[0].startswith("[1/3] bad FAILED: what is wrong") and "good finished" in said[2]
+    assert len(said) == 4 and said[0].startswith("[1/4] bad FAILED: what is wrong") and "good finished" in said[2]
 
 
 def test_so_many_tasks_run_at_a_time(task, tmp_path):
@@ -65,3 +72,11 @@ def test_so_many_tasks_run_at_a_time(task, tmp_path):
         for name, other in (("one", "two"), ("two", "one"))
     ]
     assert run_tasks(pair, workers=2) == {}
+
+
+def test_no_more_than_so_many_run_at_a_time(task, tmp_path):
+    """Each counts those that are under way beside it."""
+    count = "begun = result.with_suffix('.begun'); begun.touch(); time.sleep(0.3); "
+    count += "result.write_text(str(len(list(result.parent.glob('*.begun'))))); begun.unlink()"
+    assert run_tasks([task(f"t{number}", count) for number in range(5)], workers=2) == {}
+    assert max(int((tmp_path / f"t{number}").read_text()) for number in range(5)) == 2

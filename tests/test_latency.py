@@ -224,3 +224,11 @@ def test_training_work_keeps_its_weights_finite(small_config, counts):
     for _ in range(50):
         work()
     assert all(torch.isfinite(parameter).all() for parameter in work.model.parameters())
+
+
+def test_models_are_timed_at_their_own_sizes(small_config, counts):
+    works = segment_works([(["dense"], small_config()), (["dense"], small_config("model.d_ffn=99"))], counts)
+    widths = [
+        max(p.shape[0] for name, p in work.model.named_parameters() if "blocks" in name) for work in works.values()
+    ]
+    assert widths == [24, 99]

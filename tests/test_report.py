@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nas.claims import write_comparison
 from nas.comparison import Contender
 from nas.errors import InputError
 from nas.report import write_page
+from nas.rows import write_contenders
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -47,7 +47,7 @@ def runs(tmp_path_factory, small_yaml) -> dict[str, Path]:
         )
     training = comparison / "runs" / f"{contender.key}-1"
     latencies = {"patterns": {contender.key: {"median_ms": 1.5, "ratio_to_interleaved": 0.5}}}
-    write_comparison(comparison / "comparison.yaml", [contender], [1, 2], 1.0, latencies)
+    write_contenders(comparison / "contenders.yaml", [contender], [1, 2], 1.0, latencies)
     for name in ("provenance.yaml", "config.yaml"):
         shutil.copy(training / name, comparison / name)
     content = yaml.safe_load((comparison / "config.yaml").read_text())
