@@ -36,6 +36,7 @@ HELP = {
     "--latency-budget": "cost at most R times the interleaved pattern's: in milliseconds where the run has a "
     "latency.yaml (python -m nas.latency makes one), else in FLOPs",
     "--pareto": "a pattern for each of these budgets, in PATTERN-R.yaml, and a table in PATTERN-pareto.md",
+    "--trials": "with evolution: train the K best for a fifth of the search's steps each, and take the best of those",
     "--force": "replace files that differ",
 }
 
@@ -45,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=HELP["runs"])
     parser.add_argument("--out", metavar="PATTERN.yaml", type=Path, help=HELP["--out"])
     parser.add_argument("--method", choices=["argmax", "budget", "perturbation", "evolution"], help=HELP["--method"])
+    parser.add_argument("--trials", type=int, default=0, metavar="K", help=HELP["--trials"])
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
@@ -56,6 +58,8 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.method != "evolution" and (arguments.method == "budget") != bool(arguments.budgets):
         needs = "needs --latency-budget or --pareto" if arguments.method == "budget" else "takes no budget"
         raise InputError(f"--method {arguments.method} {needs}")
+    if arguments.trials < 0 or (arguments.trials and arguments.method != "evolution"):
+        raise InputError(f"--trials {arguments.trials} must be a number of patterns, with --method evolution")
     if arguments.latency_budget and len(arguments.budgets) > 1:
         raise InputError(f"--latency-budget {given} must be one ratio; --pareto takes several")
     return arguments
@@ -87,7 +91,10 @@ def main() -> None:
         from nas.evolution import choose_by_evolution  # only now, since it needs torch
 
         print("judging whole patterns with the SuperNet's weights, for some minutes", flush=True)
-        paths, found = zip(*(choose_by_evolution(runs, pi, costs, b) for b in arguments.budgets or [None]), strict=True)
+        paths, found = zip(
+            *(choose_by_evolution(runs, pi, costs, b, arguments.trials) for b in arguments.budgets or [None]),
+            strict=True,
+        )
     else:
         paths = [pi.argmax(axis=1).tolist()]
 
@@ -125,9 +132,11 @@ def main() -> None:
         print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
         if how := pattern["derived_from"].get("evolution"):
             print(
-                f"best of {how['judged']} patterns within {how['budget']:g} of the interleaved pattern's cost: nll "
+                f"of {how['judged']} patterns within {how['budget']:g} of the interleaved pattern's cost: nll "
                 f"{how['nll']:.4f} on valid with the SuperNet's weights; pi's own choice has {how['nll_of_pi']:.4f}"
             )
+            for letters, nll in how.get("trials", {}).items():
+                print(f"  trained alone for {how['trial_steps']} steps, {letters} has {nll:.4f}")
         print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
         for words in latency_words(pattern.get("latency") or {}):
             print(words)

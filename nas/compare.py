@@ -10,7 +10,8 @@ there, and these are examples where no default is named:
   search: search.yaml        # without it, given patterns alone are compared
   search_seeds: [1]          # default [1]; from the mean pi of several; cannot change once a run has begun
   pareto: [0.5, 0.65]        # default []; a searched pattern for each of these budgets, beside that of argmax,
-  method: budget             # default budget; or evolution: how derive.py chooses those of the budgets
+  method: budget             # default budget; or evolution: how derive.py chooses those of the budgets,
+  trials: 0                  # default 0; with evolution: how many of the best it trains for a while to choose
   patterns: [interleaved]    # the default; of interleaved, sandwich, par, attention-only, dense-only, parameters (the
                              # most within the searched pattern's predicted latency), and pattern files
   random: 5                  # default 0; patterns drawn at the searched pattern's measured latency, within 3%

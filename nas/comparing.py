@@ -183,7 +183,9 @@ class Comparison:
         wanted = {SEARCHED: ["--out", out]}
         for budget, name in self.settings.budgets.items():
             file = pattern_file(self.path, name)
-            wanted[name] = ["--method", self.settings.method, "--latency-budget", budget, "--out", file]
+            how = ["--method", self.settings.method, "--latency-budget", budget]
+            trials = ["--trials", self.settings.trials] if self.settings.trials else []
+            wanted[name] = [*how, *trials, "--out", file]
         runs = self.search_folders.values()
         tasks = [
             self.task(f"derive-{name}", "derive.py", [*runs, *options], pattern_file(self.path, name))
@@ -262,6 +264,10 @@ class Comparison:
         write_contenders(path, contenders, self.settings.seeds, self.search_hours(), latencies)
 
     def search_hours(self) -> float:
-        """Of all searches together; 0 where there are none."""
+        """Of all searches together, and of derivations that take long; 0 where there are none."""
         outcomes = [folder / OUTCOME for folder in self.search_folders.values()]
-        return sum(read_yaml(path)["wall_time_s"] for path in outcomes if path.exists()) / 3600
+        seconds = [read_yaml(path)["wall_time_s"] for path in outcomes if path.exists()]
+        for contender in self.known():
+            origin = read_pattern(pattern_file(self.path, contender.name)).get("derived_from") or {}
+            seconds.append(origin.get("evolution", {}).get("seconds", 0))
+        return sum(seconds) / 3600

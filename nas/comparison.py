@@ -63,6 +63,7 @@ class Settings:
     search_seeds: list[int] = field(default_factory=lambda: [1])
     pareto: list[float] = field(default_factory=list)
     method: str = "budget"
+    trials: int = 0
     patterns: list[str] = field(default_factory=lambda: ["interleaved"])
     random: int = 0
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -96,15 +97,17 @@ def read_settings(path: Path, instead: dict) -> Settings:
         if not isinstance(content.get(key, None if key == "retrain" else ""), str):
             raise InputError(f"{path}: {key} must name a configuration file, not {content.get(key)!r}")
     settings = Settings(**content | instead)
-    check_list(path, "seeds", settings.seeds, is_seed, "different whole numbers from 0, such as [1, 2, 3]")
-    check_list(path, "search_seeds", settings.search_seeds, is_seed, "different whole numbers from 0, such as [1, 2]")
+    check_list(path, "seeds", settings.seeds, is_count, "different whole numbers from 0, such as [1, 2, 3]")
+    check_list(path, "search_seeds", settings.search_seeds, is_count, "different whole numbers from 0, such as [1, 2]")
     words = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
     check_list(path, "pareto", settings.pareto, is_budget, words, empty=True)
     if settings.method not in METHODS:
         raise InputError(f"{path}: method={settings.method!r} must be one of {', '.join(METHODS)}")
+    if not is_count(settings.trials) or (settings.trials and settings.method != "evolution"):
+        raise InputError(f"{path}: trials={settings.trials!r} must be a whole number from 0, with method: evolution")
     words = f"different names of {', '.join(PATTERN_NAMES)}, or pattern files"
     check_list(path, "patterns", settings.patterns, is_name, words, empty=True)
-    if type(settings.random) is not int or settings.random < 0:
+    if not is_count(settings.random):
         raise InputError(f"{path}: random={settings.random!r} must be a whole number from 0")
     if settings.search is None and (settings.derived_names or "search_seeds" in content):
         wrong = ", ".join(settings.derived_names) or "search_seeds"
@@ -126,7 +129,7 @@ def read_mapping(path: Path) -> dict:
     return content
 
 
-def is_seed(value) -> bool:
+def is_count(value) -> bool:
     return type(value) is int and value >= 0
 
 

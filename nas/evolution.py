@@ -4,21 +4,29 @@ with which the SuperNet's weights have the lowest loss.
 pi has one probability for each block by itself, learned while the other blocks were drawn at random; what an operation
 is worth beside the others of a pattern it cannot say. Here whole patterns are judged. The weights should have been
 trained on uniform paths (search.weights_paths=uniform), as in the paper: those that followed pi are best where pi is.
+Of the best, some can be trained from scratch for a while, to choose among them by more than shared weights.
 """
 
+import copy
+import time
 from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
 
+from nas.assembly import build_fixed
 from nas.baselines import random_patterns
 from nas.costs import CostTable
 from nas.derivation import SearchRun, choose_within
-from nas.pattern import interleaved
+from nas.device import set_up
+from nas.evaluation import count_looking_back
+from nas.pattern import abbreviate, interleaved, network
+from nas.retraining import Retraining
 from nas.trained import TrainedSuperNet
 
 POPULATION, PARENTS, GENERATIONS = 36, 12, 10
 MUTATION = 0.1  # of each block
+TRIAL_SHARE = 5  # of the search's steps, one in so many is a trial
 MOST_TRIES = 10_000  # to find children that are new and within the budget
 
 Choice = tuple[int, ...]  # an operation's index for each block
@@ -79,16 +87,40 @@ def children(parents: list[Choice], operations: int, known: set[Choice], afforda
     return found
 
 
+def shortlist(losses: dict[Choice, float], operations: list[str], count: int) -> list[Choice]:
+    """So many of the lowest loss that are different networks: identity does nothing wherever it stands."""
+    found: dict[str, Choice] = {}
+    for path in sorted(losses, key=losses.get):
+        found.setdefault(network([operations[index] for index in path]), path)
+    return list(found.values())[:count]
+
+
+def trial(net: TrainedSuperNet, pattern: list[str], steps: int) -> float:
+    """nll per token on the beginning of valid of a pattern that was trained from scratch for so many steps, with the
+    search's configuration and a learning rate that ends with them."""
+    config = copy.deepcopy(net.config)
+    config.train.steps, config.train.epochs = steps, None
+    config.train.warmup_steps = min(config.train.warmup_steps, steps // 4)
+    set_up(config.seed, config.train.threads)  # all begin with the same seed
+    phase = Retraining(build_fixed(pattern, config, net.corpus), net.corpus, config)
+    for step in range(1, steps + 1):
+        phase.step(step)
+    phase.model.eval()
+    return net.nll_of(phase.model, count_looking_back(phase.model.blocks), net.parts)
+
+
 def choose_by_evolution(
-    runs: list[SearchRun], pi: np.ndarray, costs: CostTable, budget: float | None
+    runs: list[SearchRun], pi: np.ndarray, costs: CostTable, budget: float | None, trials: int
 ) -> tuple[list[int], dict]:
     """The path of lowest loss, mean over the runs, and how it was found: how many patterns were judged, its nll per
     token on the beginning of valid, and that of the choice of pi [N, O] within the same budget.
 
     budget: ratio to the interleaved pattern's cost; None: the target of a search that had one, or else no bound.
-    Raises InputError where no pattern is so cheap, or a run has no checkpoint.
+    trials: where there are any, so many of the best are trained from scratch for a fifth of the search's steps each,
+    and the one with the lowest loss on valid is chosen: weights that all patterns share say little of the order of
+    blocks. Raises InputError where no pattern is so cheap, or a run has no checkpoint.
     """
-    search, usual = runs[0], costs.pattern(interleaved(len(pi)))
+    begun, search, usual = time.monotonic(), runs[0], costs.pattern(interleaved(len(pi)))
     if budget is None:
         priced = search.options["search.latency.source"] != "none" and search.options["search.latency.mode"] == "target"
         dearest = costs.rest + len(pi) * max(costs.blocks[name] for name in search.operations)
@@ -100,6 +132,18 @@ def choose_by_evolution(
         return float(np.mean([net.path_nll(list(path)) for net in nets]))
 
     losses = evolve(judge, tuple(first), search.operations, costs, budget * usual)
-    best = min(losses, key=losses.get)
+    best, tried = min(losses, key=losses.get), {}
     about = {"budget": round(budget, 4), "judged": len(losses)}
-    return list(best), about | {"nll": round(losses[best], 4), "nll_of_pi": round(losses[tuple(first)], 4)}
+    if trials:
+        steps = max(1, search.of_steps // TRIAL_SHARE)
+        for path in shortlist(losses, search.operations, trials):
+            tried[path] = trial(nets[0], [search.operations[index] for index in path], steps)
+            print(f"trial of {letters(path, search)}: nll {tried[path]:.4f} after {steps} steps", flush=True)
+        best = min(tried, key=tried.get)
+        about |= {"trials": {letters(path, search): round(nll, 4) for path, nll in tried.items()}, "trial_steps": steps}
+    about |= {"nll": round(losses[best], 4), "nll_of_pi": round(losses[tuple(first)], 4)}
+    return list(best), about | {"seconds": round(time.monotonic() - begun)}
+
+
+def letters(path: Choice, search: SearchRun) -> str:
+    return abbreviate([search.operations[index] for index in path])

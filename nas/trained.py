@@ -53,7 +53,7 @@ class TrainedSuperNet:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
         set_up(self.config.seed, self.config.train.threads)
-        corpus = Corpus(prepare(self.config.data))
+        self.corpus = corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
         self.supernet = build_supernet(self.config, corpus)
@@ -84,9 +84,13 @@ class TrainedSuperNet:
     def path_nll(self, path: list[int]) -> float:
         """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
         self.supernet.take(path)
-        looking_back, train = count_looking_back(self.supernet.operations_on(path)), self.config.train
+        looking_back = count_looking_back(self.supernet.operations_on(path))
+        return self.nll_of(self.supernet, looking_back, self.parts[:PATH_PARTS])
+
+    def nll_of(self, model: nn.Module, looking_back: int, parts: list) -> float:
+        """Loss per token of a model, the SuperNet or another, on some parts of valid."""
+        train = self.config.train
         losses = [
-            total_nll(self.supernet, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period)
-            for text in self.parts[:PATH_PARTS]
+            total_nll(model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period) for text in parts
         ]
         return sum(total for total, _ in losses) / sum(counted for _, counted in losses)

@@ -6,7 +6,8 @@ import torch
 
 from nas.errors import InputError
 from nas.evaluation import total_nll
-from nas.perturbation import PARTS, TrainedSuperNet, choose_by_perturbation
+from nas.perturbation import choose_by_perturbation, removal_losses
+from nas.trained import PARTS, TrainedSuperNet
 from nas.record import open_run
 from nas.trainer import Trainer
 from tests.making import make_search
@@ -26,12 +27,12 @@ def searched(request, small_config, tmp_path):
 
 def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
     path, phase = searched
-    net = TrainedSuperNet(path)
+    net = TrainedSuperNet(path, "perturbation")
     assert torch.equal(net.supernet.logits, phase.supernet.logits)
     seen = []
     net.nll = lambda pi: seen.append(pi) or np.array([len(seen), 10.0 * len(seen)])
     pi = phase.supernet.pi()
-    assert net.removal_losses(pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
+    assert removal_losses(net, pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
     for operation, without in enumerate(seen):
         others = [i for i in range(3) if i != operation]
         torch.testing.assert_close(without[1, others], pi[1, others] / pi[1, others].sum())
@@ -39,9 +40,9 @@ def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
 
 
 def test_an_operation_without_a_rival_leaves_its_place_to_all_others_alike(searched):
-    net, seen = TrainedSuperNet(searched[0]), []
+    net, seen = TrainedSuperNet(searched[0], "perturbation"), []
     net.nll = lambda pi: seen.append(pi) or np.zeros(1)
-    net.removal_losses(torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
+    removal_losses(net, torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
     assert seen[0][0].tolist() == pytest.approx([0.0, 0.5, 0.5]) and seen[1][0].tolist() == pytest.approx([1.0, 0, 0])
 
 
@@ -52,7 +53,7 @@ def parts_of(text):
 
 def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
     path, phase = searched
-    net = TrainedSuperNet(path)
+    net = TrainedSuperNet(path, "perturbation")
     phase.supernet.take([0, 1, 2])
     for found, text in zip(net.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
         total, counted = total_nll(phase.supernet, text, 16, 8, 8, 3)
@@ -61,7 +62,7 @@ def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
 
 def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searched):
     path, phase = searched
-    net, pi = TrainedSuperNet(path), torch.full((3, 3), 1 / 3)
+    net, pi = TrainedSuperNet(path, "perturbation"), torch.full((3, 3), 1 / 3)
     assert (net.nll(pi) == net.nll(pi)).all()
     phase.supernet.mix(pi)
     mixed = [total_nll(phase.supernet, text, 4, 8, 8, 3) for text in parts_of(phase.corpus.tokens("valid"))]
