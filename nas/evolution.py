@@ -19,6 +19,7 @@ from nas.baselines import random_patterns
 from nas.costs import CostTable
 from nas.derivation import SearchRun, choose_within
 from nas.device import set_up
+from nas.errors import InputError
 from nas.evaluation import count_looking_back
 from nas.pattern import abbreviate, interleaved, network
 from nas.retraining import Retraining
@@ -54,8 +55,10 @@ def evolve(
         return costs.rest + price[list(path)].sum() <= budget * (1 + 1e-9)
 
     most = min(budget, costs.rest + len(first) * price.max())
-    drawn = random_patterns(len(first), operations, costs, 0.95 * most, 0.05 / 0.95, seed)
-    population = [first, *(tuple(map(operations.index, pattern)) for pattern in islice(drawn, POPULATION - 1))]
+    population = [
+        first,
+        *(tuple(map(operations.index, p)) for p in drawn_below(most, len(first), operations, costs, seed)),
+    ]
     population = list(filter(affordable, population))
     for generation in range(GENERATIONS + 1):
         losses |= {path: judge(path) for path in population if path not in losses}
@@ -63,6 +66,18 @@ def evolve(
         if generation < GENERATIONS:
             population = children(parents, len(operations), set(losses), affordable, source)
     return losses
+
+
+def drawn_below(most: float, blocks: int, operations: list[str], costs: CostTable, seed: int) -> list[list[str]]:
+    """Random patterns that cost from 0.9 of the most to all of it; anything below it, where few do."""
+    found: list[list[str]] = []
+    for share in (0.1, 1.0):
+        try:
+            window = random_patterns(blocks, operations, costs, (1 - share / 2) * most, share / (2 - share), seed)
+            found += islice(window, POPULATION - 1 - len(found))
+        except InputError:  # nothing costs so much
+            continue
+    return found
 
 
 def children(parents: list[Choice], operations: int, known: set[Choice], affordable, source) -> list[Choice]:
