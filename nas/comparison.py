@@ -6,11 +6,9 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-import yaml
-
 from nas.baselines import RULES
 from nas.errors import InputError
-from nas.pattern import abbreviate, read_pattern
+from nas.pattern import abbreviate, read_hand_written, read_pattern
 
 FORMAT = "par-comparison/1"
 GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds, and names, of contenders
@@ -85,8 +83,8 @@ class Settings:
 def read_settings(path: Path, instead: dict) -> Settings:
     """Read and check a comparison; `instead`: what the command line says instead, by key. Raises InputError that names
     what is wrong."""
-    content = read_mapping(path)
-    if content.pop("format", None) != FORMAT:
+    content = read_hand_written(path, "the comparison")
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
     known = [item.name for item in fields(Settings)]
     for key in content:
@@ -115,18 +113,6 @@ def read_settings(path: Path, instead: dict) -> Settings:
     if settings.search is None and not settings.patterns:
         raise InputError(f"{path}: patterns=[] leaves nothing to compare without a search")
     return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
-
-
-def read_mapping(path: Path) -> dict:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the comparison {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} must hold keys, such as `retrain: FILE.yaml`")
-    return content
 
 
 def is_count(value) -> bool:

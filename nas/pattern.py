@@ -36,18 +36,23 @@ def network(blocks: list[str]) -> str:
     return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
 
 
+def read_hand_written(path: Path, what: str):
+    """The content of a YAML file that a person may have written. Raises InputError with the place of a mistake."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{path} is not YAML: {error}") from None
+
+
 def read_pattern(path: str | Path) -> dict:
     """Read and check a pattern file; returns its mapping, in which `blocks` is a list of known operations.
 
     Raises InputError that names the file and what is wrong in it.
     """
     path = Path(path)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the pattern file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+    content = read_hand_written(path, "the pattern file")
     if not isinstance(content, dict) or "format" not in content:
         raise InputError(
             f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
