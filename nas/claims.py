@@ -94,7 +94,8 @@ def make_claims(rows: list[Row]) -> list[dict]:
             found += [claim_quality(row, usual, quality), claim_attention(row, usual)]
         if row.ratio is not None:
             found += [claim_latency(row), claim_front(row, rows, quality)]
-        if drawn and row.contender.name == SEARCHED:  # at whose latency the random patterns were drawn
+        # The random patterns were drawn at the latency of argmax; another searched one may have it too.
+        if drawn and (row.contender.name == SEARCHED or at_same_latency(row, drawn)):
             found.append(claim_random(row, drawn, quality))
             if usual and at_same_latency(row, drawn):
                 found.append(claim_aim(row, usual, drawn, quality))
@@ -162,7 +163,8 @@ def claim_front(row: Row, rows: list[Row], quality: Quality) -> dict:
 
 
 def at_same_latency(row: Row, drawn: list[Row]) -> bool:
-    """As they are measured now: another device, or another d_ffn, can part what was drawn at one latency."""
+    """As they are measured now, within twice the share at which they were drawn, since both were measured twice:
+    another device, or another d_ffn, can part what was drawn at one latency."""
     return all(
         None not in (row.ratio, other.ratio) and abs(other.ratio / row.ratio - 1) <= 2 * SAME_LATENCY for other in drawn
     )

@@ -205,6 +205,15 @@ def test_latencies_that_have_come_apart_are_not_called_the_same():
     assert claims[name]["figures"]["latency_to_searched"] == [2.0, 2.0]
 
 
+def test_another_searched_pattern_of_their_latency_is_held_against_them_too():
+    budget = row("searched-0.5", "searched", "adiidd", [97.0, 98.0, 96.0], ms=10.4)
+    slower = row("searched-0.6", "searched", "aadidd", [97.0, 98.0, 96.0], ms=12.0)
+    rows = [INTERLEAVED, SEARCHED, budget, slower, *DRAWN]
+    name = "better than the average random pattern at the same latency"
+    assert name in claims_of(rows) and claims_of(rows, "searched-0.5")[name]["holds"]
+    assert "the aim" in claims_of(rows, "searched-0.5") and name not in claims_of(rows, "searched-0.6")
+
+
 def test_one_run_without_words_makes_all_bits_per_byte():
     rows = [row("a", "given", "ad", [100.0]), row("b", "given", "dd", [100.0], comparable=False)]
     assert quality_of(rows).name == "bits per byte" and quality_of(rows[:1]).name == "word perplexity"
