@@ -13,7 +13,7 @@ from nas.retraining import Retraining
 from nas.searching import Search
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-FOLDERS = ["demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
+FOLDERS = ["compare", "demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
 
 
 @pytest.mark.parametrize(
