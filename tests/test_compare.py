@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nas.comparing import Comparison, Timer
-from nas.comparison import Contender, given_contenders, read_settings
+from nas.comparison import Contender, given_contenders, pattern_file, read_settings
 from nas.config import load_config
 from nas.costs import MILLISECONDS, CostTable
 from nas.errors import InputError
@@ -124,6 +124,30 @@ def test_another_recipe_is_refused_before_anything_is_trained(finished):
     assert refused.returncode == 2 and "holds a search run, not a compare run" in refused.stderr
 
 
+def test_a_budget_that_joins_later_is_derived(finished):
+    """It comes before the one that is there, whose file must not be taken for its own."""
+    path, run, _ = finished
+    path.write_text(yaml.safe_dump(COMPARISON | {"pareto": [1.5, 2.0]}))
+    more = compare(path, "--run", run, "--seeds", 1)
+    path.write_text(yaml.safe_dump(COMPARISON))
+    assert more.returncode == 0, more.stderr
+    about = read_pattern(run / "patterns" / "searched-1.5.yaml")["derived_from"]
+    assert (about["method"], about["latency_budget"]) == ("budget", 1.5)
+    assert "searched-1.5" in [row["name"] for row in table(run / "comparison.csv")]
+    assert compare(path, "--run", run, "--report").returncode == 0  # as it was, for the tests that follow
+
+
+def test_a_seed_or_several_workers_without_threads_are_refused(finished):
+    path, run, _ = finished
+    for arguments, words in (
+        (["seed=3"], "seed=3: every pattern is trained with several seeds; give them as --seeds"),
+        (["--workers", 2, "train.threads=null"], "--workers 2 needs the threads of each: add train.threads="),
+        (["--workers", 0], "--workers 0 must be at least 1"),
+    ):
+        refused = compare(path, "--run", run, *arguments)
+        assert refused.returncode == 2 and words in refused.stderr
+
+
 def test_at_equal_parameters(finished, small_config):
     path, run, _ = finished
     done = compare(path, "--run", run, "--match-parameters", "--workers", 2, "--seeds", 1)
@@ -142,7 +166,10 @@ def test_a_failing_run_is_told_and_the_rest_goes_on(tmp_path, small_yaml):
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     nothing = compare(path, "--run", run, "--report")
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
-    (run / "runs" / "ddd-1").mkdir(parents=True)
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"patterns": ["interleaved"]}))
+    assert compare(path, "--run", run).returncode == 0
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"patterns": ["dense-only", "interleaved"]}))
+    (run / "runs" / "ddd-1").mkdir()
     with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process is at this run
         done = compare(path, "--run", run)
@@ -200,7 +227,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
         times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
         return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
 
-    monkeypatch.setattr(Timer, "table", lambda self: COSTS)
+    monkeypatch.setattr(Timer, "table", lambda self, kept: COSTS)
     monkeypatch.setattr(Timer, "measure", measure)
 
     def make(**changed) -> Comparison:
@@ -220,24 +247,24 @@ SEARCHED = Contender("searched", "searched", ["attention", "dense", "dense", "id
 def test_random_patterns_have_the_searched_ones_latency_as_measured(comparison):
     made = comparison(random=4, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
-    made.choose_rivals(SEARCHED)
+    made.choose_rivals()
     drawn = [contender for contender in made.known() if contender.kind == "random"]
     assert [contender.name for contender in drawn] == [f"random-{n}" for n in range(1, 5)]
     assert len({network(c.blocks) for c in [SEARCHED, *drawn]}) == 5
     for contender in drawn:
         assert COSTS.pattern(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
-        about = read_pattern(made.pattern_file(contender.name))["derived_from"]
+        about = read_pattern(pattern_file(made.path, contender.name))["derived_from"]
         assert about == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
 
 def test_random_patterns_that_were_drawn_stay_and_more_can_join(comparison):
     made = comparison(random=2, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
-    made.choose_rivals(SEARCHED)
+    made.choose_rivals()
     before = [contender.blocks for contender in made.known()]
     os.close(made.run.lock)
     more = comparison(random=4, patterns=["interleaved"], pareto=None)
-    more.choose_rivals(SEARCHED)
+    more.choose_rivals()
     assert [contender.blocks for contender in more.known()][: len(before)] == before
     assert len({network(contender.blocks) for contender in more.known()}) == len(before) + 2
 
@@ -245,10 +272,10 @@ def test_random_patterns_that_were_drawn_stay_and_more_can_join(comparison):
 def test_most_parameters_within_the_latency(comparison):
     made = comparison(patterns=["parameters"], pareto=None)
     made.write_pattern(SEARCHED)
-    made.choose_rivals(SEARCHED)
+    made.choose_rivals()
     (richest,) = [contender for contender in made.known() if contender.kind == "parameters"]
     assert COSTS.pattern(richest.blocks) <= 12.0
-    sizes = {name: made.timer.parameters([name]) for name in COSTS.blocks}
+    sizes = {name: made.parameters([name]) for name in COSTS.blocks}
     assert sizes["attention"] > sizes["dense"]  # at these widths, so attention where it can be paid
     assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.pattern(richest.blocks) == 12.0
 
