@@ -1,0 +1,49 @@
+"""Do a SuperNet's weights order patterns as training them does? Kendall's tau over what a comparison has trained.
+
+    python experiments/compare/judge.py RUN_DIR SEARCH [SEARCH ...]
+
+RUN_DIR: of nas.compare; SEARCH: --run folders of searches with the same text, sizes and operations. The truth is the mean
+loss on test over the seeds that a pattern has. The last line is JSON.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parents[1]))
+
+from nas.comparison import UNMATCHED, contenders_file  # noqa: E402
+from nas.errors import run_command  # noqa: E402
+from nas.pattern import abbreviate  # noqa: E402
+from nas.rows import quality_of, read_rows  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN_DIR", type=Path)
+    parser.add_argument("searches", metavar="SEARCH", nargs="+", type=Path)
+    arguments = parser.parse_args()
+    rows = read_rows(contenders_file(arguments.run, UNMATCHED))
+    quality = quality_of(rows)
+    truth = {tuple(row.contender.blocks): float(row.losses(quality).mean()) for row in rows}
+
+    from scipy.stats import kendalltau
+
+    from nas.trained import TrainedSuperNet
+
+    taus, ordered = {}, sorted(truth, key=truth.get)
+    for search in arguments.searches:
+        net = TrainedSuperNet(search, "judging")
+        losses = [net.path_nll([net.supernet.operations.index(name) for name in pattern]) for pattern in ordered]
+        print(f"{search}: nll per token on the beginning of valid along each pattern, best on test first")
+        print(
+            "  ".join(f"{abbreviate(list(pattern))} {loss:.4f}" for pattern, loss in zip(ordered, losses, strict=True))
+        )
+        taus[str(search)] = round(float(kendalltau([truth[pattern] for pattern in ordered], losses).statistic), 3)
+    print(json.dumps({"tau": taus, "patterns": len(ordered)}))
+
+
+if __name__ == "__main__":
+    run_command(main)
