@@ -2,8 +2,8 @@
 
     python experiments/compare/judge.py RUN_DIR SEARCH [SEARCH ...]
 
-RUN_DIR: of nas.compare; SEARCH: --run folders of searches with the same text, sizes and operations. The truth is the mean
-loss on test over the seeds that a pattern has. The last line is JSON.
+RUN_DIR: of nas.compare; SEARCH: --run folders of searches with the same text, sizes and operations. The truth is the
+mean loss on test over the seeds that a pattern has. The last line is JSON.
 """
 
 import argparse
