@@ -95,9 +95,9 @@ def make_claims(rows: list[Row]) -> list[dict]:
         if row.ratio is not None:
             found += [claim_latency(row), claim_front(row, rows, quality)]
         # The random patterns were drawn at the latency of argmax; another searched one may have it too.
-        if drawn and (row.contender.name == SEARCHED or at_same_latency(row, drawn)):
+        if drawn and (row.contender.name == SEARCHED or latency_of_drawn(row, drawn)):
             found.append(claim_random(row, drawn, quality))
-            if usual and at_same_latency(row, drawn):
+            if usual and latency_of_drawn(row, drawn):
                 found.append(claim_aim(row, usual, drawn, quality))
         found.append(claim_cost(row))
         claims += [{"pattern": row.contender.name, **claim} for claim in found]
@@ -162,12 +162,16 @@ def claim_front(row: Row, rows: list[Row], quality: Quality) -> dict:
     return claim("on the Pareto front", not better, sentence, dominated_by=better)
 
 
-def at_same_latency(row: Row, drawn: list[Row]) -> bool:
-    """As they are measured now, within twice the share at which they were drawn, since both were measured twice:
-    another device, or another d_ffn, can part what was drawn at one latency."""
-    return all(
-        None not in (row.ratio, other.ratio) and abs(other.ratio / row.ratio - 1) <= 2 * SAME_LATENCY for other in drawn
-    )
+def latency_of_drawn(row: Row, drawn: list[Row]) -> str | None:
+    """How the random patterns' latencies are to the searched one's, as they are measured now: the same, within twice the
+    share at which they were drawn, since both were measured twice; or more; None where one is less, or not known.
+    Another device, or another d_ffn, can part what was drawn at one latency."""
+    if row.ratio is None or any(other.ratio is None for other in drawn):
+        return None
+    ratios = [other.ratio / row.ratio for other in drawn]
+    if min(ratios) < 1 - 2 * SAME_LATENCY:
+        return None
+    return "at the same latency" if max(ratios) <= 1 + 2 * SAME_LATENCY else "of the same latency or more"
 
 
 def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
@@ -190,7 +194,7 @@ def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
         f"against their average, {p_words(test['p'])} (t-test, Welch, one-sided)"
         + ("." if draw is None else f"; a random pattern as good or better would come up with probability {draw:.2f}.")
     )
-    same = "at the same latency" if at_same_latency(row, drawn) else "drawn at its latency, which is not theirs here"
+    same = latency_of_drawn(row, drawn) or "drawn at its latency, which is not theirs here"
     return claim(
         f"better than the average random pattern {same}",
         test["difference"] < 0,

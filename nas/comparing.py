@@ -29,13 +29,14 @@ from nas.data import Corpus
 from nas.device import set_up
 from nas.errors import InputError
 from nas.jobs import Task, run_tasks
-from nas.latency import conditions, current_costs, measure_models
+from nas.latency import ROUNDS, conditions, current_costs, measure_models
 from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved, network, read_pattern
 from nas.prepare import prepare
 from nas.record import OUTCOME, RESULTS, open_run, provenance, read_yaml, write_text
 from nas.rows import known_latencies, write_contenders
 
 ROOT = Path(__file__).resolve().parents[1]  # where the scripts stand
+REPORTED_ROUNDS = 60  # for the figures that are reported
 DRAWN_AT_ONCE, TRIES = 2, 10  # patterns that are timed for each that is still wanted; how often
 
 
@@ -53,13 +54,13 @@ class Timer:
         table.write(kept)
         return table
 
-    def measure(self, contenders: list[Contender]) -> dict[str, dict]:
+    def measure(self, contenders: list[Contender], rounds: int) -> dict[str, dict]:
         """{contender's key: latency}, all in the same rounds, with the ratio to the interleaved pattern at the recipe's
         d_ffn."""
         usual = Contender("", GIVEN, interleaved(self.config.model.blocks))
         different = {contender.key: contender for contender in [usual, *contenders]}
         models = [(contender.blocks, at_d_ffn(self.config, contender.d_ffn)) for contender in different.values()]
-        return dict(zip(different, measure_models(models, self.counts), strict=True))
+        return dict(zip(different, measure_models(models, self.counts, rounds), strict=True))
 
     def measure_once(self, contenders: list[Contender], before: dict) -> dict:
         """{"patterns": {contender's key: latency}, "holds_for": conditions}; `before`, what was measured then, where
@@ -69,7 +70,7 @@ class Timer:
         if before.get("holds_for") == now and wanted <= before["patterns"].keys():
             return before
         print(f"measuring the latency of {len(wanted)} patterns, in rounds", flush=True)
-        return {"patterns": self.measure(contenders), "holds_for": now}
+        return {"patterns": self.measure(contenders, REPORTED_ROUNDS), "holds_for": now}
 
 
 def at_d_ffn(config: Config, d_ffn: int | None) -> Config:
@@ -231,7 +232,7 @@ class Comparison:
             batch = [Contender("", RANDOM, blocks) for blocks in islice(fresh, DRAWN_AT_ONCE * len(names))]
             if not batch:
                 break
-            times = self.timer.measure([searched, *batch])
+            times = self.timer.measure([searched, *batch], ROUNDS)
             for contender in batch:
                 measured = times[contender.key]["median_ms"] / times[searched.key]["median_ms"]
                 if names and abs(measured - 1) <= SAME_LATENCY:

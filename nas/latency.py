@@ -161,11 +161,11 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
     return CostTable(MILLISECONDS, rest, blocks, conditions(config, len(counts), names), quartiles)
 
 
-def measure_models(models: list[tuple[list[str], Config]], counts: np.ndarray) -> list[dict]:
+def measure_models(models: list[tuple[list[str], Config]], counts: np.ndarray, rounds: int = ROUNDS) -> list[dict]:
     """Milliseconds of whole models, patterns under configurations that differ in their model's sizes alone, for a
     segment with full memories, in rounds: median and quartiles for each, and its ratio to the first, which is the
     interleaved pattern."""
-    times = list(timed_rounds(segment_works(models, counts), ROUNDS, SECONDS).values())
+    times = list(timed_rounds(segment_works(models, counts), rounds, SECONDS).values())
     usual = np.median(times[0])
     return [
         {

@@ -198,20 +198,23 @@ def test_better_than_most_random_patterns_but_not_than_their_average():
 
 
 def test_latencies_that_have_come_apart_are_not_called_the_same():
-    slow = [row(f"random-{n}", "random", "ad", [p, p + 1], ms=20.0) for n, p in enumerate([103.0, 105.0])]
-    claims = claims_of([INTERLEAVED, SEARCHED, *slow])
-    (name,) = [name for name in claims if "random" in name]
-    assert name.endswith("drawn at its latency, which is not theirs here") and "the aim" not in claims
-    assert claims[name]["figures"]["latency_to_searched"] == [2.0, 2.0]
+    for ms, words in ((5.0, "drawn at its latency, which is not theirs here"), (20.0, "of the same latency or more")):
+        apart = [row(f"random-{n}", "random", "ad", [p, p + 1], ms=ms) for n, p in enumerate([103.0, 105.0])]
+        claims = claims_of([INTERLEAVED, SEARCHED, *apart])
+        (name,) = [name for name in claims if "random" in name]
+        assert name.endswith(words) and ("the aim" in claims) == (ms == 20.0)
+        assert claims[name]["figures"]["latency_to_searched"] == [ms / 10, ms / 10]
 
 
 def test_another_searched_pattern_of_their_latency_is_held_against_them_too():
     budget = row("searched-0.5", "searched", "adiidd", [97.0, 98.0, 96.0], ms=10.4)
     slower = row("searched-0.6", "searched", "aadidd", [97.0, 98.0, 96.0], ms=12.0)
-    rows = [INTERLEAVED, SEARCHED, budget, slower, *DRAWN]
+    faster = row("searched-0.4", "searched", "adiiid", [97.0, 98.0, 96.0], ms=8.0)
+    rows = [INTERLEAVED, SEARCHED, budget, slower, faster, *DRAWN]
     name = "better than the average random pattern at the same latency"
     assert name in claims_of(rows) and claims_of(rows, "searched-0.5")[name]["holds"]
     assert "the aim" in claims_of(rows, "searched-0.5") and name not in claims_of(rows, "searched-0.6")
+    assert "better than the average random pattern of the same latency or more" in claims_of(rows, "searched-0.4")
 
 
 def test_one_run_without_words_makes_all_bits_per_byte():

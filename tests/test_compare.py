@@ -223,7 +223,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
     """A comparison of 6 blocks with a clock of the test's own: a pattern takes what the table says, and 10% more where
     it begins with dense."""
 
-    def measure(self, contenders):
+    def measure(self, contenders, rounds):
         times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
         return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
 
@@ -288,7 +288,9 @@ def test_another_pattern_under_a_known_name_is_refused(comparison):
 
 def test_latencies_are_measured_again_only_where_they_do_not_hold(comparison, monkeypatch):
     made, calls = comparison(patterns=["interleaved"], pareto=None), []
-    monkeypatch.setattr(Timer, "measure", lambda self, contenders: calls.append(1) or {c.key: {} for c in contenders})
+    monkeypatch.setattr(
+        Timer, "measure", lambda self, contenders, rounds: calls.append(1) or {c.key: {} for c in contenders}
+    )
     usual, other = Contender("interleaved", "given", interleaved(6)), Contender("other", "given", ["dense"] * 6)
     known = made.timer.measure_once([usual], {})
     assert made.timer.measure_once([usual], known) is known and len(calls) == 1
