@@ -163,7 +163,7 @@ def claim_front(row: Row, rows: list[Row], quality: Quality) -> dict:
 
 
 def latency_of_drawn(row: Row, drawn: list[Row]) -> str | None:
-    """How the random patterns' latencies are to the searched one's, as they are measured now: the same, within twice the
+    """How the random patterns' latencies are to the searched one's, measured now: the same, within twice the
     share at which they were drawn, since both were measured twice; or more; None where one is less, or not known.
     Another device, or another d_ffn, can part what was drawn at one latency."""
     if row.ratio is None or any(other.ratio is None for other in drawn):
