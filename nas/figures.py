@@ -241,6 +241,7 @@ def comparison_plot(rows: list[Row], path: Path) -> None:
             far = row.contender.key not in shown
             words = ", ".join(called) + (f": {mean:.{quality.digits}f}" if far else "")
             labels.append((across, highest if far else mean, words, KIND_COLOURS[row.contender.kind]))
+    figure.draw_without_rendering()  # so that the axes know where points will lie
     place_labels(axes, labels)
     kinds = [kind for kind in KIND_COLOURS if any(row.contender.kind == kind for row in rows)]
     handles = [Line2D([], [], color=KIND_COLOURS[kind], marker="o", linestyle="", label=kind) for kind in kinds]
