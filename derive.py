@@ -32,7 +32,8 @@ HELP = {
     "--out": "default: RUN_DIR/pattern.yaml; of several seeds pattern-of-SEEDS-seeds.yaml in the first",
     "--method": "argmax (default): the likeliest operations; budget: the greatest sum of log pi within "
     "--latency-budget; perturbation: the operations whose removal hurts the SuperNet most on valid; evolution: the "
-    "pattern with which the SuperNet is best on valid, within the budget or else the search's target",
+    "pattern with which the SuperNet is best on valid, within the budget or else the search's target; for "
+    "searches with search.weights_paths=uniform",
     "--latency-budget": "cost at most R times the interleaved pattern's: in milliseconds where the run has a "
     "latency.yaml (python -m nas.latency makes one), else in FLOPs",
     "--pareto": "a pattern for each of these budgets, in PATTERN-R.yaml, and a table in PATTERN-pareto.md",

@@ -120,7 +120,7 @@ def claim_quality(row: Row, usual: Row, quality: Quality) -> dict:
     sentence = (
         f"{row.contender.name} ({abbreviate(row.contender.blocks)}) reaches {quality.name} {shown(row, quality)} on "
         f"test, interleaved {shown(usual, quality)} (mean ± standard error over {len(row.seeds)} and "
-        f"{len(usual.seeds)} seeds): {quality.change(test['difference'])}{interval}, {p_words(test['p'])} "
+        f"{len(usual.seeds)} seeds): {quality.change(test['difference'])} by mean loss{interval}, {p_words(test['p'])} "
         f"(t-test, {kind}): {verdict}."
     )
     return claim(
@@ -191,7 +191,7 @@ def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
     sentence = (
         f"{row.contender.name} is better than {behind} of {len(drawn)} random patterns at {at}, which reach "
         f"{quality.name} {average:.{quality.digits}f}{spread} in the mean: {quality.change(test['difference'])} "
-        f"against their average, {p_words(test['p'])} (t-test, Welch, one-sided)"
+        f"against their average by mean loss, {p_words(test['p'])} (t-test, Welch, one-sided)"
         + ("." if draw is None else f"; a random pattern as good or better would come up with probability {draw:.2f}.")
     )
     same = latency_of_drawn(row, drawn) or "drawn at its latency, which is not theirs here"
@@ -224,6 +224,7 @@ def claim_aim(row: Row, usual: Row, drawn: list[Row], quality: Quality) -> dict:
 
 def claim_cost(row: Row) -> dict:
     times = row.search_hours / row.train_hours
-    sentence = f"The searches took {row.search_hours:.2f} hours, {times:.1f} times one training of the pattern."
+    minutes = 60 * row.search_hours
+    sentence = f"Search and derivation took {minutes:.1f} minutes, {times:.1f} times one training of the pattern."
     holds, hours = row.search_hours < row.train_hours, {"search": row.search_hours, "train": row.train_hours}
     return claim("the search costs less than one training", holds, sentence, hours=hours)

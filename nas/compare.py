@@ -24,7 +24,7 @@ import argparse
 import os
 from pathlib import Path
 
-from nas.comparison import MATCHED, UNMATCHED, contenders_file, given_contenders, read_settings
+from nas.comparison import MATCHED, UNMATCHED, contenders_file, given_contenders, read_settings, settings_file
 from nas.config import load_config
 from nas.errors import InputError, Interrupted, RunError, run_command
 
@@ -84,6 +84,7 @@ def report(folder: Path, mark: str) -> None:
     comparison_plot(rows, folder / f"comparison{mark}.png")
     write_yaml(folder / f"claims{mark}.yaml", {"format": CLAIMS_FORMAT, "claims": claims})
     print(markdown(rows))
+    print("yes and NO are what the means say; p, how easily chance alone would give such a difference")
     for claim in claims:
         print(f"{'yes' if claim['holds'] else 'NO':<4}{claim['pattern']}: {claim['claim']}. {claim['sentence']}")
     print(f"written to {folder}: comparison{mark}.csv, .md, .png and claims{mark}.yaml")
@@ -108,6 +109,7 @@ def compare(arguments, settings, given, recipe, search) -> None:
     # Imported only now: --help and errors of the configuration need not wait for torch.
     from nas.comparing import Comparison
     from nas.jobs import run_tasks
+    from nas.record import write_text
 
     comparison = Comparison(settings, given, recipe, search, arguments.run, arguments.overrides)
     mark, train = MATCHED if arguments.match_parameters else UNMATCHED, not arguments.report
@@ -116,6 +118,7 @@ def compare(arguments, settings, given, recipe, search) -> None:
     failed = {}
     if train:
         comparison.start()
+        write_text(settings_file(arguments.run), arguments.comparison.read_text(encoding="utf-8"))
         # The patterns that wait for nothing train beside the searches; when rivals are timed, nothing else runs.
         early = comparison.training(given) if mark == UNMATCHED else []
         searches = comparison.searches()

@@ -98,6 +98,7 @@ class Comparison:
         self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
         extra = {"search_seeds": settings.search_seeds if search else None}
         self.run = open_run(path, recipe, "compare", resume=True, extra=extra)
+        self.check_derived()
         self.training(self.known())  # that all can go on
         self.searches()
 
@@ -177,6 +178,18 @@ class Comparison:
                 found.append(Contender(name, kind, read_pattern(file)["blocks"]))
         return found
 
+    def check_derived(self) -> None:
+        """Raises InputError where the patterns of budgets were derived in another way than the settings say."""
+        wanted = self.settings.method, bool(self.settings.trials)
+        for name in self.settings.budgets.values():
+            file = pattern_file(self.path, name)
+            if file.exists():
+                origin = read_pattern(file)["derived_from"]
+                found = origin["method"], bool(origin.get("evolution", {}).get("trials"))
+                if found != wanted:
+                    ways = [f"{how} {'with' if trials else 'without'} trials" for how, trials in (found, wanted)]
+                    raise InputError(f"{file} was derived by {ways[0]}, not by {ways[1]}; name another --run folder")
+
     def derive(self) -> dict[str, str]:
         """Find the searched patterns that are missing, of argmax and of each budget. Returns what failed."""
         out = pattern_file(self.path, SEARCHED)
@@ -238,9 +251,11 @@ class Comparison:
                 if names and abs(measured - 1) <= SAME_LATENCY:
                     ratios = {"predicted_ratio": table.pattern(contender.blocks) / target, "measured_ratio": measured}
                     about = {"at_latency_of": abbreviate(searched.blocks)} | {k: round(r, 4) for k, r in ratios.items()}
-                    self.write_pattern(replace(contender, name=names.pop(0)), **about)
+                    self.write_pattern(replace(contender, name=names[0]), **about)
+                    print(f"drew {names.pop(0)}: {contender.key}, {measured:.3f} of the searched pattern's latency")
         if names:
-            print(f"NOTICE: no pattern was found for {', '.join(names)}: few have the searched one's latency")
+            few = "few have the searched one's latency; a repetition tries again"
+            print(f"NOTICE: no pattern was found for {', '.join(names)}: {few}")
 
     def matched(self, contenders: list[Contender]) -> list[Contender]:
         """With d_ffn such that all have the interleaved pattern's parameters, as nearly as whole numbers allow: without
@@ -262,13 +277,13 @@ class Comparison:
         latencies = known_latencies(path)
         if measure:
             latencies = self.timer.measure_once(contenders, latencies)
-        write_contenders(path, contenders, self.settings.seeds, self.search_hours(), latencies)
+        hours = {contender.name: self.search_hours(contender) for contender in contenders}
+        write_contenders(path, contenders, self.settings.seeds, hours, latencies)
 
-    def search_hours(self) -> float:
-        """Of all searches together, and of derivations that take long; 0 where there are none."""
-        outcomes = [folder / OUTCOME for folder in self.search_folders.values()]
-        seconds = [read_yaml(path)["wall_time_s"] for path in outcomes if path.exists()]
-        for contender in self.known():
-            origin = read_pattern(pattern_file(self.path, contender.name)).get("derived_from") or {}
-            seconds.append(origin.get("evolution", {}).get("seconds", 0))
-        return sum(seconds) / 3600
+    def search_hours(self, contender: Contender) -> float:
+        """Of all searches together and, where that takes long, the contender's own derivation; 0 for the others."""
+        if contender.kind != SEARCHED:
+            return 0.0
+        seconds = [read_yaml(folder / OUTCOME)["wall_time_s"] for folder in self.search_folders.values()]
+        origin = read_pattern(pattern_file(self.path, contender.name))["derived_from"]
+        return (sum(seconds) + origin.get("evolution", {}).get("seconds", 0)) / 3600

@@ -48,6 +48,11 @@ def pattern_file(run: Path, name: str) -> Path:
     return run / "patterns" / f"{name}.yaml"
 
 
+def settings_file(run: Path) -> Path:
+    """A copy of the COMPARISON.yaml that was given last."""
+    return run / "comparison.yaml"
+
+
 def contenders_file(run: Path, mark: str) -> Path:
     return run / f"contenders{mark}.yaml"
 

@@ -141,6 +141,8 @@ def choose_by_evolution(
         dearest = costs.rest + len(pi) * max(costs.blocks[name] for name in search.operations)
         budget = search.options["search.latency.target"] if priced else dearest / usual
     (first,) = choose_within([budget], pi, search.operations, costs)
+    if search.options["search.weights_paths"] != "uniform":
+        print("NOTICE: the weights of this search followed pi, and are best where pi is: search.weights_paths=uniform")
     nets = [TrainedSuperNet(run.path, "evolution") for run in runs]
 
     def judge(path: Choice) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nas.claims import make_claims
-from nas.comparison import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file
+from nas.comparison import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file, settings_file
 from nas.config import default_of, options
 from nas.costs import latency_words, read_costs
 from nas.derivation import describe, read_run
@@ -175,13 +175,35 @@ def about_comparison(run: Path) -> dict:
     if not parts:
         raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
     searches, pattern = sorted(run.glob("search-*/pi.jsonl")), pattern_file(run, SEARCHED)
+    settings = settings_file(run)
     return {
         "parts": parts,
+        "settings": settings.read_text(encoding="utf-8") if settings.exists() else None,
+        "found": [found_words(path) for path in sorted((run / "patterns").glob(f"{SEARCHED}*.yaml"))],
         "pattern": read_pattern(pattern) if pattern.exists() else None,
         "table": cost_table(run, len(read_pattern(pattern)["blocks"]), []) if pattern.exists() else None,
         "searches": [about_search(path.parent) for path in searches],
         "origin": origin(run),
     }
+
+
+def found_words(path: Path) -> tuple[str, list[str], str]:
+    """(name, blocks, how it was found) of a searched pattern."""
+    content = read_pattern(path)
+    origin = content["derived_from"]
+    words = f"derive.py --method {origin['method']}"
+    if "latency_budget" in origin:
+        words += f" within {origin['latency_budget']:g} of the interleaved pattern's cost"
+    how = origin.get("evolution", {})
+    if how:
+        words += f"; {how['judged']} patterns judged"
+    if how.get("trials"):
+        tried = sorted(how["trials"].items(), key=lambda item: item[1])
+        words += f", of which trained for {how['trial_steps']} steps: " + ", ".join(
+            f"{k} {nll:.4f}" for k, nll in tried
+        )
+    undecided = sum(block["undecided"] for block in content["confidence"])
+    return path.stem, content["blocks"], f"{words}; {undecided} blocks undecided by pi"
 
 
 STAGES = {"search": about_search, "retrain": about_training, "compare": about_comparison}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison import SEARCHED, Contender, training_folder
+from nas.comparison import Contender, training_folder
 from nas.errors import InputError
 from nas.pattern import abbreviate
 from nas.record import RESULTS, read_yaml, write_yaml
@@ -92,11 +92,14 @@ def mean_error(values) -> tuple[float, float | None]:
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
-def write_contenders(path: Path, contenders: list[Contender], seeds: list[int], search_hours: float, latencies: dict):
-    """What is compared, for read_rows; latencies: as nas.comparing.Timer.measure_once gives them, or empty."""
+def write_contenders(
+    path: Path, contenders: list[Contender], seeds: list[int], hours: dict[str, float], latencies: dict
+):
+    """What is compared, for read_rows. hours: by name, that searching it took; latencies: as
+    nas.comparing.Timer.measure_once gives them, or empty."""
     times = latencies.get("patterns", {})
-    listed = [{**asdict(contender), "latency": times.get(contender.key)} for contender in contenders]
-    about = {"seeds": seeds, "search_hours": search_hours, "contenders": listed}
+    listed = [{**asdict(c), "search_hours": hours[c.name], "latency": times.get(c.key)} for c in contenders]
+    about = {"seeds": seeds, "contenders": listed}
     write_yaml(path, {"format": CONTENDERS_FORMAT, **about, "latency_holds_for": latencies.get("holds_for")})
 
 
@@ -130,9 +133,10 @@ def read_rows(path: Path) -> list[Row]:
         folders = {seed: training_folder(path.parent, contender, seed) for seed in content["seeds"]}
         done = {seed: folder for seed, folder in folders.items() if (folder / RESULTS).exists()}
         if done:
-            hours = content["search_hours"] if contender.kind == SEARCHED else 0.0
             results = [read_yaml(folder / RESULTS) for folder in done.values()]
-            rows.append(Row(contender, list(done), results, about["latency"], hours, tuple(done.values())))
+            rows.append(
+                Row(contender, list(done), results, about["latency"], about["search_hours"], tuple(done.values()))
+            )
     if not rows:
         raise InputError(f"{path}: none of its runs has finished")
     return rows

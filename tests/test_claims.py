@@ -136,7 +136,7 @@ def test_claims_where_the_search_wins():
     quality = claims["equal or better word perplexity than interleaved"]
     assert quality["holds"] and quality["figures"]["searched"] == pytest.approx(99.0)
     assert (
-        "99.0 ± 0.6 on test, interleaved 101.0 ± 0.6 (mean ± standard error over 3 and 3 seeds): -2.0%"
+        "99.0 ± 0.6 on test, interleaved 101.0 ± 0.6 (mean ± standard error over 3 and 3 seeds): -2.0% by mean loss"
         in quality["sentence"]
     )
     losses = [np.log([99.0, 100.0, 98.0]), np.log([100.0, 102.0, 101.0])]
@@ -299,7 +299,7 @@ def test_what_is_compared_is_read_back_with_the_runs_that_have_finished(tmp_path
     contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
     latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
     path = tmp_path / "contenders.yaml"
-    write_contenders(path, contenders, [1, 2], 3.0, latencies)
+    write_contenders(path, contenders, [1, 2], {"searched": 3.0, "interleaved": 0.0, "wide": 0.0}, latencies)
     with pytest.raises(InputError, match="none of its runs has finished"):
         read_rows(path)
     for name, perplexity in (

@@ -139,6 +139,11 @@ def test_a_budget_that_joins_later_is_derived(finished):
 
 def test_a_seed_or_several_workers_without_threads_are_refused(finished):
     path, run, _ = finished
+    path.write_text(yaml.safe_dump(COMPARISON | {"method": "evolution"}))
+    refused = compare(path, "--run", run)
+    path.write_text(yaml.safe_dump(COMPARISON))
+    assert refused.returncode == 2
+    assert "searched-2.yaml was derived by budget without trials, not by evolution without trials" in refused.stderr
     for arguments, words in (
         (["seed=3"], "seed=3: every pattern is trained with several seeds; give them as --seeds"),
         (["--workers", 2, "train.threads=null"], "--workers 2 needs the threads of each: add train.threads="),

@@ -47,7 +47,7 @@ def runs(tmp_path_factory, small_yaml) -> dict[str, Path]:
         )
     training = comparison / "runs" / f"{contender.key}-1"
     latencies = {"patterns": {contender.key: {"median_ms": 1.5, "ratio_to_interleaved": 0.5}}}
-    write_contenders(comparison / "contenders.yaml", [contender], [1, 2], 1.0, latencies)
+    write_contenders(comparison / "contenders.yaml", [contender], [1, 2], {EVIL: 1.0}, latencies)
     for name in ("provenance.yaml", "config.yaml"):
         shutil.copy(training / name, comparison / name)
     content = yaml.safe_load((comparison / "config.yaml").read_text())
