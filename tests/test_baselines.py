@@ -90,6 +90,10 @@ def test_random_patterns_end_when_there_are_no_more():
     assert [network(pattern) for pattern in found] == ["dd"]
 
 
+def test_a_thousand_draws_without_a_new_one_end_it_not_a_thousand_draws():
+    assert len(list(itertools.islice(random_patterns(12, OPERATIONS, COSTS, 25.0, 0.2, seed=0), 1100))) == 1100
+
+
 def test_a_cost_that_no_pattern_has_is_refused():
     with pytest.raises(InputError, match="no pattern of 4 blocks costs 50 ms, within 3%"):
         next(random_patterns(4, OPERATIONS, COSTS, 50.0, 0.03, seed=0))
