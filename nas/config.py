@@ -172,6 +172,8 @@ class WarningOptions:
 #   where there is a price it gives up all for identity (0 of 10), and leave_one_out finds what is planted (8, 10).
 # - paths: 2 are too few (0.06); 8 find more of what is planted than 4 (10 and 4 of 10 instead of 8 and 2), for 4 more
 #   forward passes in each logits step.
+# - weights_paths: uniform ended at 0.58 and 0.57, pi at 0.53 and 0.58: no clear difference with six blocks; with twelve
+#   and a price (experiments/compare) 0.35 instead of -0.02 and 0.35.
 # - A floor of uniform exploration in the weights' paths ended at 0.52 to 0.57, as without: it was taken out.
 @dataclass
 class SearchOptions:
