@@ -130,18 +130,23 @@ def main() -> None:
     if notice:
         print(f"NOTICE: {notice}")
     for budget, pattern in patterns.items():
-        print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
-        if how := pattern["derived_from"].get("evolution"):
-            print(
-                f"of {how['judged']} patterns within {how['budget']:g} of the interleaved pattern's cost: nll "
-                f"{how['nll']:.4f} on valid with the SuperNet's weights; pi's own choice has {how['nll_of_pi']:.4f}"
-            )
-            for letters, nll in how.get("trials", {}).items():
-                print(f"  trained alone for {how['trial_steps']} steps, {letters} has {nll:.4f}")
-        print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
-        for words in latency_words(pattern.get("latency") or {}):
-            print(words)
+        tell(pattern)
         print(f"written to {names[budget]}")
+
+
+def tell(pattern: dict) -> None:
+    """What one looks for first in a pattern file."""
+    print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
+    if how := pattern["derived_from"].get("evolution"):
+        print(
+            f"of {how['judged']} patterns within {how['budget']:g} of the interleaved pattern's cost: nll "
+            f"{how['nll']:.4f} on valid with the SuperNet's weights; pi's own choice has {how['nll_of_pi']:.4f}"
+        )
+        for letters, nll in how.get("trials", {}).items():
+            print(f"  trained alone for {how['trial_steps']} steps, {letters} has {nll:.4f}")
+    print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
+    for words in latency_words(pattern.get("latency") or {}):
+        print(words)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,9 @@ def main() -> None:
         "valid": valid,
         "train_steps": trainer.step,
         "train_tokens": trainer.tokens,
+        "wall_time_s": trainer.wall_seconds,
     }
-    write_yaml(run.path / OUTCOME, outcome | {"wall_time_s": trainer.wall_seconds})
+    write_yaml(run.path / OUTCOME, outcome)
     trainer.say(f"likeliest pattern: {', '.join(pattern)}")
     trainer.say(
         f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.wall_seconds:,.0f} s; "

@@ -95,9 +95,10 @@ def make_claims(rows: list[Row]) -> list[dict]:
         if row.ratio is not None:
             found += [claim_latency(row), claim_front(row, rows, quality)]
         # The random patterns were drawn at the latency of argmax; another searched one may have it too.
-        if drawn and (row.contender.name == SEARCHED or latency_of_drawn(row, drawn)):
-            found.append(claim_random(row, drawn, quality))
-            if usual and latency_of_drawn(row, drawn):
+        theirs = latency_of_drawn(row, drawn) if drawn else None
+        if drawn and (row.contender.name == SEARCHED or theirs):
+            found.append(claim_random(row, drawn, quality, theirs or "drawn at its latency, which is not theirs here"))
+            if usual and theirs:
                 found.append(claim_aim(row, usual, drawn, quality))
         found.append(claim_cost(row))
         claims += [{"pattern": row.contender.name, **claim} for claim in found]
@@ -174,7 +175,7 @@ def latency_of_drawn(row: Row, drawn: list[Row]) -> str | None:
     return "at the same latency" if max(ratios) <= 1 + 2 * SAME_LATENCY else "of the same latency or more"
 
 
-def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
+def claim_random(row: Row, drawn: list[Row], quality: Quality, latency: str) -> dict:
     """Against the average random pattern. Each counts once, by its mean over seeds, for there could have been others.
     What each seed that all have does to the average random pattern is taken off the searched one."""
     seeds = common_seeds([row, *drawn]) or None
@@ -194,9 +195,8 @@ def claim_random(row: Row, drawn: list[Row], quality: Quality) -> dict:
         f"against their average by mean loss, {p_words(test['p'])} (t-test, Welch, one-sided)"
         + ("." if draw is None else f"; a random pattern as good or better would come up with probability {draw:.2f}.")
     )
-    same = latency_of_drawn(row, drawn) or "drawn at its latency, which is not theirs here"
     return claim(
-        f"better than the average random pattern {same}",
+        f"better than the average random pattern {latency}",
         test["difference"] < 0,
         sentence,
         random_means=figures,

@@ -212,17 +212,14 @@ class Comparison:
 
     def choose_rivals(self) -> None:
         """Those chosen by the searched pattern's latency: the most parameters, and random ones."""
-        names = self.settings.derived_names
-        missing = {kind: [] for kind in names.values()}
-        for name, kind in names.items():
-            if not pattern_file(self.path, name).exists():
-                missing[kind].append(name)
-        if missing.get(PARAMETERS) or missing.get(RANDOM):
+        names = [name for name, kind in self.settings.derived_names.items() if kind in (PARAMETERS, RANDOM)]
+        missing = [name for name in names if not pattern_file(self.path, name).exists()]
+        if missing:
             searched = next(contender for contender in self.known() if contender.name == SEARCHED)
             table = self.timer.table(self.path / "latency.yaml")
-            if missing.get(PARAMETERS):
+            if PARAMETERS in missing:
                 self.choose_richest(table, table.pattern(searched.blocks))
-            self.draw(missing.get(RANDOM, []), table, searched)
+            self.draw([name for name in missing if name != PARAMETERS], table, searched)
 
     def choose_richest(self, table: CostTable, budget: float) -> None:
         operations = self.search.search.operations

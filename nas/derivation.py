@@ -40,6 +40,12 @@ class SearchRun:
         """{dotted key: value}"""
         return flat_config(self.content)
 
+    @property
+    def target(self) -> float | None:
+        """The ratio to the interleaved pattern's cost that the search aimed at; None where it had no such aim."""
+        aimed = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "target"
+        return self.options["search.latency.target"] if aimed else None
+
 
 def read_run(path: Path) -> SearchRun:
     """Raises InputError where the folder is no search run, or damaged."""
@@ -311,10 +317,8 @@ def removal_table(pattern: dict) -> str:
 
 def target_notice(run: SearchRun, ratio: float) -> str | None:
     """What a user who gave a target must know of a pattern that costs something else."""
-    options = run.options
-    target = options["search.latency.target"]
-    aimed = options["search.latency.source"] != "none" and options["search.latency.mode"] == "target"
-    if not aimed or options["search.latency.weight"] == 0 or abs(ratio / target - 1) < 0.1:
+    target = run.target
+    if target is None or run.options["search.latency.weight"] == 0 or abs(ratio / target - 1) < 0.1:
         return None
     return (
         f"the search aimed at {target:g} of the interleaved pattern's cost, this pattern costs {ratio:.2f}: a target "

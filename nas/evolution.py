@@ -137,9 +137,8 @@ def choose_by_evolution(
     """
     begun, search, usual = time.monotonic(), runs[0], costs.pattern(interleaved(len(pi)))
     if budget is None:
-        priced = search.options["search.latency.source"] != "none" and search.options["search.latency.mode"] == "target"
         dearest = costs.rest + len(pi) * max(costs.blocks[name] for name in search.operations)
-        budget = search.options["search.latency.target"] if priced else dearest / usual
+        budget = dearest / usual if search.target is None else search.target
     (first,) = choose_within([budget], pi, search.operations, costs)
     if search.options["search.weights_paths"] != "uniform":
         print("NOTICE: the weights of this search followed pi, and are best where pi is: search.weights_paths=uniform")

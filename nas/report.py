@@ -174,14 +174,14 @@ def about_comparison(run: Path) -> dict:
         )
     if not parts:
         raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
-    searches, pattern = sorted(run.glob("search-*/pi.jsonl")), pattern_file(run, SEARCHED)
-    settings = settings_file(run)
+    searches, settings, file = sorted(run.glob("search-*/pi.jsonl")), settings_file(run), pattern_file(run, SEARCHED)
+    pattern = read_pattern(file) if file.exists() else None
     return {
         "parts": parts,
         "settings": settings.read_text(encoding="utf-8") if settings.exists() else None,
         "found": [found_words(path) for path in sorted((run / "patterns").glob(f"{SEARCHED}*.yaml"))],
-        "pattern": read_pattern(pattern) if pattern.exists() else None,
-        "table": cost_table(run, len(read_pattern(pattern)["blocks"]), []) if pattern.exists() else None,
+        "pattern": pattern,
+        "table": cost_table(run, len(pattern["blocks"]), []) if pattern else None,
         "searches": [about_search(path.parent) for path in searches],
         "origin": origin(run),
     }
