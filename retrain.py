@@ -55,41 +55,50 @@ def print_results(results: dict) -> None:
 def main() -> None:
     arguments = parse_arguments()
     content = read_pattern(arguments.pattern)
-    pattern = content["blocks"]
     config = load_config(arguments.config, arguments.overrides)
     notice_other_sizes(content, config)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.assembly import build_fixed, settle_cutoffs
-    from nas.data import Corpus
     from nas.device import set_up
-    from nas.prepare import prepare
-    from nas.record import RESULTS, open_run, provenance, read_yaml, write_yaml
-    from nas.retraining import BEST, Retraining, evaluate_best
-    from nas.trainer import Trainer
+    from nas.ranks import joined
+    from nas.record import open_run
+    from nas.retraining import BEST
 
     free = ("evaluate.", "train.threads") if arguments.eval_only else ()
     again = arguments.resume or arguments.eval_only
-    run = open_run(arguments.run, config, "retrain", again, {"pattern": pattern}, free)
+    run = open_run(arguments.run, config, "retrain", again, {"pattern": content["blocks"]}, free)
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
-    device, threads = set_up(config.seed, config.train.threads)
-    corpus = Corpus(prepare(config.data))
-    settle_cutoffs(config, corpus)
-    phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
-    origin = provenance(config, corpus.meta, device, threads)
+    machine = set_up(config.seed, config.train)
+    with joined(machine.device):
+        retrain(content, config, run, machine, arguments.eval_only)
 
-    if arguments.eval_only:
+
+def retrain(content: dict, config: Config, run, machine, eval_only: bool) -> None:
+    """On each rank of the run."""
+    from nas.assembly import build_fixed, settle_cutoffs
+    from nas.data import Corpus
+    from nas.prepare import prepare
+    from nas.ranks import first_on_each_machine
+    from nas.record import RESULTS, provenance, read_yaml
+    from nas.retraining import Retraining, evaluate_best
+    from nas.trainer import Trainer
+
+    corpus = Corpus(first_on_each_machine(lambda: prepare(config.data)))
+    settle_cutoffs(config, corpus)
+    phase = Retraining(build_fixed(content["blocks"], config, corpus), corpus, config)
+    origin = provenance(config, corpus.meta, machine)
+
+    if eval_only:
         run.check_text(origin)
         results = evaluate_best(phase, run, content)
-        out = run.path / f"results-segment{results['segment']}-memory{results['memory']}.yaml"
+        out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
         run.start(origin)
-        trainer = Trainer(phase, run, config.train)
+        trainer, out = Trainer(phase, run, config.train), RESULTS
         trainer.fit()
-        out = run.path / RESULTS
-        if out.exists():  # an earlier call had finished
-            results = read_yaml(out)
+        if (run.path / out).exists():  # an earlier call had finished
+            results = read_yaml(run.path / out)
         else:
             results = evaluate_best(phase, run, content)
             results |= {
@@ -100,9 +109,9 @@ def main() -> None:
             results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds
         test = results["test"]  # its line was cut if an earlier call had written it
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
-    write_yaml(out, results)
+    run.write(out, results)
     print_results(results)
-    print(f"written to {out}")
+    print(f"written to {run.path / out}")
 
 
 if __name__ == "__main__":

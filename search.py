@@ -17,29 +17,40 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
+    from nas.device import set_up
+    from nas.ranks import joined
+    from nas.record import open_run
+
+    run = open_run(arguments.run, config, "search", arguments.resume)
+    machine = set_up(config.seed, config.train)
+    with joined(machine.device):
+        search(config, run, machine)
+
+
+def search(config, run, machine) -> None:
+    """On each rank of the run."""
     from nas.assembly import build_supernet, settle_cutoffs
     from nas.data import Corpus
-    from nas.device import set_up
     from nas.latency import current_costs
     from nas.prepare import prepare
-    from nas.record import OUTCOME, open_run, provenance, write_yaml
+    from nas.ranks import first_on_each_machine, only_main
+    from nas.record import OUTCOME, provenance
     from nas.searching import Search, cut_streams
     from nas.trainer import Trainer
 
-    run = open_run(arguments.run, config, "search", arguments.resume)
-    device, threads = set_up(config.seed, config.train.threads)
-    corpus = Corpus(prepare(config.data))
+    corpus = Corpus(first_on_each_machine(lambda: prepare(config.data)))
     settle_cutoffs(config, corpus)
     cut_streams(corpus, config)  # text that is too short is told before anything is measured
-    measured = config.search.latency.source == "measured"
-    latency = current_costs(config, corpus.counts(), run.path / "latency.yaml") if measured else None
+    latency = None
+    if config.search.latency.source == "measured":
+        latency = only_main(lambda: current_costs(config, corpus.counts(), run.path / "latency.yaml"))
     phase = Search(build_supernet(config, corpus), corpus, config, latency)
     trainer = Trainer(phase, run, config.train)
 
-    run.start(provenance(config, corpus.meta, device, threads))
-    phase.flops.write(run.path / "flops.yaml")
+    run.start(provenance(config, corpus.meta, machine))
+    run.write("flops.yaml", phase.flops.content())
     if latency:
-        latency.write(run.path / "latency.yaml")
+        run.write("latency.yaml", latency.content())
         print(latency.text(config.model.blocks))
     trainer.fit()
 
@@ -55,7 +66,7 @@ def main() -> None:
         "train_tokens": trainer.tokens,
         "wall_time_s": trainer.wall_seconds,
     }
-    write_yaml(run.path / OUTCOME, outcome)
+    run.write(OUTCOME, outcome)
     trainer.say(f"likeliest pattern: {', '.join(pattern)}")
     trainer.say(
         f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.wall_seconds:,.0f} s; "

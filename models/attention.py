@@ -4,7 +4,8 @@ Shape letters, here and in the other files of this folder:
 B batch, L segment (queries), M memory, K = M + L keys, D model width, H heads, E = D / H head width.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,24 @@ class Positions(NamedTuple):
     start: int = 0
 
 
-@lru_cache(maxsize=16)
+def kept(maxsize: int | None = None) -> Callable:
+    """lru_cache for functions that make tensors which are not to be changed. While the compiler traces, the function
+    itself, for the compiler fuses it with what uses it. What a CUDA graph reads must not be dropped: maxsize None."""
+
+    def decorate(function):
+        cached = lru_cache(maxsize)(function)
+
+        @wraps(function)
+        def choose(*arguments, **named):
+            return (function if torch.compiler.is_compiling() else cached)(*arguments, **named)
+
+        choose.cache_clear = cached.cache_clear
+        return choose
+
+    return decorate
+
+
+@kept()
 def sinusoids(length: int, width: int, dtype=torch.float32, device=None) -> Tensor:
     """Sinusoidal encodings [length, width] of the distances length-1, ..., 1, 0, in that order.
 
@@ -47,10 +65,10 @@ def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
     """
     length, keys = scores.shape[-2:]
     strides = (*scores.stride()[:-2], keys - step, 1)
-    return scores.as_strided(scores.shape, strides, scores.storage_offset() + step * (length - 1))
+    return scores.flatten(-2)[..., step * (length - 1) :].as_strided(scores.shape, strides)
 
 
-@lru_cache(maxsize=16)
+@kept()
 def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
     """To be added to the scores of a segment [L, K]: MASKED where a key is in the future of its query, else 0.
 
@@ -139,6 +157,35 @@ class AttendFunction(torch.autograd.Function):
         return to_query, to_key_value, to_position, to_content_bias, to_position_bias, None, None, None
 
 
+def traced_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse):
+    """attend() in plain operations: what the compiler is given, which plans buffers and fuses passes by itself."""
+    key, value = key_value
+    length, keys = query.shape[-2], key.shape[-2]
+    if position is None:
+        scores = query @ key.transpose(-2, -1)
+    else:
+        heads = (*[slice(None)] * (position.ndim - 2), *[None] * (query.ndim - position.ndim))
+        position, content_bias, position_bias = (
+            position[heads],
+            content_bias[(*heads, None)],
+            position_bias[(*heads, None)],
+        )
+        by_distance = (query + position_bias) @ position.transpose(-2, -1)
+        # relative_shift() without strides: each row `step` longer, all but the first L * step entries, read by rows
+        padded = F.pad(by_distance, (step, 0)).flatten(-2)[..., length * step :]
+        scores = (query + content_bias) @ key.transpose(-2, -1) + padded.unflatten(-1, (length, keys))
+    scores = scores * query.shape[-1] ** -0.5 + mask
+    lse = scores.logsumexp(dim=-1, keepdim=True) if with_lse else None
+    return scores.softmax(dim=-1) @ value, lse
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrix products of x are made: autocast's where that is on, for functions with a backward pass
+    by hand have to cast for themselves."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def add_bias(query: Tensor, bias: Tensor) -> Tensor:
     """query [*heads, *batch, L, E], in whatever layout, and a bias [*heads, E], added into a contiguous result."""
     bias = bias.view(*bias.shape[:-1], *[1] * (query.ndim - bias.ndim), bias.shape[-1])
@@ -167,7 +214,10 @@ def attend(
     [*heads, *batch, L, 1], by whose exp results over disjoint sets of keys are weighed against each other. Of a query
     that sees no key they are the mean of the values and about MASKED: to be given no weight. Differentiable once.
     """
-    return AttendFunction.apply(query, key_value, position, content_bias, position_bias, mask, step, with_lse)
+    dtype, inputs = product_dtype(query), (query, key_value, position, content_bias, position_bias, mask)
+    inputs = [None if x is None else x.to(dtype) for x in inputs]
+    function = traced_attend if torch.compiler.is_compiling() else AttendFunction.apply
+    return function(*inputs, step, with_lse)
 
 
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:

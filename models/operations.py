@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from models import attention, sparse
-from models.attention import Positions, RelativeAttention
+from models.attention import Positions, RelativeAttention, product_dtype
 from models.sparse import KeySet, SparseAttention, fixed, strided
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
@@ -176,7 +176,8 @@ class Dense(Operation):
         if isinstance(self.activation, nn.ReLU):
             dropout = self.inner_dropout.p if self.training else 0.0
             weights = self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias
-            return FeedForwardFunction.apply(context.flatten(0, 1), *weights, dropout).view_as(context)
+            inputs = [x.to(product_dtype(context)) for x in (context.flatten(0, 1), *weights)]
+            return FeedForwardFunction.apply(*inputs, dropout).view_as(context)
         return self.contract(self.inner_dropout(self.activation(self.expand(context))))
 
     def output_layer(self):

@@ -5,11 +5,16 @@ N tokens, D model width, V vocabulary. Token ids must be ranked by frequency, 0 
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from models.attention import product_dtype
+
+STATIC_LOGITS = 2**26  # on a GPU, up to so many logits of a batch tails are computed for all tokens: see by_cluster
 
 
 def nll_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -17,6 +22,7 @@ def nll_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     With e = exp(logit - largest) and total = sum of e, the gradient of a row's logits is g (e / total - one_hot), g
     the gradient of its nll. The difference is e - total * one_hot: gradients() puts the factor g / total elsewhere.
+    A nll needs more digits than the 8 bits of a bf16 product, which is therefore summed up in float32.
     """
     index, largest = targets[:, None], logits.amax(dim=1, keepdim=True)
     target_logit = logits.gather(1, index)
@@ -34,8 +40,17 @@ def gradients(
     Each is new and nobody else's: a tied embedding adds its own gradient into the weight's, in place.
     """
     factor = gradient[:, None] / total
-    to_weight = torch.mm(difference.t(), hidden * factor, out=out)
-    return (difference @ weight).mul_(factor), to_weight, (factor.t() @ difference).squeeze(0)
+    to_weight = torch.mm(difference.t(), (hidden * factor).to(hidden.dtype), out=out)
+    return (difference @ weight).mul_(factor), to_weight, (factor.t().to(difference.dtype) @ difference).squeeze(0)
+
+
+def layer_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """nll_in_place of W h + b, with a difference of the type of hidden [N, D], for gradients()."""
+    logits = hidden @ weight.t()
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    nll, difference, total = nll_in_place(logits.add_(bias), targets)
+    return nll, difference.to(hidden.dtype), total
 
 
 class LinearNLLFunction(torch.autograd.Function):
@@ -43,7 +58,7 @@ class LinearNLLFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets):
-        nll, difference, total = nll_in_place((hidden @ weight.t()).add_(bias), targets)
+        nll, difference, total = layer_nll(hidden, weight, bias, targets)
         ctx.save_for_backward(hidden, weight, difference, total)
         return nll
 
@@ -58,7 +73,27 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
 
     Equals cross entropy over the logits, with a third of its passes over them. Differentiable once.
     """
-    return LinearNLLFunction.apply(hidden, weight, bias, targets)
+    dtype = product_dtype(hidden)
+    return LinearNLLFunction.apply(hidden.to(dtype), weight.to(dtype), bias, targets)
+
+
+class Tail(NamedTuple):
+    """The tokens of a tail: their positions `rows`, with their labels; or all tokens, with whether each is `inside`,
+    and any label for those that are not."""
+
+    rows: Tensor | None
+    labels: Tensor
+    inside: Tensor | None
+
+    def pick(self, x: Tensor) -> Tensor:
+        """Of x [N, ..] what belongs to the tail's labels."""
+        return x if self.rows is None else x.index_select(0, self.rows)
+
+    def add(self, nll: Tensor, part: Tensor) -> Tensor:
+        """nll [N] and the tail's part of it, which belongs to its labels."""
+        if self.rows is None:
+            return nll + torch.where(self.inside, part, 0)
+        return nll.index_add(0, self.rows, part)
 
 
 class ClusteredNLLFunction(torch.autograd.Function):
@@ -68,14 +103,14 @@ class ClusteredNLLFunction(torch.autograd.Function):
     def forward(ctx, hidden, weight, clusters, bias, targets, borders):
         tables = weight.split([high - low for low, high in pairwise(borders)])
         head_targets, tails = by_cluster(targets, borders)
-        nll, saved = None, []
-        for (table, offset), (rows, labels) in zip(
-            cluster_layers(tables, clusters, bias), [(None, head_targets), *tails], strict=True
-        ):
-            inside = hidden if rows is None else hidden.index_select(0, rows)
-            part, difference, total = nll_in_place((inside @ table.t()).add_(offset), labels)
-            nll = part if rows is None else nll.index_add_(0, rows, part)
-            saved += [rows, inside, table, difference, total]
+        (table, offset), *layers = cluster_layers(tables, clusters, bias)
+        nll, difference, total = layer_nll(hidden, table, offset, head_targets)
+        saved = [hidden, table, difference, total]
+        for (table, offset), tail in zip(layers, tails, strict=True):
+            picked = tail.pick(hidden)
+            part, difference, total = layer_nll(picked, table, offset, tail.labels)
+            nll = tail.add(nll, part)
+            saved += [tail.rows, tail.inside, picked, table, difference, total]
         ctx.save_for_backward(*saved)
         ctx.borders = borders
         return nll
@@ -84,15 +119,15 @@ class ClusteredNLLFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         saved, borders = ctx.saved_tensors, ctx.borders
-        to_weight, to_bias = gradient.new_empty(borders[-1], saved[1].shape[1]), []
-        (_, *head), *tails = [saved[start : start + 5] for start in range(0, len(saved), 5)]
+        head, tails = saved[:4], [saved[start : start + 6] for start in range(4, len(saved), 6)]
+        to_weight, to_bias = head[0].new_empty(borders[-1], head[0].shape[1]), []
         to_hidden, to_head, offset = gradients(*head, gradient)
         to_weight[: borders[1]] = to_head[: borders[1]]
         to_bias.append(offset)
-        for (rows, *tail), (low, high) in zip(tails, pairwise(borders[1:]), strict=True):
-            out = to_weight[low:high]
-            to_inside, _, offset = gradients(*tail, gradient.index_select(0, rows), out=out)
-            to_hidden.index_add_(0, rows, to_inside)
+        for (rows, inside, *layer), (low, high) in zip(tails, pairwise(borders[1:]), strict=True):
+            to_part = gradient * inside if rows is None else gradient.index_select(0, rows)
+            to_picked, _, offset = gradients(*layer, to_part, out=to_weight[low:high])
+            to_hidden = to_hidden.add_(to_picked) if rows is None else to_hidden.index_add_(0, rows, to_picked)
             to_bias.append(offset)
         return to_hidden, to_weight, to_head[borders[1] :], torch.cat(to_bias), None, None
 
@@ -104,15 +139,23 @@ def cluster_layers(tables: Sequence[Tensor], clusters: Tensor, bias: Tensor) -> 
     return list(zip(weights, bias.split([len(weight) for weight in weights]), strict=True))
 
 
-def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Targets [N] as labels of the head [N], in which cluster i has the label borders[1] + i - 1, and for each tail
-    the positions of its targets, with their labels in that tail."""
-    head_targets, tails = targets, []
+def is_static(targets: Tensor, vocab_size: int) -> bool:
+    """Whether tails are better computed for all tokens: on a GPU, where that is little work. To find a tail's tokens
+    the processor would have to wait for the GPU, and a CUDA graph needs the same shapes at each replay."""
+    return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
+
+
+def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[Tail]]:
+    """Targets [N] as labels of the head [N], in which cluster i has the label borders[1] + i - 1, and the tails."""
+    head_targets, tails, static = targets, [], is_static(targets, borders[-1])
     for i in range(1, len(borders) - 1):
         inside = (targets >= borders[i]) & (targets < borders[i + 1])
         head_targets = head_targets.masked_fill(inside, borders[1] + i - 1)
-        rows = inside.nonzero().squeeze(1)
-        tails.append((rows, targets.index_select(0, rows) - borders[i]))
+        if static:
+            tails.append(Tail(None, torch.where(inside, targets - borders[i], 0), inside))
+        else:
+            rows = inside.nonzero().squeeze(1)
+            tails.append(Tail(rows, targets.index_select(0, rows) - borders[i], None))
     return head_targets, tails
 
 
@@ -124,7 +167,8 @@ def clustered_nll(
     hidden [N, D], weight [V, D], clusters [K-1, D] (the head's entries for the tails), bias [V + K - 1] (the head's
     with those entries, then each tail's), targets [N]. Differentiable once.
     """
-    return ClusteredNLLFunction.apply(hidden, weight, clusters, bias, targets, borders)
+    inputs = [x.to(product_dtype(hidden)) for x in (hidden, weight, clusters)]
+    return ClusteredNLLFunction.apply(*inputs, bias, targets, borders)
 
 
 class FullSoftmax(nn.Module):
@@ -204,10 +248,9 @@ class AdaptiveSoftmax(nn.Module):
             return clustered_nll(hidden, weight, self.clusters, self.bias, targets, self.borders)
         (head_targets, tails), (head, *layers) = by_cluster(targets, self.borders), self.layers()
         nll = linear_nll(hidden, *head, head_targets)
-        for i, (layer, (rows, labels)) in enumerate(zip(layers, tails, strict=True), start=1):
-            if len(rows):  # else the tail has no gradient, and is not decayed
-                inside = self.project(hidden.index_select(0, rows), i)
-                nll = nll.index_add(0, rows, linear_nll(inside, *layer, labels))
+        for i, (layer, tail) in enumerate(zip(layers, tails, strict=True), start=1):
+            # A tail without tokens has a gradient too, of zeros: all ranks of a run must have the same gradients.
+            nll = tail.add(nll, linear_nll(self.project(tail.pick(hidden), i), *layer, tail.labels))
         return nll
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:

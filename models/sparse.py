@@ -16,7 +16,7 @@ of which the last R are the queries'; G groups of Q queries and N keys.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from models import attention
-from models.attention import MASKED, Positions, RelativeAttention, attend, join_heads, split_heads
+from models.attention import MASKED, Positions, RelativeAttention, attend, join_heads, kept, split_heads
 
 FACTORIZATIONS = ("merged", "heads")
 DENSE_UP_TO = 256  # keys up to which dense attention under the mask is faster: experiments/bench/sparse.py --border
@@ -175,9 +175,7 @@ def additive(allowed: Tensor, dtype, device) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, MASKED).to(device)
 
 
-@lru_cache(
-    maxsize=16
-)  # masks are large; where segments begin at many places of a row they are made anew, which is cheap
+@kept(16)  # masks are large; where segments begin at many places of a row they are made anew, which is cheap
 def geometry(keyset: KeySet, without: KeySet | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
     """Of a set's groups: the mask, additive, which broadcasts to their scores [.., Q, N]; and the distances of the keys
     from a group's last query, [N], or [G, N] with own_positions. Where `without` is given, its keys are left out.
@@ -193,7 +191,7 @@ def geometry(keyset: KeySet, without: KeySet | None, layout: Layout, dtype, devi
     return additive(allowed, dtype, device), distance.to(device)
 
 
-@lru_cache(maxsize=64)  # masks are small, and there are as many as places of a row at which segments begin
+@kept(64)  # masks are small, and there are as many as places of a row at which segments begin
 def dense_mask(unions: tuple, keys: int, length: int, place: int, dtype, device) -> Tensor:
     """Masks [len(unions), L, K], additive, of a context that begins at some place of its row; a union is a tuple of
     sets. Cached: not to be changed."""

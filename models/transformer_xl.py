@@ -24,6 +24,19 @@ class Memories(NamedTuple):
     blocks: list[Tensor | None]
     read: int
 
+    def split(self, parts: int) -> list["Memories"]:
+        """The rows in so many equal parts."""
+        blocks = [[None] * parts if memory is None else memory.chunk(parts) for memory in self.blocks]
+        return [Memories([block[part] for block in blocks], self.read) for part in range(parts)]
+
+    @staticmethod
+    def join(parts: list["Memories"]) -> "Memories":
+        """split(), backwards."""
+        if len(parts) == 1:
+            return parts[0]
+        blocks = zip(*(part.blocks for part in parts), strict=True)
+        return Memories([None if block[0] is None else torch.cat(block) for block in blocks], parts[0].read)
+
 
 class EmbeddingFunction(torch.autograd.Function):
     """Rows of a table, and the table itself for a tied output layer: so that the table's two gradients meet here.

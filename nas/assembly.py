@@ -2,14 +2,16 @@
 
 import math
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.operations import Sizes
 from models.transformer_xl import TransformerXL, build_pattern
 from nas.config import Config
 from nas.cutoffs import LayerCost, optimal_cutoffs
-from nas.data import Batch, ContextBatches, Corpus
+from nas.data import ContextBatches, Corpus
+from nas.device import machine_of
 from nas.errors import InputError
 from nas.evaluation import count_looking_back, evaluate_split, period_of
 from nas.supernet import SuperNet
@@ -105,20 +107,20 @@ def count_steps(config: Config, stream_tokens: int) -> int:
     return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
 
 
-def run_batch(model: nn.Module, batch: Batch, stream: ContextBatches, memory: int) -> Tensor:
-    """Mean nll of a batch, checked; the stream keeps the memories for its next batch."""
-    nll, stream.memories = model(batch.tokens, batch.targets, batch.memories, memory)
-    loss = nll.mean()
-    if not math.isfinite(loss.item()):
-        raise FloatingPointError(f"the training loss is {loss.item()}")
-    return loss
+def context_batches(stream: np.ndarray, config: Config, name: str = "train") -> ContextBatches:
+    """Raises InputError where the stream is too short, or the ranks do not divide the batch."""
+    train, device = config.train, machine_of(config.train).device
+    return ContextBatches(stream, train.batch_size, train.segment, name, image_size(config), train.accumulate, device)
 
 
 def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
     """The evaluation protocol at the configured lengths."""
+    machine = machine_of(config.train)
     segment, memory = evaluation_lengths(config)
     looking_back, period = count_looking_back(blocks), period_of(blocks, image_size(config))
-    return evaluate_split(model, corpus, split, config.evaluate.batch_size, segment, memory, looking_back, period)
+    rows = config.evaluate.batch_size
+    with machine.autocast(), machine.eagerly():
+        return evaluate_split(model, corpus, split, rows, segment, memory, looking_back, period)
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:

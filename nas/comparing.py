@@ -113,9 +113,9 @@ class Comparison:
 
     def start(self) -> None:
         """Prepare the text, and take the folder for this process alone."""
-        device, threads = set_up(self.recipe.seed, self.recipe.train.threads)
+        machine = set_up(self.recipe.seed, self.recipe.train)
         settle_cutoffs(self.recipe, self.corpus)
-        self.run.start(provenance(self.recipe, self.corpus.meta, device, threads))
+        self.run.start(provenance(self.recipe, self.corpus.meta, machine))
         for contender in self.given:
             self.write_pattern(contender)
 

@@ -91,7 +91,7 @@ class ModelOptions:
 class TrainOptions:
     steps: int | None = option(1000, "training steps", minimum=1)
     epochs: float | None = option(None, "passes over the training stream, instead of steps", above=0)
-    batch_size: int = option(32, "rows, each a contiguous stretch of the corpus", minimum=1)
+    batch_size: int = option(32, "rows, each a contiguous stretch of the corpus; of all processes together", minimum=1)
     segment: int = option(64, "tokens of a row per step", minimum=1)
     memory: int = option(64, "positions each block remembers", minimum=0)
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
@@ -106,7 +106,21 @@ class TrainOptions:
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
     checkpoint_every: int = option(500, "steps between checkpoints", minimum=1)
     patience: int = option(0, "retrain: evaluations without improvement before stopping early; 0: never", minimum=0)
-    threads: int | None = option(None, "CPU threads (null: PyTorch's choice)", minimum=1)
+    threads: int | None = option(None, "CPU threads of each process (null: PyTorch's choice)", minimum=1)
+    accumulate: int = option(
+        1, "parts in which a process reads its rows one after the other: less memory, the same gradients", minimum=1
+    )
+    device: str = option("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
+    precision: str = option(
+        "auto",
+        "of matrix products; auto: bf16 on a GPU that has it, else fp32 (tf32 on a GPU). Weights are fp32 always",
+        choices=("auto", "fp32", "bf16"),
+    )
+    compile: str = option(
+        "auto",
+        "on: operations by torch.compile and, on a GPU, launches by CUDA graphs; auto: on for a GPU, else off",
+        choices=("auto", "on", "off"),
+    )
 
 
 @dataclass
@@ -426,6 +440,8 @@ def check(config: Config) -> None:
         raise InputError("train.steps and train.epochs are both null: give one of them")
     if train.steps is not None and train.epochs is not None:
         raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
+    if train.batch_size % train.accumulate:
+        raise InputError(f"train.accumulate={train.accumulate} must divide train.batch_size={train.batch_size}")
     together = search.split == "shared" and (search.sampling == "soft" or search.estimator == "straight_through")
     if search.weights_paths == "uniform" and together:
         raise InputError(

@@ -69,11 +69,15 @@ class CostTable:
         rows = [(self.unit, "median", "quartiles", "of interleaved"), *self.rows(blocks)]
         return "\n".join(f"{name:<28}{cost:>10}{spread:>20}{share:>16}".rstrip() for name, cost, spread, share in rows)
 
-    def write(self, path: Path) -> None:
+    def content(self) -> dict:
+        """What files hold."""
         content = {"unit": self.unit, "rest": self.rest, "blocks": self.blocks}
         if self.quartiles:
             content["quartiles"] = self.quartiles
-        write_yaml(path, content | {"holds_for": self.holds_for})
+        return content | {"holds_for": self.holds_for}
+
+    def write(self, path: Path) -> None:
+        write_yaml(path, self.content())
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:

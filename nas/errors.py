@@ -22,6 +22,8 @@ def run_command(main: Callable[[], None]) -> None:
     # GNU OpenMP's threads spin for long while they wait for each other. Beside any other busy process that makes a
     # step some ten times slower. It has to be said before torch is imported, which main() does.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if int(os.environ.get("RANK", 0)) > 0:  # of the processes that torchrun starts the first one speaks for all
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         main()
     except InputError as error:
@@ -41,5 +43,8 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def fail(status: int, message: str) -> None:
-    print(" ".join(message.split()), file=sys.stderr)
+    # What is wrong with the input all processes of a machine find; what fails on the way, perhaps one alone.
+    if status == 1 or int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 and status == 1 else ""
+        print(rank + " ".join(message.split()), file=sys.stderr, flush=True)
     sys.exit(status)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nas import ranks
 from nas.data import Corpus
 
 
@@ -24,7 +25,8 @@ def total_nll(
 
     model(tokens [B, L], targets [B, L], memories, memory_length) -> (nll [B, L], memories); looking_back: how many of
     its blocks have a memory; period: after how many tokens a place in the stream is like the first to the model. The
-    model's mode (train or eval) is restored. Raises ValueError below two tokens.
+    model's mode (train or eval) is restored. The ranks of a run share the rows, and all get the sums. Raises ValueError
+    below two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -39,22 +41,25 @@ def total_nll(
     # per_row of them. The end is padded; causality keeps the padding from mattering.
     padded = torch.zeros((rows * per_row + warm) * segment + 1, dtype=torch.int64)
     padded[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-    starts = torch.arange(rows)[:, None] * per_row * segment
+    own = torch.arange(rows).tensor_split(ranks.size())[ranks.rank()]
     offsets = torch.arange(segment + 1)[None, :]
+    device = next((parameter.device for parameter in model.parameters()), None)
+    padded, own, offsets = padded.to(device), own.to(device), offsets.to(device)
 
     was_training, total, counted, memories = model.training, 0.0, 0, None
     model.eval()
-    for step in range(warm + per_row):
-        places = starts + step * segment + offsets  # [rows, segment + 1]
+    for step in range(warm + per_row if len(own) else 0):
+        places = (own[:, None] * per_row + step) * segment + offsets  # [rows, segment + 1]
         window = padded[places]
         nll, memories = model(window[:, :-1], window[:, 1:], memories, memory)
         counts = places[:, 1:] <= predictions
         if step < warm:
-            counts[1:] = False
+            counts &= own[:, None] == 0
         total += nll.double()[counts].sum().item()
         counted += int(counts.sum())
     model.train(was_training)
-    return total, counted
+    total, counted = ranks.total([total, counted])
+    return total, int(counted)
 
 
 def count_looking_back(blocks) -> int:

@@ -116,7 +116,7 @@ def trial(net: TrainedSuperNet, pattern: list[str], steps: int) -> float:
     config = copy.deepcopy(net.config)
     config.train.steps, config.train.epochs = steps, None
     config.train.warmup_steps = min(config.train.warmup_steps, steps // 4)
-    set_up(config.seed, config.train.threads)  # all begin with the same seed
+    set_up(config.seed, config.train)  # all begin with the same seed
     phase = Retraining(build_fixed(pattern, config, net.corpus), net.corpus, config)
     for step in range(1, steps + 1):
         phase.step(step)

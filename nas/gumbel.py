@@ -43,12 +43,12 @@ def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list
     return [list(path) for path in zip(*orders, strict=True)]
 
 
-def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], list[Tensor]]:
-    """The sampled path and a gate of value 1 per block, 1 + w_i - stop_gradient(w_i), through which logits learn."""
+def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
+    """The sampled path and gates [N] of value 1, 1 + w_i - stop_gradient(w_i), through which logits learn."""
     weights = relax(logits, noise, temperature)
     path = weights.detach().argmax(dim=-1)
     chosen = weights.gather(1, path[:, None]).squeeze(1)
-    return path.tolist(), list(1 + (chosen - chosen.detach()))
+    return path.tolist(), 1 + (chosen - chosen.detach())
 
 
 def log_probability(logits: Tensor, path: list[int]) -> Tensor:
@@ -57,7 +57,7 @@ def log_probability(logits: Tensor, path: list[int]) -> Tensor:
     return logits.log_softmax(dim=-1).gather(1, chosen[:, None]).sum()
 
 
-def leave_one_out_gradient(logits: Tensor, paths: list[list[int]], losses: list[float]) -> Tensor:
+def leave_one_out_gradient(logits: Tensor, paths: list[list[int]], losses: Tensor) -> Tensor:
     """Unbiased estimate [N, O] of the gradient of the expected loss over paths drawn from pi.
 
     Mean over k of (loss_k - mean of the other losses) * grad log p(path_k): the score function with a leave-one-out
@@ -66,11 +66,12 @@ def leave_one_out_gradient(logits: Tensor, paths: list[list[int]], losses: list[
     count = len(paths)
     if count < 2:
         raise ValueError(f"leave-one-out needs at least 2 paths, got {count}")
-    losses = torch.as_tensor(losses, dtype=logits.dtype, device=logits.device)
+    # In float64: where all paths agree in a block, advantages cancel, and Adam would make steps of what rounding left.
+    losses = torch.as_tensor(losses, dtype=torch.float64, device=logits.device)
     advantages = (losses - losses.mean()) * count / (count - 1)  # = loss_k - mean of the other losses
     one_hot = torch.nn.functional.one_hot(torch.as_tensor(paths, device=logits.device), logits.shape[1])
-    scores = one_hot.to(logits.dtype) - logits.detach().softmax(dim=-1)  # [K, N, O]
-    return (advantages[:, None, None] * scores).mean(dim=0)
+    scores = one_hot - logits.detach().double().softmax(dim=-1)  # [K, N, O]
+    return (advantages[:, None, None] * scores).mean(dim=0).to(logits.dtype)
 
 
 def temperature_at(progress: float, start: float, end: float, schedule: str) -> float:

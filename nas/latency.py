@@ -19,7 +19,7 @@ from nas.config import Config, load_config
 from nas.costs import FLOPS, MILLISECONDS, CostTable, read_costs
 from nas.cutoffs import cluster_table
 from nas.data import Corpus
-from nas.device import set_up
+from nas.device import machine_of, set_up
 from nas.errors import InputError, run_command
 from nas.pattern import SPARSE, interleaved
 from nas.prepare import prepare
@@ -57,11 +57,12 @@ def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
 
 def conditions(config: Config, vocab_size: int, operations: list[str]) -> dict:
     """All that measured costs of some operations depend on: what is timed, this device, and the sizes."""
+    machine = machine_of(config.train)
     return {
         "timing": config.search.latency.timing,
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "precision": "float32",
+        "processor": machine.name if machine.is_gpu else processor(),
+        "threads": machine.threads,
+        "precision": "float32" if machine.precision == "fp32" else machine.precision,
         "torch": str(torch.__version__),
         **sizes_of(config, vocab_size, operations),
     }
@@ -82,33 +83,39 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
 class SegmentWork:
     """One segment through a model whose memories are full: a forward pass, or a training step.
 
-    tokens [B, L + 1]. Called again and again, with the same tokens and memories.
+    tokens [B, L + 1]. Called again and again, with the same tokens and memories; returns when the device has finished.
     """
 
     def __init__(self, model: TransformerXL, tokens: Tensor, config: Config):
-        self.model, self.memory_length = model, costed_shape(config)[2]
+        self.machine = machine_of(config.train)
+        self.model, self.memory_length = model.to(self.machine.device), costed_shape(config)[2]
+        tokens = tokens.to(self.machine.device)
         self.inputs = tokens[:, :-1], tokens[:, 1:]
         self.optimizer = None
         if config.search.latency.timing == "training":
-            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1)
+            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1, on_gpu=self.machine.is_gpu)
+            self.optimizer.set_lr(step=1)
         self.memories = None
-        for _ in range(-(-self.memory_length // self.inputs[0].shape[1])):
-            _, self.memories = self.forward()
-
-    @torch.no_grad()
-    def forward(self):
         self.model.eval()
-        return self.model(*self.inputs, self.memories, self.memory_length)
+        for _ in range(-(-self.memory_length // self.inputs[0].shape[1])):
+            with torch.no_grad():
+                _, self.memories = self.forward()
+
+    def forward(self):
+        with self.machine.autocast():
+            return self.model(*self.inputs, self.memories, self.memory_length)
 
     def __call__(self) -> None:
+        self.model.train(self.optimizer is not None)
         if self.optimizer is None:
-            self.forward()
-            return
-        self.model.train()
-        nll, _ = self.model(*self.inputs, self.memories, self.memory_length)
-        self.optimizer.clear()
-        nll.mean().backward()
-        self.optimizer.apply(step=1)
+            with torch.no_grad():
+                self.forward()
+        else:
+            self.optimizer.clear()
+            nll, _ = self.forward()
+            nll.mean().backward()
+            self.optimizer.apply()
+        self.machine.synchronise()
 
 
 def segment_works(models: list[tuple[list[str], Config]], counts: np.ndarray) -> dict[int, SegmentWork]:
@@ -218,7 +225,7 @@ class RunLatency:
         kept = run / "latency.yaml"
         self.config, self.counts = load_config(run / "config.yaml", []), None
         self.known: dict[tuple[str, ...], dict] = {}
-        set_up(self.config.seed, self.config.train.threads)
+        set_up(self.config.seed, self.config.train)
         try:
             self.counts = Corpus(prepare(self.config.data)).counts()
             self.table = current_costs(self.config, self.counts, kept)
@@ -264,11 +271,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config = load_config(arguments.config, arguments.overrides)
-    _, threads = set_up(config.seed, config.train.threads)
+    machine = set_up(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
     settle_cutoffs(config, corpus)
     table = measure_costs(config, corpus.counts())
-    print(f"d_model {config.model.d_model}, {threads} threads, {processor()}")
+    where = machine.name if machine.is_gpu else f"{machine.threads} threads, {processor()}"
+    print(f"d_model {config.model.d_model}, {where}")
     print(table.text(config.model.blocks))
     if arguments.out:
         table.write(arguments.out)

@@ -71,6 +71,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Config, stage: str, extra: dict):
         self.path, self.options, self.stage, self.extra = path, config, stage, extra
+        self.writes = int(os.environ.get("RANK", 0)) == 0  # of the processes that torchrun starts, the first does
         self.begun = (path / "config.yaml").exists()
 
     @property
@@ -80,6 +81,8 @@ class RunFolder:
 
     def start(self, provenance: dict) -> None:
         """Create the folder, unless it is there, and take it for this process alone."""
+        if not self.writes:
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
         try:
@@ -96,7 +99,8 @@ class RunFolder:
             write_yaml(self.path / "provenance.yaml", provenance)
             return
         before = self.check_text(provenance)
-        again = {key: provenance[key] for key in ("command", "git_commit", "threads") if key in provenance}
+        kept = ("command", "git_commit", "device", "processes", "threads")
+        again = {key: provenance[key] for key in kept if key in provenance}
         write_yaml(self.path / "provenance.yaml", {**before, "resumed": [*before.get("resumed", []), again]})
 
     def check_text(self, provenance: dict) -> dict:
@@ -114,11 +118,19 @@ class RunFolder:
     def checkpoint(self) -> Path:
         return self.path / CHECKPOINT
 
+    def write(self, name: str, content: dict) -> None:
+        if self.writes:
+            write_yaml(self.path / name, content)
+
     def append(self, name: str, line: dict) -> None:
+        if not self.writes:
+            return
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def log(self, text: str) -> None:
+        if not self.writes:
+            return
         with open(self.path / "train.log", "a", encoding="utf-8") as file:
             file.write(text + "\n")
 
@@ -132,7 +144,7 @@ class RunFolder:
     def cut_after(self, step: int) -> None:
         """Drop what a resumed run writes again: the lines after a step, half-written ones, and the final test line."""
         for name in (METRICS, "pi.jsonl"):
-            if (self.path / name).exists():
+            if self.writes and (self.path / name).exists():
                 lines = read_lines(self.path / name)
                 kept = [line for line in lines if line["step"] <= step and line.get("split") != "test"]
                 write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
@@ -256,16 +268,19 @@ def command_line() -> str:
     return shlex.join([*started, *arguments])
 
 
-def provenance(config: Config, corpus_meta: dict, device: str, threads: int) -> dict:
-    """What is needed to know where a run's figures come from."""
+def provenance(config: Config, corpus_meta: dict, machine) -> dict:
+    """What is needed to know where a run's figures come from. machine: a nas.device.Machine."""
     return {
         "command": command_line(),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
-        "device": device,
+        "device": machine.name,
+        "precision": machine.precision,
+        "compiled": machine.compile,
         "processor": processor(),
-        "threads": threads,
+        "processes": int(os.environ.get("WORLD_SIZE", 1)),
+        "threads": machine.threads,
         "platform": platform.platform(),
         "seed": config.seed,
         "data_sha256": {split: about["sha256"] for split, about in corpus_meta["splits"].items()},

@@ -3,14 +3,18 @@
 import math
 import time
 
+from torch import Tensor
+
 from models.transformer_xl import TransformerXL
-from nas.assembly import check_splits, count_steps, evaluate_with, evaluation_lengths, image_size, run_batch
+from nas import ranks
+from nas.assembly import check_splits, context_batches, count_steps, evaluate_with, evaluation_lengths
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import Config
-from nas.data import ContextBatches, Corpus
+from nas.data import Corpus
+from nas.device import machine_of
 from nas.latency import count_flops, measure_beside, prediction
 from nas.record import RunFolder
-from nas.trainer import WeightsOptimizer
+from nas.stepping import WeightsStep
 
 BEST = "best.pt"
 RESULTS_FORMAT = "par-results/1"
@@ -20,27 +24,26 @@ class Retraining:
     """A fixed pattern, trained as an ordinary Transformer-XL; keeps the weights that were best on valid."""
 
     def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
-        self.model, self.corpus, self.config = model, corpus, config
+        self.machine = machine_of(config.train)
+        self.model, self.corpus, self.config = model.to(self.machine.device), corpus, config
         check_splits(config, corpus)
-        train = config.train
         tokens = corpus.tokens("train")
-        self.stream = ContextBatches(tokens, train.batch_size, train.segment, image=image_size(config))
+        self.stream = context_batches(tokens, config)
         self.total_steps = count_steps(config, len(tokens))
-        self.weights = WeightsOptimizer(model, train, self.total_steps)
+        self.weights = WeightsStep(model, config, self.total_steps, self.machine, sampled=False)
         self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0
 
-    def step(self, step: int) -> tuple[float, int]:
+    def step(self, step: int) -> tuple[Tensor, int]:
         if not self.model.training:  # setting the mode of every module costs 0.4 ms a step
             self.model.train()
         batch = self.stream.next()
-        loss = run_batch(self.model, batch, self.stream, self.config.train.memory)
-        self.weights.clear()
-        loss.backward()
-        self.weights.apply(step)
-        return loss.item(), batch.targets.numel()
+        return self.weights(step, batch, self.stream), batch.targets.numel() * ranks.size()
+
+    def must_be_same(self) -> dict[str, Tensor]:
+        return {"the sums of the weights": self.weights.optimizer.sums()}
 
     def scalars(self) -> dict[str, float]:
-        return {"lr": self.weights.lr}
+        return {"lr": self.weights.optimizer.lr}
 
     def record(self, run: RunFolder, step: int) -> None:
         pass
@@ -49,7 +52,8 @@ class Retraining:
         figures = evaluate_with(self.config, self.model, self.model.blocks, self.corpus, "valid")
         if figures["nll_per_token"] < self.best_nll:
             self.best_nll, self.best_step, self.without_improvement = figures["nll_per_token"], step, 0
-            save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
+            if ranks.is_main():
+                save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
         else:
             self.without_improvement += 1
         return figures
@@ -63,14 +67,14 @@ class Retraining:
     def state_dict(self) -> dict:
         return {
             "model": self.model.state_dict(),
-            "weights_optimizer": self.weights.adam.state_dict(),
+            "weights_optimizer": self.weights.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
             "best": [self.best_nll, self.best_step, self.without_improvement],
         }
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
-        self.weights.adam.load_state_dict(state["weights_optimizer"])
+        self.weights.optimizer.load_state_dict(state["weights_optimizer"])
         self.stream.load_state_dict(state["stream"])
         self.best_nll, self.best_step, self.without_improvement = state["best"]
 
@@ -97,6 +101,6 @@ def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.pattern(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": measure_beside(pattern, config, counts, predicted),
+        "latency": ranks.only_main(lambda: measure_beside(pattern, config, counts, predicted)),
         "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
     }

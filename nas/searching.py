@@ -4,17 +4,19 @@ N blocks, O candidate operations, K paths.
 """
 
 import math
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nas.assembly import check_splits, count_steps, evaluate_with, image_size, run_batch
+from nas import ranks
+from nas.assembly import check_splits, context_batches, count_steps, evaluate_with, image_size
 from nas.config import Config
 from nas.costs import CostTable
 from nas.data import Batch, ContextBatches, Corpus
 from nas.derivation import undecided_words
+from nas.device import machine_of
 from nas.errors import InputError
 from nas.gumbel import (
     fair_paths,
@@ -27,8 +29,8 @@ from nas.gumbel import (
 )
 from nas.latency import count_flops
 from nas.record import RunFolder
+from nas.stepping import WeightsStep, run_batch
 from nas.supernet import SuperNet
-from nas.trainer import WeightsOptimizer
 
 SAMPLING_SEED = 0x5EED  # keeps the noise of the samples apart from that of initialisation and dropout
 
@@ -53,15 +55,12 @@ def cut_streams(corpus: Corpus, config: Config) -> tuple[ContextBatches, Context
     """The training text as the weights read it and, where the split is held-out, its end, which the logits read.
     Raises InputError where a text is too short."""
     check_splits(config, corpus)
-    tokens, image, train = corpus.tokens("train"), image_size(config), config.train
+    tokens, image = corpus.tokens("train"), image_size(config)
     if config.search.split == "shared":
-        return ContextBatches(tokens, train.batch_size, train.segment, image=image), None
+        return context_batches(tokens, config), None
     border = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
     name = "held-out training (search.arch_fraction)"
-    return (
-        ContextBatches(tokens[:border], train.batch_size, train.segment, image=image),
-        ContextBatches(tokens[border:], train.batch_size, train.segment, name, image),
-    )
+    return context_batches(tokens[:border], config), context_batches(tokens[border:], config, name)
 
 
 class Search:
@@ -74,6 +73,7 @@ class Search:
 
     def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config, latency: CostTable | None = None):
         """latency: the table that search.latency.source=measured needs."""
+        self.machine = machine_of(config.train)
         self.supernet, self.corpus, self.config, self.options = supernet, corpus, config, config.search
         if config.search.latency.source == "measured" and latency is None:
             raise ValueError("search.latency.source=measured needs the measured table")
@@ -89,7 +89,13 @@ class Search:
                 f"search.warmup_steps={self.warmup_steps} leaves the logits none of the {self.total_steps} "
                 "training steps: make it smaller, or train longer"
             )
-        self.weights = WeightsOptimizer(supernet.backbone, config.train, self.total_steps)
+        supernet.to(self.machine.device)
+        hard, logits = config.search.sampling == "hard", supernet.logits
+        if hard:  # where paths are chosen: else each choice would wait for the GPU
+            logits.data = logits.data.cpu()
+        shape = logits.shape[:1] if hard else logits.shape
+        self.sample = torch.zeros(shape, device=self.machine.device, requires_grad=True)  # gates, or weights
+        self.weights = WeightsStep(supernet.backbone, config, self.total_steps, self.machine, sampled=hard)
         optimizer = self.options.optimizer
         self.logits_optimizer = torch.optim.Adam(
             [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay
@@ -97,25 +103,27 @@ class Search:
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.fair_queue: list[list[int]] = []  # of the warm-up: paths that make the visits of each operation equal
         self.temperature = self.options.temperature.start
-        self.heldout_nll: float | None = None  # of the last logits step on held-out text, mean over its paths
-        self.path = supernet.argmax_path()
-        self.path_since = [0] * len(self.path)  # step at which each block's likeliest operation last changed
+        self.heldout_nll: Tensor | None = None  # of the last logits step on held-out text, mean over its paths
+        # Tensors beside the logits, for which nobody has to wait: the likeliest operation of each block [N], and the
+        # step at which it last changed.
+        self.path = logits.detach().argmax(dim=-1)
+        self.path_since = torch.zeros_like(self.path)
 
     # --- one step
 
-    def step(self, step: int) -> tuple[float | None, int]:
+    def step(self, step: int) -> tuple[Tensor | None, int]:
         if not self.supernet.training:  # setting the mode of every module takes time
             self.supernet.train()
         self.temperature = self.temperature_of(step)
+        stream = self.arch_stream if self.arch_stream and self.logits_learn(step) else self.stream
+        batch = stream.next()
         if not self.logits_learn(step):
-            return self.weights_step(step, self.stream.next())
-        if self.arch_stream:
-            self.heldout_nll, tokens = self.heldout_logits_step(step, self.arch_stream.next())
-            result = None, tokens
+            nll = self.weights_step(step, batch)
+        elif self.arch_stream:
+            nll, self.heldout_nll = None, self.heldout_logits_step(step, batch)
         else:
-            result = self.shared_step(step, self.stream.next())
-        self.note_changes(step)
-        return result
+            nll = self.shared_step(step, batch)
+        return nll, batch.targets.numel() * ranks.size()
 
     @cached_property
     def first_logits_step(self) -> int | None:
@@ -134,104 +142,120 @@ class Search:
         """Of the steps after the warm-up: 0 at its end (below it before), 1 at the last step."""
         return (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
 
-    def weights_step(self, step: int, batch: Batch) -> tuple[float, int]:
+    def weights_step(self, step: int, batch: Batch) -> Tensor:
         """Weights alone, along a sample that no gradient follows back to the logits."""
-        self.draw_for_weights(step)
-        loss = run_batch(self.supernet, batch, self.stream, self.config.train.memory)
-        self.weights.clear()
-        loss.backward()
-        self.weights.apply(step)
-        return loss.item(), batch.targets.numel()
+        begin = self.draw_for_weights(step)
+        return self.weights(step, batch, self.stream, begin, kind="weights")
 
-    def shared_step(self, step: int, batch: Batch) -> tuple[float, int]:
+    def shared_step(self, step: int, batch: Batch) -> Tensor:
         """Weights and logits on the same batch; where the estimator has no backward pass, the paths come first."""
         if self.scores_paths:
             self.score_paths(batch, self.stream)
-            result = self.weights_step(step, batch)
+            nll = self.weights_step(step, batch)
         else:
-            self.draw(self.supernet.logits)
-            loss = run_batch(self.supernet, batch, self.stream, self.config.train.memory)
-            self.weights.clear()
-            self.logits_optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.weights.apply(step)
-            result = loss.item(), batch.targets.numel()
+            sample, begin = self.draw(self.supernet.logits)
+            nll = self.weights(step, batch, self.stream, begin, kind="both")
+            sample.backward(self.sample.grad.to(sample.device))
         self.update_logits(step)
-        return result
+        return nll
 
-    def heldout_logits_step(self, step: int, batch: Batch) -> tuple[float, int]:
+    def heldout_logits_step(self, step: int, batch: Batch) -> Tensor:
         """Logits alone, on text that the weights never see, without dropout."""
         self.supernet.eval()
         if self.scores_paths:
             nll = self.score_paths(batch, self.arch_stream)
         else:
-            self.draw(self.supernet.logits)
-            loss = run_batch(self.supernet, batch, self.arch_stream, self.config.train.memory)
-            (self.supernet.logits.grad,) = torch.autograd.grad(loss, [self.supernet.logits])
-            nll = loss.item()
+            sample, begin = self.draw(self.supernet.logits)
+            begin()
+            nll = run_batch(self.supernet, batch, self.arch_stream, self.config, self.machine, self.follow_to_sample)
+            sample.backward(self.sample.grad.to(sample.device))
         self.update_logits(step)
-        return nll, batch.targets.numel()
+        return nll
+
+    def follow_to_sample(self, loss: Tensor) -> None:
+        """Backward, but to the sample alone."""
+        (gradient,) = torch.autograd.grad(loss, [self.sample])
+        self.sample.grad = gradient if self.sample.grad is None else self.sample.grad + gradient
 
     @property
     def scores_paths(self) -> bool:
         return self.options.sampling == "hard" and self.options.estimator == "leave_one_out"
 
-    def draw(self, logits: Tensor) -> None:
-        """Set the SuperNet to a fresh sample, through which the logits get their gradients."""
-        noise = gumbel_like(logits, self.generator)
-        if self.options.sampling == "soft":
-            self.supernet.mix(relax(logits, noise, self.temperature))
-        else:
-            self.supernet.take(*straight_through(logits, noise, self.temperature))
+    def draw(self, logits: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """A fresh sample, as a function of the logits; and what sets the SuperNet to its values, which self.sample
+        holds, and through which the loss gives it a gradient.
 
-    def draw_for_weights(self, step: int) -> None:
-        """Set the SuperNet to a fresh sample that no gradient follows back to the logits."""
+        The two meet outside of the network's graph: logits may be on another device, a batch may be read in parts, and
+        a CUDA graph knows one place for the values."""
+        noise, path = gumbel_like(logits, self.generator), None
+        if self.options.sampling == "soft":
+            sample = relax(logits, noise, self.temperature)
+        else:
+            path, sample = straight_through(logits, noise, self.temperature)
+        with torch.no_grad():
+            self.sample.copy_(sample)
+
+        def begin() -> None:
+            self.sample.grad = None
+            values = self.sample if logits.requires_grad else self.sample.detach()
+            if path is None:
+                self.supernet.mix(values)
+            else:
+                self.supernet.take(path, values)
+
+        return sample, begin
+
+    def draw_for_weights(self, step: int) -> Callable[[], None]:
+        """What sets the SuperNet to a fresh sample that no gradient follows back to the logits."""
         logits = self.supernet.logits.detach()
         uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
         if uniform:
             logits = torch.zeros_like(logits)
         if self.options.sampling == "soft":
-            self.draw(logits)
-        elif uniform and self.options.fair_warmup:
+            return self.draw(logits)[1]
+        if uniform and self.options.fair_warmup:
             self.fair_queue = self.fair_queue or fair_paths(*logits.shape, self.generator)
-            self.supernet.take(self.fair_queue.pop())
+            path = self.fair_queue.pop()
         else:
-            self.supernet.take(sample_path(logits, self.generator))
+            path = sample_path(logits, self.generator)
+        return partial(self.supernet.take, path)
 
     @torch.no_grad()
-    def score_paths(self, batch: Batch, stream: ContextBatches) -> float:
+    def score_paths(self, batch: Batch, stream: ContextBatches) -> Tensor:
         """Evaluate K sampled paths on one batch, forward only and without dropout, and set the logits' gradient.
 
         Returns the paths' mean nll. A path that was drawn twice is run once. The stream keeps the memories of the first
         path: they are distributed as pi, which those of the last new one are not.
         """
-        was_training = self.supernet.training
+        was_training, logits = self.supernet.training, self.supernet.logits
         self.supernet.eval()
-        paths = [sample_path(self.supernet.logits, self.generator) for _ in range(self.options.paths)]
-        known: dict[tuple[int, ...], float] = {}
+        paths = [sample_path(logits, self.generator) for _ in range(self.options.paths)]
+        known: dict[tuple[int, ...], Tensor] = {}
         memories = None
         for path in paths:
             if tuple(path) not in known:
                 self.supernet.take(path)
-                known[tuple(path)] = run_batch(self.supernet, batch, stream, self.config.train.memory).item()
+                known[tuple(path)] = run_batch(self.supernet, batch, stream, self.config, self.machine)
                 memories = memories or stream.memories
         stream.memories = memories
-        losses = [known[tuple(path)] for path in paths]
-        self.supernet.logits.grad = leave_one_out_gradient(self.supernet.logits, paths, losses)
+        losses = torch.stack([known[tuple(path)] for path in paths]).to(logits.device)
+        logits.grad = leave_one_out_gradient(logits, paths, losses)
         self.supernet.train(was_training)
-        return float(np.mean(losses))
+        return losses.double().mean()
 
     def update_logits(self, step: int) -> None:
         """Add the gradient of what is charged beside the nll, then step."""
         logits = self.supernet.logits
+        logits.grad = ranks.mean(logits.grad)
         charges = self.charges(logits, step)
         if charges.requires_grad:  # by default nothing is charged
             (gradient,) = torch.autograd.grad(charges, [logits])
             logits.grad = logits.grad + gradient
-        if not torch.isfinite(logits.grad).all():
+        if not logits.is_cuda and not torch.isfinite(logits.grad).all():
             raise FloatingPointError("the gradient of the logits is not finite")
         self.logits_optimizer.step()
         self.logits_optimizer.zero_grad(set_to_none=True)
+        self.note_changes(step)
 
     def charges(self, logits: Tensor, step: int) -> Tensor:
         """The price of the expected cost, and of the mean entropy of pi, in nats: exact functions of the logits."""
@@ -245,13 +269,19 @@ class Search:
             total = total + latency.weight * above
         return total
 
+    def note_changes(self, step: int) -> None:
+        path = self.supernet.logits.detach().argmax(dim=-1)
+        self.path_since = torch.where(path == self.path, self.path_since, step)
+        self.path = path
+
     # --- what is seen of it
 
-    def note_changes(self, step: int) -> None:
-        path = self.supernet.argmax_path()
-        changes = zip(path, self.path, self.path_since, strict=True)
-        self.path_since = [step if new != old else since for new, old, since in changes]
-        self.path = path
+    def must_be_same(self) -> dict[str, Tensor]:
+        return {
+            "the logits": self.supernet.logits,
+            "the state of the sampling": self.generator.get_state(),
+            "the sums of the weights": self.weights.optimizer.sums(),
+        }
 
     def expected(self) -> dict[str, float | None]:
         """Expected cost of a pattern drawn from pi: FLOPs over the interleaved pattern's, and, if measured,
@@ -263,12 +293,12 @@ class Search:
         }
 
     def scalars(self) -> dict[str, float]:
-        heldout = {} if self.heldout_nll is None else {"heldout_nll": self.heldout_nll}
+        heldout = {} if self.heldout_nll is None else {"heldout_nll": float(self.heldout_nll)}
         expected = self.expected()
         latency = {} if self.latency is None else {"latency_ms": expected["expected_latency_ms"]}
         return {
             **heldout,
-            "lr": self.weights.lr,
+            "lr": self.weights.optimizer.lr,
             "temperature": self.temperature,
             "entropy": entropy_of(self.supernet.pi()).mean().item(),
             "flops_ratio": expected["expected_flops_ratio"],
@@ -296,8 +326,10 @@ class Search:
 
     def finished(self, step: int) -> str | None:
         share, steps = self.options.stable_share, self.options.stable_steps
-        stable = sum(step - max(since, self.first_logits_step) >= steps for since in self.path_since)
-        if share and stable >= share * len(self.path_since):
+        if not share:
+            return None
+        stable = int((step - self.path_since.clamp_min(self.first_logits_step) >= steps).sum())
+        if stable >= share * len(self.path_since):
             return f"{stable} of {len(self.path_since)} blocks kept their choice for {steps} steps"
         return None
 
@@ -311,7 +343,7 @@ class Search:
         for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
             if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
                 found.append(undecided_words(number, *self.supernet.names(order), pi[0] - pi[1]))
-        recent = [i + 1 for i, since in enumerate(self.path_since) if since > (1 - limits.late_share) * step]
+        recent = [i + 1 for i, since in enumerate(self.path_since.tolist()) if since > (1 - limits.late_share) * step]
         if recent:
             late = f"changed in the last {limits.late_share:.0%} of the steps"
             found.append(f"the pattern has not settled: block {', '.join(map(str, recent))} {late}")
@@ -320,15 +352,15 @@ class Search:
     def state_dict(self) -> dict:
         return {
             "supernet": self.supernet.state_dict(),
-            "weights_optimizer": self.weights.adam.state_dict(),
+            "weights_optimizer": self.weights.optimizer.state_dict(),
             "logits_optimizer": self.logits_optimizer.state_dict(),
             "stream": self.stream.state_dict(),
             "arch_stream": self.arch_stream.state_dict() if self.arch_stream else None,
             "generator": self.generator.get_state(),
             "fair_queue": list(self.fair_queue),
-            "path": [self.path, self.path_since],
+            "path": [self.path.tolist(), self.path_since.tolist()],
             "temperature": self.temperature,
-            "heldout_nll": self.heldout_nll,
+            "heldout_nll": None if self.heldout_nll is None else float(self.heldout_nll),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -336,12 +368,12 @@ class Search:
             self.warmup_steps = self.total_steps // 4
             del self.first_logits_step
         self.supernet.load_state_dict(state["supernet"])
-        self.weights.adam.load_state_dict(state["weights_optimizer"])
+        self.weights.optimizer.load_state_dict(state["weights_optimizer"])
         self.logits_optimizer.load_state_dict(state["logits_optimizer"])
         self.stream.load_state_dict(state["stream"])
         if self.arch_stream:
             self.arch_stream.load_state_dict(state["arch_stream"])
         self.generator.set_state(state["generator"])
         self.fair_queue = list(state.get("fair_queue", []))
-        self.path, self.path_since = state["path"]
+        self.path, self.path_since = (torch.tensor(values, device=self.path.device) for values in state["path"])
         self.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]

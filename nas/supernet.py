@@ -24,12 +24,13 @@ class MixFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weights, *branches):
-        ctx.values = weights.tolist()
+        # Numbers are faster on a CPU; from a GPU they would have to be waited for, and a CUDA graph cannot hold them.
+        ctx.values = weights.unbind() if weights.is_cuda else weights.tolist()
         ctx.save_for_backward(*branches)
         total = x.clone()
         for value, branch in zip(ctx.values, branches, strict=True):
             if branch.ndim:
-                total.add_(branch, alpha=value)
+                total.addcmul_(branch, value) if weights.is_cuda else total.add_(branch, alpha=value)
         return total
 
     @staticmethod
@@ -38,7 +39,8 @@ class MixFunction(torch.autograd.Function):
         flat, nothing = gradient.flatten(), gradient.new_zeros(())
         branches, to_weights = ctx.saved_tensors, None
         if ctx.needs_input_grad[1]:
-            to_weights = torch.stack([flat.dot(branch.flatten()) if branch.ndim else nothing for branch in branches])
+            products = [flat.dot(branch.flatten().to(flat.dtype)) if branch.ndim else nothing for branch in branches]
+            to_weights = torch.stack(products)
         to_branches = [
             gradient * value if branch.ndim else nothing for value, branch in zip(ctx.values, branches, strict=True)
         ]
@@ -96,10 +98,10 @@ class SuperNet(nn.Module):
         for block, row in zip(self.backbone.blocks, weights, strict=True):
             block.choice = list(range(len(row))), row
 
-    def take(self, path: list[int], gates: list[Tensor] | None = None) -> None:
-        """Let the next forward passes run one operation per block, with a gate on its branch where logits learn
-        straight through."""
-        gates = gates or [None] * len(path)
+    def take(self, path: list[int], gates: Tensor | None = None) -> None:
+        """Let the next forward passes run one operation per block, with a gate of gates [N] on its branch where logits
+        learn straight through."""
+        gates = [None] * len(path) if gates is None else gates
         for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
             block.choice = [index], None if gate is None else gate[None]
 

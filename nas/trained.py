@@ -52,12 +52,13 @@ class TrainedSuperNet:
         if "supernet" not in state:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
-        set_up(self.config.seed, self.config.train.threads)
+        self.machine = set_up(self.config.seed, self.config.train)
         self.corpus = corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
         self.supernet = build_supernet(self.config, corpus)
         self.supernet.load_state_dict(state["supernet"])
+        self.supernet.backbone.to(self.machine.device)
         self.period = period_of(self.supernet.backbone.blocks, image_size(self.config))
         size = -(-size // self.period) * self.period  # each part begins like the text
         starts = range(0, max(1, min(len(text) - size, PARTS * size)), size)
@@ -76,7 +77,8 @@ class TrainedSuperNet:
                 self.supernet.mix(pi)
             else:
                 model = SampledPaths(self.supernet, pi, SEED + part)
-            total, counted = total_nll(model, text, ROWS, train.segment, train.memory, looking_back, self.period)
+            with self.machine.autocast():
+                total, counted = total_nll(model, text, ROWS, train.segment, train.memory, looking_back, self.period)
             losses.append(total / counted)
         return np.array(losses)
 
@@ -90,7 +92,9 @@ class TrainedSuperNet:
     def nll_of(self, model: nn.Module, looking_back: int, parts: list) -> float:
         """Loss per token of a model, the SuperNet or another, on some parts of valid."""
         train = self.config.train
-        losses = [
-            total_nll(model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period) for text in parts
-        ]
+        with self.machine.autocast(), self.machine.eagerly():
+            losses = [
+                total_nll(model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period)
+                for text in parts
+            ]
         return sum(total for total, _ in losses) / sum(counted for _, counted in losses)

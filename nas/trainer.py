@@ -7,28 +7,35 @@ import math
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.transformer_xl import is_matrix
+from nas import ranks
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import TrainOptions
+from nas.device import Machine
 from nas.errors import Interrupted, RunError
 from nas.record import RunFolder, perplexity
+
+STOP_EVERY = 5  # steps between the ranks' questions whether one was told to stop
 
 
 class Phase(Protocol):
     """What the loop drives. Its state_dict holds all that an exact continuation needs."""
 
     total_steps: int
+    machine: Machine
 
-    def step(self, step: int) -> tuple[float | None, int]:
+    def step(self, step: int) -> tuple[Tensor | None, int]:
         """Train step number `step` (from 1); returns the mean nll in nats that the weights trained on (None where they
-        did not) and the tokens read. Raises FloatingPointError on a loss or gradient that is not finite, before any
-        weight has changed."""
+        did not) and the tokens read, of all ranks. Raises FloatingPointError on a loss or gradient that is not finite,
+        before any weight has changed; on a GPU, for which nobody waits, weights stay as they were, and the nll is NaN.
+        """
 
     def scalars(self) -> dict[str, float]:
         """What a log line shows beside the loss."""
@@ -42,7 +49,11 @@ class Phase(Protocol):
     def finished(self, step: int) -> str | None:
         """Why to stop before the last step, or None."""
 
-    def state_dict(self) -> dict: ...
+    def must_be_same(self) -> dict[str, Tensor]:
+        """What every rank must hold alike, bit by bit, by name."""
+
+    def state_dict(self) -> dict:
+        """Called on all ranks; complete on rank 0."""
 
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -58,34 +69,69 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, final: float)
 class WeightsOptimizer:
     """AdamW (arXiv 1711.05101) with warm-up, cosine and clipping; decays matrices alone, not biases and norms."""
 
-    def __init__(self, model: nn.Module, options: TrainOptions, total_steps: int):
+    def __init__(self, model: nn.Module, options: TrainOptions, total_steps: int, on_gpu: bool = False):
+        """on_gpu: clip, and leave out updates that are not finite, without waiting for any number of the GPU's."""
         self.parameters, self.options, self.total_steps = list(model.parameters()), options, total_steps
+        self.on_gpu = on_gpu
         decayed, others = [], []
         for name, parameter in model.named_parameters():
             (decayed if is_matrix(name, parameter) else others).append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
+        lr = torch.tensor(options.lr, device=decayed[0].device) if on_gpu else options.lr
+        self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, options.beta2), fused=True)
 
     @property
     def lr(self) -> float:
-        return self.adam.param_groups[0]["lr"]
+        return float(self.adam.param_groups[0]["lr"])
+
+    def sums(self) -> Tensor:
+        """Of each parameter's entries."""
+        return torch.stack([parameter.detach().double().sum() for parameter in self.parameters])
 
     def clear(self) -> None:
         self.adam.zero_grad(set_to_none=True)
 
-    def apply(self, step: int) -> None:
-        """One update from the gradients at hand. Raises FloatingPointError where they are not finite."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+    def set_lr(self, step: int) -> None:
+        options = self.options
+        lr = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.lr_final)
+        for group in self.adam.param_groups:
+            if self.on_gpu:
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def apply(self) -> Tensor | float:
+        """One update from the gradients at hand, at the rate set last. Returns 0.
+
+        Where they are not finite raises FloatingPointError; on_gpu, changes nothing and returns NaN.
+        """
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if self.on_gpu:  # what a gradient scaler sets: the fused kernel divides by the one, and heeds the other
+            if self.options.clip:
+                self.adam.grad_scale = (norm / self.options.clip).clamp_min(1.0)
+            self.adam.found_inf = (~norm.isfinite()).float()
+            self.adam.step()
+            return norm * 0.0
         size = norm.item()
         if not math.isfinite(size):
             raise FloatingPointError(f"the gradient's norm is {size}")
         if self.options.clip and size > self.options.clip:  # else it would be a pass over all gradients
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip, norm)
-        options = self.options
-        for group in self.adam.param_groups:
-            group["lr"] = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.lr_final)
         self.adam.step()
+        return 0.0
+
+    def state_dict(self) -> dict:
+        """The same on every device."""
+        state = self.adam.state_dict()
+        return state | {"param_groups": [{**group, "lr": self.lr} for group in state["param_groups"]]}
+
+    def load_state_dict(self, state: dict) -> None:
+        rates = [group["lr"] for group in self.adam.param_groups]
+        self.adam.load_state_dict(state)
+        if self.on_gpu:  # tensors that a CUDA graph may know
+            for group, rate in zip(self.adam.param_groups, rates, strict=True):
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate
 
 
 class StopSignal:
@@ -103,9 +149,15 @@ class StopSignal:
             signal.signal(number, handler)
 
     def handle(self, number, frame) -> None:
-        if self.received is not None:
+        if self.received is not None and ranks.size() == 1:  # torchrun sends a second one itself, and kills at last
             raise KeyboardInterrupt
         self.received = number
+
+    def on_any_rank(self, step: int) -> bool:
+        """Ranks have to stop after the same step, and to agree takes time: they ask each other now and then."""
+        if ranks.size() > 1 and step % STOP_EVERY:
+            return False
+        return ranks.any_of(self.received is not None)
 
 
 class Trainer:
@@ -124,13 +176,11 @@ class Trainer:
 
     def fit(self) -> None:
         """Raises RunError on a non-finite loss, Interrupted on a signal; the last checkpoint stays usable."""
-        from torch.utils.tensorboard import SummaryWriter
-
         self.restore()
         steps = self.phase.total_steps
-        board = SummaryWriter(self.run.path / "tensorboard", purge_step=self.step + 1)
-        bar = tqdm(total=steps, initial=self.step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
-        with StopSignal() as stop, bar, board:
+        shown = sys.stderr.isatty() and ranks.is_main()
+        bar = tqdm(total=steps, initial=self.step, unit="step", disable=not shown, dynamic_ncols=True)
+        with StopSignal() as stop, bar, self.open_board() as board:
             self.board, self.bar = board, bar
             if self.step == 0:
                 self.phase.record(self.run, 0)
@@ -146,14 +196,23 @@ class Trainer:
                 if self.due(self.options.log_every) or last or self.stopped:
                     self.log_train()
                 self.wall_seconds += time.perf_counter() - started
-                if self.due(self.options.checkpoint_every) or last or self.stopped or stop.received:
+                stopping = stop.on_any_rank(self.step)
+                if self.due(self.options.checkpoint_every) or last or self.stopped or stopping:
                     self.save()
-                if stop.received:
+                if stopping:
                     raise Interrupted(
                         f"stopped at step {self.step} of {steps}; saved; go on with the same command and --resume"
                     )
         if self.stopped:
             self.say(f"stopped early at step {self.step}: {self.stopped}")
+
+    def open_board(self):
+        """TensorBoard's writer, of rank 0."""
+        if not ranks.is_main():
+            return nullcontext()
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(self.run.path / "tensorboard", purge_step=self.step + 1)
 
     def due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -164,15 +223,24 @@ class Trainer:
             nll, tokens = self.phase.step(self.step + 1)
         except FloatingPointError as error:
             raise self.failure(self.step + 1, str(error)) from None
-        seconds = time.perf_counter() - started
         self.step += 1
         self.tokens += tokens
         if nll is not None:
-            self.window_nll += nll * tokens
+            self.window_nll = self.window_nll + (nll.double() if nll.is_cuda else nll.item()) * tokens
             self.window_tokens += tokens
+        if self.due(self.options.log_every):
+            self.phase.machine.synchronise()  # else the time of what still runs would count for nobody
+        seconds = time.perf_counter() - started
         self.rate_tokens += tokens
         self.rate_seconds += seconds
         self.train_seconds += seconds
+
+    def settle(self) -> float:
+        """The window's nll as a number. Where the GPU met one that is not finite, this is where it comes to light."""
+        self.window_nll = float(self.window_nll)
+        if not math.isfinite(self.window_nll):
+            raise self.failure(self.step, "since the last line of the log a loss or gradient was not finite")
+        return self.window_nll
 
     def failure(self, step: int, what: str) -> RunError:
         saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
@@ -181,10 +249,12 @@ class Trainer:
         )
 
     def log_train(self) -> None:
+        if ranks.size() > 1:
+            ranks.check_same(self.phase.must_be_same())
         self.phase.record(self.run, self.step)
         if not self.window_tokens:  # the weights have not trained since the last line
             return
-        nll, tokens_per_s = self.window_nll / self.window_tokens, self.rate_tokens / self.rate_seconds
+        nll, tokens_per_s = self.settle() / self.window_tokens, self.rate_tokens / self.rate_seconds
         scalars = self.phase.scalars()
         self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
@@ -213,26 +283,30 @@ class Trainer:
         )
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
+        if not ranks.is_main():
+            return
         for name, value in scalars.items():
             self.board.add_scalar(f"{split}/{name}", value, self.step)
 
     def say(self, text: str) -> None:
-        """To the terminal and the log."""
+        """To the terminal and the log, once for all ranks."""
         self.run.log(text)
-        tqdm.write(text)
+        if ranks.is_main():
+            tqdm.write(text)
 
     def save(self) -> None:
         state = {
             "step": self.step,
             "tokens": self.tokens,
             "seconds": [self.train_seconds, self.wall_seconds],
-            "window": [self.window_nll, self.window_tokens],
+            "window": [self.settle(), self.window_tokens],
             "stopped": self.stopped,
             "valid": self.valid,
-            "random": torch.get_rng_state(),
+            "random": ranks.of_all(self.phase.machine.random_state()),
             "phase": self.phase.state_dict(),
         }
-        save_checkpoint(self.run.checkpoint, state)
+        if ranks.is_main():
+            save_checkpoint(self.run.checkpoint, state)
         self.saved_step = self.step
 
     def restore(self) -> None:
@@ -245,7 +319,15 @@ class Trainer:
         self.train_seconds, self.wall_seconds = state["seconds"]
         self.window_nll, self.window_tokens = state["window"]
         self.stopped, self.valid, self.saved_step = state["stopped"], state["valid"], state["step"]
-        torch.set_rng_state(state["random"])
+        self.restore_random(state["random"])
         self.phase.load_state_dict(state["phase"])
         self.run.cut_after(self.step)
         self.say(f"going on from step {self.step} of {self.phase.total_steps}")
+
+    def restore_random(self, states: list | Tensor) -> None:
+        """Of dropout. Where there were other ranks, or another device, it is drawn anew, from this step on."""
+        states = [{"cpu": states}] if isinstance(states, Tensor) else states  # from before there were ranks
+        if len(states) == ranks.size() and self.phase.machine.set_random_state(states[ranks.rank()]):
+            return
+        torch.manual_seed(hash((torch.initial_seed(), self.step, ranks.rank())))
+        self.say("NOTICE: other processes, or another device, saved this run: dropout goes on from new random numbers")

@@ -45,6 +45,7 @@ def small_content(source: Path, cache: Path) -> dict:
             "weight_decay": 0.01,
             "beta2": 0.99,
             "threads": 1,
+            "device": "cpu",
         },
         "search": {"warmup_steps": 6},
     }

@@ -45,7 +45,7 @@ def make_retraining(config, pattern, corpus=None):
 def losses_of(stage, config) -> list[float]:
     phase = make_retraining(config, ["attention", "dense", "identity"]) if stage == "retrain" else make_search(config)
     losses = [phase.step(step)[0] for step in range(1, 16)]
-    return [loss for loss in losses if loss is not None]
+    return [loss.item() for loss in losses if loss is not None]
 
 
 def assert_same_state(one, two) -> None:

@@ -105,7 +105,7 @@ def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, mo
 def test_only_matrices_decay(small_config):
     phase = make_retraining(small_config("train.weight_decay=0.5"), ["attention", "dense"])
     names = {id(parameter): name for name, parameter in phase.model.named_parameters()}
-    decayed, others = phase.weights.adam.param_groups
+    decayed, others = phase.weights.optimizer.adam.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
     assert all(not names[id(p)].endswith("bias") and p.ndim == 2 for p in decayed["params"])
     assert all(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in others["params"])
@@ -115,7 +115,7 @@ def test_only_matrices_decay(small_config):
 def test_gradients_are_clipped(small_config):
     phase = make_retraining(small_config("train.clip=0.01"), ["dense"])
     seen = []
-    phase.weights.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
+    phase.weights.optimizer.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
     phase.step(1)
     assert torch.stack(seen[0]).norm().item() == pytest.approx(0.01, rel=1e-3)
 

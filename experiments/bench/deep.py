@@ -26,7 +26,7 @@ def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: in
     from nas.timing import peak_memory_mb
     from nas.trainer import WeightsOptimizer
 
-    set_up(seed=1, threads=threads)
+    set_up(1, TrainOptions(threads=threads, device="cpu"))
     sizes = Sizes(d_model, 4, 4 * d_model, activation="gelu", stride=default_stride(length))
     pattern = [("sparse_strided", "dense")[index % 2] for index in range(blocks)]
     seconds, finite = [], []
@@ -41,7 +41,8 @@ def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: in
             optimizer.clear()
             nll.mean().backward()
             finite.append(all(torch.isfinite(p.grad).all().item() for p in model.parameters()))
-            optimizer.apply(step)
+            optimizer.set_lr(step)
+            optimizer.apply()
             seconds.append(time.perf_counter() - started)
 
     peak = peak_memory_mb(train)

@@ -38,7 +38,8 @@ def main() -> None:
     config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
     config.search.latency.timing = arguments.timing
     settle_sparse(config)
-    set_up(config.seed, arguments.threads)
+    config.train.threads, config.train.device = arguments.threads, "cpu"
+    set_up(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source = np.random.default_rng(arguments.seed)
     names = config.search.operations

@@ -104,9 +104,10 @@ def main() -> None:
     parser.add_argument("--border", action="store_true")
     arguments = parser.parse_args()
 
+    from nas.config import TrainOptions
     from nas.device import set_up
 
-    set_up(seed=1, threads=arguments.threads)
+    set_up(1, TrainOptions(threads=arguments.threads, device="cpu"))
     print(json.dumps(measure_border(arguments.rounds) if arguments.border else
                      measure_lengths(arguments.lengths, arguments.rounds)))  # fmt: skip
 

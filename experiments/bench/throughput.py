@@ -88,9 +88,10 @@ def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False
     shape = SHAPES[segment]
     model = ModelOptions(blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, division=division, tie_embeddings=division == 1)
     config = Config(model=model)
-    config.train = TrainOptions(steps=10**6, batch_size=shape["batch"], segment=segment, memory=shape["memory"])
+    shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
+    config.train = TrainOptions(steps=10**6, device="cpu", **shape)
     settle_sparse(config)
-    config.evaluate.batch_size = shape["batch"]
+    config.evaluate.batch_size = shape["batch_size"]
     config.search.warmup_steps = 0
     config.search.optimizer.lr = 1e-12  # pi stays uniform, so that every round measures the same mixture of paths
     if soft:
@@ -203,10 +204,11 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     import torch
 
     from nas import searching
+    from nas.config import TrainOptions
     from nas.device import set_up
     from nas.timing import peak_memory_mb
 
-    set_up(seed=1, threads=threads)
+    set_up(1, TrainOptions(threads=threads, device="cpu"))
     searching.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]

@@ -120,7 +120,7 @@ def configured(name: str, seed: int, overrides: list[str]) -> Config:
     from nas.device import set_up
 
     config = load_config(FOLDER / "planted.yaml", [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides])
-    set_up(seed, config.train.threads)
+    set_up(seed, config.train)
     return config
 
 

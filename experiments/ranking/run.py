@@ -68,7 +68,7 @@ def prepared(overrides: list[str]) -> tuple[Config, object]:
     from nas.prepare import prepare
 
     config = load_config(FOLDER / "ranking.yaml", overrides)
-    set_up(config.seed, config.train.threads)
+    set_up(config.seed, config.train)
     return config, Corpus(prepare(config.data))
 
 

@@ -1,0 +1,105 @@
+"""A step of the weights, the same for search and retraining: forward and backward pass, the mean over ranks, the
+update; compiled and captured where that is wanted.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from models.transformer_xl import Memories, TransformerXL
+from nas import ranks
+from nas.compiling import CapturedStep, compile_operations, is_same_everywhere
+from nas.config import Config
+from nas.data import Batch, ContextBatches
+from nas.device import Machine
+from nas.trainer import WeightsOptimizer
+
+
+def run_batch(
+    model: nn.Module,
+    batch: Batch,
+    stream: ContextBatches,
+    config: Config,
+    machine: Machine,
+    backward: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """Mean nll of a batch over all ranks, detached; the stream keeps the memories for its next batch.
+
+    The rows are read in train.accumulate parts, and backward(), where given, gets each part's share of this rank's
+    mean. On a CPU a loss that is not finite raises FloatingPointError; on a GPU nobody waits for it: see Trainer.
+    """
+    parts, total, memories = batch.parts(config.train.accumulate), 0.0, []
+    if machine.is_gpu and machine.compile:
+        torch.compiler.cudagraph_mark_step_begin()
+    for number, part in enumerate(parts, start=1):
+        usual = nullcontext() if has_full_memories(part, config) else machine.eagerly()
+        with ranks.averaging(model, wanted=number == len(parts)), usual:
+            with machine.autocast():
+                nll, after = model(part.tokens, part.targets, part.memories, config.train.memory)
+            loss = nll.mean() / len(parts)
+            if backward:
+                backward(loss)
+        total = total + loss.detach()
+        memories.append(after)
+    stream.memories = Memories.join(memories)
+    total = ranks.mean(total)
+    if not machine.is_gpu and not math.isfinite(total.item()):
+        raise FloatingPointError(f"the training loss is {total.item()}")
+    return total
+
+
+def has_full_memories(batch: Batch, config: Config) -> bool:
+    return batch.memories is not None and batch.memories.read >= config.train.memory
+
+
+class WeightsStep:
+    """Trains the weights of a network, a batch at a time."""
+
+    def __init__(self, network: TransformerXL, config: Config, total_steps: int, machine: Machine, sampled: bool):
+        """sampled: whether steps run different operations, as those of a hard search do."""
+        self.config, self.machine, self.sampled = config, machine, sampled
+        self.optimizer = WeightsOptimizer(network, config.train, total_steps, machine.is_gpu)
+        self.captured = self.compile(network) if machine.compile else None
+        self.replica = network if sampled else ranks.replicate(network)
+
+    def compile(self, network: TransformerXL) -> "CapturedStep | None":
+        train, parts = self.config.train, ranks.size() * self.config.train.accumulate
+        plain = not self.config.model.recompute and train.accumulate == 1 and self.machine.is_gpu
+        whole = plain and not self.sampled and ranks.size() == 1 and is_same_everywhere(network)
+        graphs = plain and not whole
+        works = compile_operations(network, self.config, self.machine, train.batch_size // parts, graphs)
+        return CapturedStep(self.update_flat) if works and whole else None
+
+    def __call__(
+        self, step: int, batch: Batch, stream: ContextBatches, begin: Callable[[], None] = lambda: None, kind: str = ""
+    ) -> Tensor:
+        """Step number `step`; returns the mean nll of the batch over all ranks, and leaves the memories to the stream.
+
+        begin() sets what the network is to run. kind: of two steps with the same, begin() does the same.
+        Raises FloatingPointError before any weight has changed; on a GPU weights stay, and the nll is NaN.
+        """
+        self.optimizer.set_lr(step)
+        self.begin = begin
+        if self.captured is None or not has_full_memories(batch, self.config):
+            return self.update(batch, stream)
+        nll, *blocks = self.captured(kind, batch.tokens, batch.targets, *batch.memories.blocks)
+        stream.memories = Memories(blocks, batch.memories.read + batch.tokens.shape[1])
+        return nll
+
+    def update(self, batch: Batch, stream: ContextBatches) -> Tensor:
+        self.begin()
+        self.optimizer.clear()
+        nll = run_batch(self.replica, batch, stream, self.config, self.machine, Tensor.backward)
+        if self.sampled:
+            ranks.average_gradients(self.optimizer.parameters)
+        return nll + self.optimizer.apply()
+
+    def update_flat(self, tokens: Tensor, targets: Tensor, *blocks: Tensor | None) -> tuple:
+        """update() from tensors to tensors, as CapturedStep needs it."""
+        stream = SimpleNamespace(memories=None)
+        nll = self.update(Batch(tokens, targets, Memories(list(blocks), self.config.train.memory)), stream)
+        return nll, *stream.memories.blocks

@@ -1,0 +1,215 @@
+"""Several processes of one run, started by torchrun as a user does: the same figures as one process, and no mess."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from nas import ranks
+from nas.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+ALONE = [sys.executable]
+LONG = ["train.steps=4000", "train.log_every=40", "train.evaluate_every=0", "train.checkpoint_every=40"]
+
+
+def torchrun(processes: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--"]
+
+
+def start(launcher, script, *arguments) -> subprocess.Popen:
+    command = [*launcher, str(ROOT / f"{script}.py"), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(launcher, script, *arguments) -> tuple[int, str, str]:
+    process = start(launcher, script, *arguments)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def succeed(launcher, script, *arguments) -> str:
+    status, out, err = run(launcher, script, *arguments)
+    assert status == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, small_yaml) -> Path:
+    """Without dropout, whose random numbers are each rank's own; 50 steps, each of them logged."""
+    content = yaml.safe_load(small_yaml.read_text())
+    content["model"]["dropout"] = 0.0
+    content["train"] |= {"steps": 50, "log_every": 1, "evaluate_every": 25}
+    content["search"]["warmup_steps"] = 15
+    path = tmp_path_factory.mktemp("ranks") / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pattern") / "adi.yaml"
+    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
+    return path
+
+
+def lines(run_folder: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (run_folder / name).read_text().splitlines()]
+
+
+def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
+    """The same losses and pi but for rounding, at every step."""
+    first, second = lines(one, "metrics.jsonl"), lines(two, "metrics.jsonl")
+    assert [(a["step"], a["split"], a["tokens"]) for a in first] == [
+        (b["step"], b["split"], b["tokens"]) for b in second
+    ]
+    for a, b in zip(first, second, strict=True):
+        assert a["nll"] == pytest.approx(b["nll"], abs=tolerance), a["step"]
+    if (one / "pi.jsonl").exists():
+        for a, b in zip(lines(one, "pi.jsonl"), lines(two, "pi.jsonl"), strict=True):
+            torch.testing.assert_close(torch.tensor(a["pi"]), torch.tensor(b["pi"]), rtol=0, atol=tolerance)
+        one, two = (yaml.safe_load((path / "outcome.yaml").read_text()) for path in (one, two))
+        assert one["pattern"] == two["pattern"]
+
+
+SEARCHES = {
+    "hard": [],
+    "hard, shared, parts": ["search.split=shared", "train.accumulate=2"],
+    "straight-through": ["search.estimator=straight_through", "search.latency.source=flops", "train.accumulate=2"],
+    "soft": ["search.sampling=soft", "search.split=shared", "model.cutoffs=[5,20]"],
+    "soft, held-out, parts": ["search.sampling=soft", "train.accumulate=2"],
+}
+
+
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
+def test_two_processes_search_as_one(options, config, tmp_path):
+    alone = [option for option in options if not option.startswith("train.accumulate")]
+    succeed(ALONE, "search", config, "--run", tmp_path / "one", *alone)
+    shown = succeed(torchrun(2), "search", config, "--run", tmp_path / "two", *options)
+    assert shown.count("likeliest pattern: ") == 1
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    assert yaml.safe_load((tmp_path / "two" / "provenance.yaml").read_text())["processes"] == 2
+
+
+def test_four_processes_search_as_one(config, tmp_path):
+    succeed(ALONE, "search", config, "--run", tmp_path / "one")
+    succeed(torchrun(4), "search", config, "--run", tmp_path / "four")
+    assert_same_run(tmp_path / "one", tmp_path / "four")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["model.cutoffs=[5,20]"], ["model.cutoffs=[5,20]", "model.tie_embeddings=false", "model.division=2"]],
+    ids=["tied", "divided"],
+)
+def test_two_processes_retrain_as_one(options, config, pattern, tmp_path):
+    """A row alone often has no token of the last tail: its parameters still need a gradient on each rank."""
+    succeed(ALONE, "retrain", pattern, config, "--run", tmp_path / "one", *options)
+    succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.accumulate=2")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    one, two = (yaml.safe_load((tmp_path / name / "results.yaml").read_text()) for name in ("one", "two"))
+    assert one["test"]["tokens"] == two["test"]["tokens"] and one["best_step"] == two["best_step"]
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+    for _ in range(600):
+        if (
+            (folder / "metrics.jsonl").exists()
+            and lines(folder, "metrics.jsonl")[-1:]
+            and (lines(folder, "metrics.jsonl")[-1]["step"] >= step)
+        ):
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError(f"no step {step} in a minute")
+
+
+def test_a_stopped_run_goes_on_with_other_numbers_of_processes(config, tmp_path):
+    """Two processes are told to stop, one goes on, and it ends as one that was never stopped."""
+    options = ["train.steps=300", "train.log_every=20", "train.evaluate_every=0"]
+    succeed(ALONE, "search", config, "--run", tmp_path / "whole", *options)
+    folder = tmp_path / "stopped"
+    process = start(torchrun(2), "search", config, "--run", folder, *options)
+    wait_for_step(folder, 20, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert "go on with the same command and --resume" in err
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert 20 <= saved["step"] < 300 and saved["step"] % 5 == 0 and len(saved["random"]) == 2
+    shown = succeed(ALONE, "search", config, "--run", folder, *options, "--resume")
+    assert f"going on from step {saved['step']} of 300" in shown and "dropout goes on from new random numbers" in shown
+    assert_same_run(tmp_path / "whole", folder, tolerance=1e-4)  # 300 steps let rounding grow
+
+
+def test_a_process_that_dies_ends_the_run_which_can_go_on(config, tmp_path):
+    folder = tmp_path / "run"
+    process = start(torchrun(2), "search", config, "--run", folder, *LONG)
+    wait_for_step(folder, 80, process)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    second = [pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    os.kill(int(second[0]), signal.SIGKILL)
+    begun = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and time.monotonic() - begun < 40
+    assert "Signal 9 (SIGKILL)" in err
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] >= 40
+
+
+def test_bad_input_is_told_once_and_writes_nothing(config, tmp_path):
+    status, _, err = run(torchrun(3), "search", config, "--run", tmp_path / "run")
+    assert status == 1 and err.count("error: train.batch_size=4 must be a multiple of the 3 processes\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, {root!r})
+sys.argv = ["search.py", {config!r}, "search.sampling=soft", "--run", {folder!r}]
+import search, torch, nas.searching
+from nas.errors import run_command
+from nas.ranks import rank
+original = nas.searching.Search.step
+def step(self, number):
+    if number == 20 and rank() == 1:
+        {fault}
+    return original(self, number)
+nas.searching.Search.step = step
+run_command(search.main)
+"""
+FAULTS = {
+    "self.supernet.logits.data[0, 0] += 1e-6": "the logits differs between rank",
+    "torch.rand(1, generator=self.generator)": "the state of the sampling differs between rank",
+    "raise FloatingPointError('the training loss is nan')": "rank 1: error: step 20: the training loss is nan",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ranks_that_drift_apart_or_fail_alone_end_the_run(fault, config, tmp_path):
+    """One rank's logits, its sampler, or all of it goes wrong at step 20 of the warm-up and after."""
+    program = tmp_path / "broken.py"
+    program.write_text(BROKEN.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run"), fault=fault))
+    process = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 1 and FAULTS[fault] in process.stderr, process.stderr
+    assert lines(tmp_path / "run", "metrics.jsonl")[-1]["step"] < 20
+
+
+def test_alone_everything_is_plain():
+    x = torch.tensor([1.0, 2.0])
+    assert ranks.size() == 1 and ranks.is_main() and ranks.mean(x) is x and ranks.all_rows(x) is x
+    assert ranks.own_share(6, 3) == slice(0, 6) and ranks.only_main(lambda: 5) == 5
+    with pytest.raises(InputError, match=r"multiple of the 1 processes times train.accumulate=4"):
+        ranks.own_share(6, 4)
+
+
+def test_buckets_keep_the_order_and_the_size(monkeypatch):
+    monkeypatch.setattr(ranks, "BUCKET", 10)
+    sizes = [[x.numel() for x in bucket] for bucket in ranks.buckets([torch.zeros(n) for n in (4, 6, 1, 12, 3, 7)])]
+    assert sizes == [[4, 6], [1], [12], [3, 7]]
