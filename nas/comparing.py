@@ -1,13 +1,16 @@
 """A comparison at work: searches, patterns that follow from them, training, timing. No part is done twice."""
 
 import copy
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from nas.assembly import count_parameters, settle_cutoffs
 from nas.baselines import most_parameters, random_patterns
@@ -19,8 +22,10 @@ from nas.comparison import (
     SEARCHED,
     Contender,
     Settings,
+    not_found_file,
     pattern_file,
     search_folder,
+    settings_file,
     training_folder,
 )
 from nas.config import Config
@@ -28,16 +33,25 @@ from nas.costs import CostTable
 from nas.data import Corpus
 from nas.device import set_up
 from nas.errors import InputError
-from nas.jobs import Task, run_tasks
+from nas.jobs import ALONE, Share, Task, run_tasks, unfinished, wait_for
 from nas.latency import ROUNDS, conditions, current_costs, measure_models
 from nas.pattern import FORMAT, abbreviate, dump_pattern, interleaved, network, read_pattern
 from nas.prepare import prepare
-from nas.record import OUTCOME, RESULTS, open_run, provenance, read_yaml, write_text
+from nas.record import OUTCOME, RESULTS, open_run, provenance, read_yaml, write_text, write_yaml
 from nas.rows import known_latencies, write_contenders
 
 ROOT = Path(__file__).resolve().parents[1]  # where the scripts stand
 REPORTED_ROUNDS = 60  # for the figures that are reported
 DRAWN_AT_ONCE, TRIES = 2, 10  # patterns that are timed for each that is still wanted; how often
+
+
+def visible_gpus(config: Config) -> list[str]:
+    """The GPUs that runs may use, as CUDA_VISIBLE_DEVICES names them; none where they are to use the CPU."""
+    if config.train.device == "cpu":
+        return []
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    # CUDA takes names up to the first that is none, such as -1: so many are counted.
+    return [str(number) for number in range(count)] if named is None else named.split(",")[:count]
 
 
 class Timer:
@@ -91,10 +105,12 @@ class Comparison:
         search: Config | None,
         path: Path,
         overrides: list[str],
+        share: Share = ALONE,
     ):
-        """given: contenders that wait for no search. Raises InputError where runs in the folder do not fit, before
-        anything is written."""
+        """given: contenders that wait for no search; share: what this process does of searches and training. Raises
+        InputError where runs in the folder do not fit, before anything is written."""
         self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
+        self.share = share
         self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
         extra = {"search_seeds": settings.search_seeds if search else None}
         self.run = open_run(path, recipe, "compare", resume=True, extra=extra)
@@ -111,13 +127,25 @@ class Comparison:
         operations = self.search.search.operations if self.search else sorted({n for c in self.given for n in c.blocks})
         return Timer(self.recipe, operations, self.blocks, self.corpus.counts())
 
-    def start(self) -> None:
-        """Prepare the text, and take the folder for this process alone."""
+    def start(self, text: str) -> None:
+        """Prepare the data, and take the folder for this process alone; other shares wait until share 0 has.
+
+        text: of COMPARISON.yaml. Its copy is written last, and so says that all is there.
+        """
+        kept = settings_file(self.path)
+        if not self.share.leads:
+            wait_for(
+                "share 0", lambda: [] if kept.exists() and kept.read_text(encoding="utf-8") == text else [str(kept)]
+            )
+            for contender in self.given:
+                self.check_pattern(contender)
+            return
         machine = set_up(self.recipe.seed, self.recipe.train)
         settle_cutoffs(self.recipe, self.corpus)
         self.run.start(provenance(self.recipe, self.corpus.meta, machine))
         for contender in self.given:
             self.write_pattern(contender)
+        write_text(kept, text)
 
     # --- tasks
 
@@ -128,43 +156,56 @@ class Comparison:
 
     def searches(self) -> list[Task]:
         found = []
-        for seed, folder in self.search_folders.items():
-            open_run(folder, replace(self.search, seed=seed), "search", resume=True)
+        for position, (seed, folder) in enumerate(self.search_folders.items()):
             options = ["--run", folder, "--resume", *self.overrides, f"seed={seed}"]
-            found.append(self.task(folder.name, "search.py", [self.settings.search, *options], folder / OUTCOME))
+            arguments = [self.settings.search, *options]
+            found.append(self.task(folder.name, "search.py", arguments, folder / OUTCOME, position))
+            if self.share.has(found[-1]):  # what another process writes to cannot be checked
+                open_run(folder, replace(self.search, seed=seed), "search", resume=True)
         return found
 
     def training(self, contenders: list[Contender]) -> list[Task]:
-        """A run for each seed and each pattern, first all patterns of one seed."""
+        """A run for each seed and each pattern, first all patterns of one seed. Positions are counted over all that
+        have a name, found or not, so that every process counts alike at any time."""
+        names = [*(contender.name for contender in self.given), *self.settings.derived_names]
+        positions = {pair: position for position, pair in enumerate(product(self.settings.seeds, names))}
         found = {}
-        for seed in self.settings.seeds:
-            for contender in contenders:
-                folder = training_folder(self.path, contender, seed)
+        for seed, contender in product(self.settings.seeds, contenders):
+            folder = training_folder(self.path, contender, seed)
+            if folder in found:  # of two names for one pattern, the first counts
+                continue
+            own = [f"seed={seed}", *([] if contender.d_ffn is None else [f"model.d_ffn={contender.d_ffn}"])]
+            files = [pattern_file(self.path, contender.name), self.settings.retrain]
+            arguments = [*files, "--run", folder, "--resume", *self.overrides, *own]
+            position = positions[seed, contender.name]
+            found[folder] = self.task(folder.name, "retrain.py", arguments, folder / RESULTS, position)
+            if self.share.has(found[folder]):
                 config = replace(at_d_ffn(self.recipe, contender.d_ffn), seed=seed)
                 open_run(folder, config, "retrain", resume=True, extra={"pattern": contender.blocks})
-                own = [f"seed={seed}", *([] if contender.d_ffn is None else [f"model.d_ffn={contender.d_ffn}"])]
-                files = [pattern_file(self.path, contender.name), self.settings.retrain]
-                options = ["--run", folder, "--resume", *self.overrides, *own]
-                found[folder] = self.task(folder.name, "retrain.py", [*files, *options], folder / RESULTS)
         return list(found.values())
 
-    def task(self, name: str, script: str, arguments: list, result: Path) -> Task:
+    def task(self, name: str, script: str, arguments: list, result: Path, position: int = 0) -> Task:
         file = ROOT / script
         if file.is_relative_to(Path.cwd()):  # so that what a run says of its command holds elsewhere too
             file = file.relative_to(Path.cwd())
         command = [sys.executable, str(file), *map(str, arguments)]
-        return Task(name, command, result, self.path / "logs" / f"{name}.txt")
+        return Task(name, command, result, self.path / "logs" / f"{name}.txt", position)
 
     # --- patterns
 
-    def write_pattern(self, contender: Contender, **about) -> None:
+    def check_pattern(self, contender: Contender) -> None:
         """Raises InputError where another pattern already has the name."""
         file = pattern_file(self.path, contender.name)
-        file.parent.mkdir(exist_ok=True)
         if file.exists() and read_pattern(file)["blocks"] != contender.blocks:
             raise InputError(
                 f"{file} is another pattern than {abbreviate(contender.blocks)}; name another --run folder"
             )
+
+    def write_pattern(self, contender: Contender, **about) -> None:
+        """Raises InputError where another pattern already has the name."""
+        self.check_pattern(contender)
+        file = pattern_file(self.path, contender.name)
+        file.parent.mkdir(exist_ok=True)
         if not file.exists():
             origin = {"method": contender.kind, **about}
             write_text(file, dump_pattern({"format": FORMAT, "blocks": contender.blocks, "derived_from": origin}))
@@ -190,6 +231,34 @@ class Comparison:
                     ways = [f"{how} {'with' if trials else 'without'} trials" for how, trials in (found, wanted)]
                     raise InputError(f"{file} was derived by {ways[0]}, not by {ways[1]}; name another --run folder")
 
+    def awaited(self) -> list[str]:
+        """Of the patterns that searches lead to, those that are neither found nor known not to be."""
+        file = not_found_file(self.path)
+        given_up = read_yaml(file)["names"] if file.exists() else []
+        names = [name for name in self.settings.derived_names if name not in given_up]
+        return [name for name in names if not pattern_file(self.path, name).exists()]
+
+    def find_patterns(self, run: Callable[[list[Task]], dict], early: list[Contender]) -> dict[str, str]:
+        """Search, derive and choose rivals; other shares wait until share 0 has. Returns what failed.
+
+        run: does this share of some tasks. early: patterns that wait for nothing and train beside the searches; when
+        rivals are timed, nothing else runs, and lest others wait for that too, share 0 trains later.
+        """
+        searches = self.searches()
+        failed = run([*searches, *(self.training(early) if self.share.alone or not self.share.leads else [])])
+        if not self.search or any(task.name in failed for task in searches):
+            return failed
+        if not self.share.leads:
+            wait_for("share 0", self.awaited)
+            return failed
+        wait_for("other shares", lambda: unfinished(searches))
+        # Among shares, what was not found is not sought again: those that train already would not know of it.
+        if self.share.alone or self.awaited():
+            failed |= self.derive()
+            if pattern_file(self.path, SEARCHED).exists():
+                self.choose_rivals()
+        return failed
+
     def derive(self) -> dict[str, str]:
         """Find the searched patterns that are missing, of argmax and of each budget. Returns what failed."""
         out = pattern_file(self.path, SEARCHED)
@@ -207,9 +276,6 @@ class Comparison:
         ]
         return run_tasks(tasks, workers=1)
 
-    def found_searched(self) -> bool:
-        return pattern_file(self.path, SEARCHED).exists()
-
     def choose_rivals(self) -> None:
         """Those chosen by the searched pattern's latency: the most parameters, and random ones."""
         names = [name for name, kind in self.settings.derived_names.items() if kind in (PARAMETERS, RANDOM)]
@@ -219,7 +285,8 @@ class Comparison:
             table = self.timer.table(self.path / "latency.yaml")
             if PARAMETERS in missing:
                 self.choose_richest(table, table.pattern(searched.blocks))
-            self.draw([name for name in missing if name != PARAMETERS], table, searched)
+            left = self.draw([name for name in missing if name != PARAMETERS], table, searched)
+            write_yaml(not_found_file(self.path), {"names": left})
 
     def choose_richest(self, table: CostTable, budget: float) -> None:
         operations = self.search.search.operations
@@ -231,9 +298,9 @@ class Comparison:
     def parameters(self, blocks: list[str], d_ffn: int | None = None) -> int:
         return count_parameters(blocks, at_d_ffn(self.recipe, d_ffn), self.corpus.vocab_size)
 
-    def draw(self, names: list[str], table: CostTable, searched: Contender) -> None:
+    def draw(self, names: list[str], table: CostTable, searched: Contender) -> list[str]:
         """Random patterns: drawn by predicted latency, kept where the measured one too is within 3% of the searched
-        pattern's."""
+        pattern's. Returns the names for which there was none."""
         seen = {network(other.blocks) for other in self.known() if other.kind in (SEARCHED, RANDOM)}
         target, names = table.pattern(searched.blocks), list(names)
         drawn = random_patterns(self.blocks, self.search.search.operations, table, target, SAME_LATENCY, seed=0)
@@ -251,8 +318,9 @@ class Comparison:
                     self.write_pattern(replace(contender, name=names[0]), **about)
                     print(f"drew {names.pop(0)}: {contender.key}, {measured:.3f} of the searched pattern's latency")
         if names:
-            few = "few have the searched one's latency; a repetition tries again"
+            few = "few have the searched one's latency; a repetition without --share tries again"
             print(f"NOTICE: no pattern was found for {', '.join(names)}: {few}")
+        return names
 
     def matched(self, contenders: list[Contender]) -> list[Contender]:
         """With d_ffn such that all have the interleaved pattern's parameters, as nearly as whole numbers allow: without

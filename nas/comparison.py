@@ -53,6 +53,11 @@ def settings_file(run: Path) -> Path:
     return run / "comparison.yaml"
 
 
+def not_found_file(run: Path) -> Path:
+    """Names of random patterns that were sought and not found."""
+    return run / "not-found.yaml"
+
+
 def contenders_file(run: Path, mark: str) -> Path:
     return run / f"contenders{mark}.yaml"
 

@@ -50,6 +50,8 @@ class Batch:
 
     def parts(self, count: int) -> list["Batch"]:
         """The rows in so many equal parts."""
+        if count == 1:
+            return [self]
         memories = [None] * count if self.memories is None else self.memories.split(count)
         return list(map(Batch, self.tokens.chunk(count), self.targets.chunk(count), memories))
 

@@ -1,14 +1,15 @@
 """Experiments of many parts: what is done is never done twice. Imports no torch.
 
-Jobs are functions whose results are JSON files; tasks are commands, several of them at a time.
+Jobs are functions whose results are JSON files; tasks are commands, several of them at a time, or in shares.
 """
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,7 +18,7 @@ from nas.errors import InputError
 from nas.record import write_text
 
 SETTINGS = "settings.json"
-POLL_S = 0.2
+POLL_S, WAIT_S = 0.2, 2.0  # between looks at our own processes, and at the files of others
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -56,31 +57,72 @@ class Jobs:
 @dataclass(frozen=True)
 class Task:
     """A command that leaves the file `result` when it has finished, and can be repeated until it has. All that it
-    prints is added to the file `log`."""
+    prints is added to the file `log`. By its position in the list of all, processes share them out."""
 
     name: str
     command: list[str]
     result: Path
     log: Path
+    position: int = 0
 
 
-def run_tasks(tasks: list[Task], workers: int) -> dict[str, str]:
-    """Run those that have not finished, so many at a time.
+@dataclass(frozen=True)
+class Share:
+    """What one of `count` processes does of a list: every count-th task, from the index-th on."""
 
-    Returns why each failed that did; the others go on. Ctrl-C is handed on to them, and raised here
-    once they have saved. Where this process is killed, Linux tells them to end.
+    index: int = 0
+    count: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether it does what only one process may."""
+        return self.index == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.count == 1
+
+    def has(self, task: Task) -> bool:
+        return task.position % self.count == self.index
+
+
+ALONE = Share()
+
+
+def unfinished(tasks: list[Task]) -> list[str]:
+    return [task.name for task in tasks if not task.result.exists()]
+
+
+def wait_for(whom: str, missing: Callable[[], list[str]]) -> None:
+    """Until nothing is missing that other processes are to make; what is, is said whenever that changes."""
+    said = None
+    while names := missing():
+        if names != said:
+            print(f"waiting for {whom}: {', '.join(names)}", flush=True)
+        said = names
+        time.sleep(WAIT_S)
+
+
+def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict[str, str]:
+    """Run those that have not finished, so many at a time, each worker on a GPU of its own as far as there are enough.
+
+    gpus: as CUDA_VISIBLE_DEVICES names them. Returns why each failed that did; the others go on. Ctrl-C is handed on to
+    them, and raised here once they have saved. Where this process is killed, Linux tells them to end.
     """
     waiting = [task for task in tasks if not task.result.exists()]
     total, begun, running, failed = len(waiting), time.monotonic(), {}, {}
+    free = list(range(workers))
     try:
         while waiting or running:
-            while waiting and len(running) < workers:
-                task = waiting.pop(0)
+            while waiting and free:
+                task, worker = waiting.pop(0), free.pop(0)
                 told = task.log.stat().st_size if task.log.exists() else 0  # by earlier calls
-                running[start(task)] = task, time.monotonic(), told
+                process = start(task, gpus[worker % len(gpus)] if gpus else None)
+                running[process] = task, worker, time.monotonic(), told
             time.sleep(POLL_S)
             for process in [process for process in running if process.poll() is not None]:
-                task, started, told = running.pop(process)
+                task, worker, started, told = running.pop(process)
+                free.append(worker)
                 if process.returncode:
                     failed[task.name] = last_line(task.log, told) or f"exit status {process.returncode}"
                 elif not task.result.exists():
@@ -99,7 +141,7 @@ def run_tasks(tasks: list[Task], workers: int) -> dict[str, str]:
     return failed
 
 
-def start(task: Task) -> subprocess.Popen:
+def start(task: Task, gpu: str | None) -> subprocess.Popen:
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with open(task.log, "a", encoding="utf-8") as log:
         return subprocess.Popen(
@@ -107,6 +149,7 @@ def start(task: Task) -> subprocess.Popen:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            env=None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
             preexec_fn=ending_with_parent(),
             start_new_session=True,  # Ctrl-C comes to this process alone, which hands it on once
         )

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.comparing import Comparison, Timer
+from nas.compare import parse_arguments
+from nas.comparing import Comparison, Timer, visible_gpus
 from nas.comparison import Contender, given_contenders, pattern_file, read_settings
 from nas.config import load_config
 from nas.costs import MILLISECONDS, CostTable
 from nas.errors import InputError
+from nas.jobs import Share
 from nas.pattern import interleaved, network, read_pattern
 
 ROOT = Path(__file__).parents[1]
@@ -148,6 +150,9 @@ def test_a_seed_or_several_workers_without_threads_are_refused(finished):
         (["seed=3"], "seed=3: every pattern is trained with several seeds; give them as --seeds"),
         (["--workers", 2, "train.threads=null"], "--workers 2 needs the threads of each: add train.threads="),
         (["--workers", 0], "--workers 0 must be at least 1"),
+        (["--share", "2/2"], "--share 2/2 must be I/N, I from 0 to N-1"),
+        (["--share", "1"], "--share 1 must be I/N, I from 0 to N-1"),
+        (["--share", "0/2", "--report"], "--report is of all shares; leave --share out"),
     ):
         refused = compare(path, "--run", run, *arguments)
         assert refused.returncode == 2 and words in refused.stderr
@@ -201,16 +206,120 @@ def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
     assert "going on from step" in (run / "logs" / "ada-1.txt").read_text()
 
 
-def test_ctrl_c_lets_runs_save(tmp_path, small_yaml):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_the_end_of_a_job_let_runs_save(number, tmp_path, small_yaml):
     given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command goes on" in said and len(said.splitlines()) == 1
     assert "stopped at step" in (run / "logs" / "ada-1.txt").read_text()
+
+
+@pytest.fixture
+def begin():
+    """compare() that does not wait for the end."""
+    begun = []
+
+    def start(*arguments) -> subprocess.Popen:
+        command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
+        begun.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        with process:  # closes what is read from it
+            process.kill()
+
+
+def test_shares_side_by_side_do_what_one_process_does(begin, tmp_path, small_yaml):
+    """With nothing to compare that a clock decides."""
+    changed = {"patterns": ["interleaved", "dense-only"], "pareto": None, "search_seeds": [1, 2]}
+    path, run, alone = write_comparison_yaml(tmp_path, small_yaml, **changed), tmp_path / "run", tmp_path / "alone"
+    second = begin(path, "--run", run, "--share", "1/2")
+    assert second.stdout.readline() == f"waiting for share 0: {run / 'config.yaml'}\n"
+    first = begin(path, "--run", run, "--share", "0/2")
+    said = [process.communicate(timeout=120) for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert said[1][0].endswith("share 1 of 2 is done; share 0 reports\n")
+    done = compare(path, "--run", alone, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+
+    ran = [
+        [line.split()[1] for line in out.splitlines() if " finished, " in line]
+        for out in (said[0][0], said[1][0], done.stdout)
+    ]
+    assert sorted(ran[0] + ran[1]) == sorted(ran[2])
+    (searched,) = {name[:-2] for name in ran[2] if name[-2:] == "-1"} - {"search", "ada", "ddd"}
+    assert ran[0] == ["search-1", "derive-searched", "ada-1", f"{searched}-1", "ddd-2"]
+    assert ran[1] == ["search-2", "ddd-1", "ada-2", f"{searched}-2"]
+    assert not any("going on from step" in log.read_text() for log in (run / "logs").iterdir())
+    measured = {"latency_ms", "latency_ratio", "search_hours", "train_hours"}
+    tables = [
+        [{k: v for k, v in row.items() if k not in measured} for row in table(folder / "comparison.csv")]
+        for folder in (run, alone)
+    ]
+    assert tables[0] == tables[1] and len(tables[0]) == 3
+
+
+def test_a_share_that_fails_is_waited_for_until_all_is_repeated(begin, tmp_path, small_yaml):
+    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved", "dense-only"]}
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
+    first = begin(path, "--run", run, "--share", "0/2")
+    wait_for((run / "comparison.yaml").exists)
+    (run / "runs" / "ddd-1").mkdir(parents=True, exist_ok=True)
+    with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = compare(path, "--run", run, "--share", "1/2", timeout=60)
+    assert second.returncode == 1 and "error: 1 failed, the rest is done: ddd-1: error: --run" in second.stderr
+    assert "[1/1] ada-1 finished" in first.stdout.readline()
+    assert first.stdout.readline() == "waiting for other shares: ddd-1\n"
+    first.send_signal(signal.SIGTERM)  # the time limit
+    assert "the same command goes on" in first.communicate(timeout=60)[1] and first.returncode == 130
+    second = compare(path, "--run", run, "--share", "1/2", timeout=60)
+    assert second.returncode == 0 and "[1/1] ddd-1 finished" in second.stdout
+    first = compare(path, "--run", run, "--share", "0/2", timeout=60)
+    assert first.returncode == 0 and "finished" not in first.stdout and "| dense-only | ddd | " in first.stdout
+
+
+def test_the_slurm_file_gives_each_job_its_share(tmp_path, monkeypatch):
+    file = ROOT / "experiments" / "compare" / "slurm.sh"
+    assert subprocess.run(["bash", "-n", file]).returncode == 0
+    stub = tmp_path / "srun"
+    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    slurm = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_CPUS_PER_TASK": "4"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **slurm}
+    given = ["comparison.yaml", "--run", "a folder", "train.steps=8"]
+    done = subprocess.run(["bash", file, *given], env=environment, capture_output=True, text=True, check=True)
+    started = done.stdout.splitlines()
+    monkeypatch.setattr(sys, "argv", started[started.index("nas.compare") :])
+    arguments = parse_arguments()
+    assert arguments.share == Share(3, 8) and arguments.run == Path("a folder")
+    assert arguments.overrides == ["train.steps=8"]
+
+
+def test_the_gpus_are_those_that_are_visible(small_config, monkeypatch):
+    config = small_config()
+    for count, named, gpus in (
+        (0, None, []),
+        (2, None, ["0", "1"]),
+        (2, "3,GPU-ab", ["3", "GPU-ab"]),
+        (1, "3,-1,2", ["3"]),
+        (0, "", []),
+    ):
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if named is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert visible_gpus(config) == gpus
+    config.train.device = "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert visible_gpus(config) == []
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -240,7 +349,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
         settings, config = read_settings(path, {}), load_config(tmp_path / "small.yaml", ["model.blocks=6"])
         given = given_contenders(settings, path, 6)
         comparison = Comparison(settings, given, config, config, tmp_path / "run", ["model.blocks=6"])
-        comparison.start()
+        comparison.start(path.read_text())
         return comparison
 
     return make
@@ -272,6 +381,23 @@ def test_random_patterns_that_were_drawn_stay_and_more_can_join(comparison):
     more.choose_rivals()
     assert [contender.blocks for contender in more.known()][: len(before)] == before
     assert len({network(contender.blocks) for contender in more.known()}) == len(before) + 2
+
+
+def test_among_shares_what_was_not_found_is_awaited_no_longer(comparison):
+    made = comparison(random=2, patterns=["interleaved"], pareto=None)
+    assert made.awaited() == ["searched", "random-1", "random-2"]
+    made.write_pattern(Contender("searched", "searched", ["dense"] * 6))  # with the clock here, no other takes as long
+    made.choose_rivals()
+    assert made.awaited() == [] and [contender.name for contender in made.known()] == ["interleaved", "searched"]
+
+
+def test_positions_hold_whatever_has_been_found(comparison):
+    made = comparison(random=2, patterns=["interleaved", "dense-only"], pareto=None)
+    before = {task.name: task.position for task in made.training(made.known())}
+    made.write_pattern(SEARCHED)
+    made.write_pattern(Contender("random-1", "random", ["dense"] * 6))  # as dense-only, whose run it shares
+    after = {task.name: task.position for task in made.training(made.known())}
+    assert len(set(after.values())) == len(after) == 6 and before.items() <= after.items()
 
 
 def test_most_parameters_within_the_latency(comparison):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from nas.errors import InputError
-from nas.jobs import Jobs, Task, run_tasks
+from nas.jobs import Jobs, Share, Task, run_tasks
 
 
 def test_what_is_done_is_not_done_again_and_each_process_has_its_share(tmp_path):
@@ -80,3 +80,26 @@ def test_no_more_than_so_many_run_at_a_time(task, tmp_path):
     count += "result.write_text(str(len(list(result.parent.glob('*.begun'))))); begun.unlink()"
     assert run_tasks([task(f"t{number}", count) for number in range(5)], workers=2) == {}
     assert max(int((tmp_path / f"t{number}").read_text()) for number in range(5)) == 2
+
+
+def test_each_worker_has_a_gpu_of_its_own(task, tmp_path, monkeypatch):
+    """A task fails where its GPU is in use. With more workers than GPUs they share them, and without GPUs the
+    environment stays as it is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")
+    tell = "gpu = os.environ['CUDA_VISIBLE_DEVICES']; result.write_text(gpu); "
+    alone = "used = result.with_name('used-' + gpu); used.mkdir(); time.sleep(0.3 + 0.3 * ('0' in result.name)); "
+    tasks = [task(f"t{number}", tell + alone + "used.rmdir()") for number in range(6)]
+    assert run_tasks(tasks, 2, ["7", "GPU-ab"]) == {}
+    assert {task.result.read_text() for task in tasks} == {"7", "GPU-ab"}
+    tasks = [task(f"more{number}", tell + "time.sleep(1)") for number in range(3)]
+    assert run_tasks(tasks, 3, ["7", "GPU-ab"]) == {}
+    assert [task.result.read_text() for task in tasks] == ["7", "GPU-ab", "7"]
+    usual = task("usual", tell)
+    assert run_tasks([usual], 1) == {} and usual.result.read_text() == "as before"
+
+
+def test_every_task_belongs_to_one_share(tmp_path):
+    tasks = [Task(str(number), [], tmp_path, tmp_path, number) for number in range(8)]
+    shares = [[task.name for task in tasks if Share(index, 3).has(task)] for index in range(3)]
+    assert shares == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]
+    assert all(Share().has(task) for task in tasks)

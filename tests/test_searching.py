@@ -153,7 +153,7 @@ def visits(phase, steps) -> np.ndarray:
     """How often the weights trained with each operation of each block [N, O]."""
     counts = np.zeros((3, 3), dtype=int)
     for step in range(1, steps + 1):
-        phase.draw_for_weights(step)
+        phase.draw_for_weights(step)()
         for block, about in enumerate(phase.supernet.backbone.blocks):
             counts[block, about.choice[0][0]] += 1
     return counts
@@ -188,7 +188,7 @@ def shares(phase, draws) -> np.ndarray:
     """Mean weight of each operation of each block over draws after the warm-up [N, O]."""
     total = np.zeros((3, 3))
     for _ in range(draws):
-        phase.draw_for_weights(10)
+        phase.draw_for_weights(10)()
         total += [block.choice[1].tolist() for block in phase.supernet.backbone.blocks]
     return total / draws
 
@@ -197,17 +197,17 @@ def test_fair_paths_are_drawn_block_by_block(small_config):
     phase = make_search(small_config("train.steps=2000", "search.warmup_steps=900"))
     seen = set()
     for step in range(1, 900):
-        phase.draw_for_weights(step)
+        phase.draw_for_weights(step)()
         seen.add(tuple(block.choice[0][0] for block in phase.supernet.backbone.blocks))
     assert len(seen) == 27
 
 
 def test_search_stops_early_once_the_pattern_is_stable(small_config):
     phase = make_search(small_config("search.stable_share=0.5", "search.stable_steps=5"))
-    phase.path_since = [0, 3, 11]
+    phase.path_since = torch.tensor([0, 3, 11])
     assert phase.finished(14) is None  # nothing before the first logits step, the tenth, counts
     assert "2 of 3 blocks kept their choice for 5 steps" in phase.finished(15)
-    phase.path_since = [0, 11, 12]
+    phase.path_since = torch.tensor([0, 11, 12])
     assert phase.finished(15) is None
 
 
@@ -215,7 +215,7 @@ def test_doubtful_outcomes_are_warned_of(small_config):
     phase = make_search(small_config())
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
-    phase.path_since = [0, 100, 0]
+    phase.path_since = torch.tensor([0, 100, 0])
     text = " ".join(phase.warnings(100))
     assert "identity has taken over 2 of 3 blocks" in text
     assert "block 3 is UNDECIDED: dense leads attention by only 0.0" in text and "block 1" not in text
@@ -227,7 +227,7 @@ def test_the_thresholds_of_warnings_are_options(small_config):
     phase = make_search(small_config(*limits))
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
-    phase.path_since = [0, 100, 0]
+    phase.path_since = torch.tensor([0, 100, 0])
     assert phase.warnings(100) == []
 
 
@@ -280,7 +280,7 @@ def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small
             def note(model, inputs, seen=seen):
                 seen.append((inputs, model.training))
 
-            hook = phase.supernet.register_forward_pre_hook(note)
+            hook = phase.supernet.backbone.register_forward_pre_hook(note)
             phase.step(step)
             hook.remove()
             for (tokens, _, memories, length), training in seen:
@@ -294,7 +294,7 @@ def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small
 def test_weights_train_with_dropout_where_paths_are_scored_on_the_same_batch(small_config):
     phase = make_search(small_config("search.split=shared", "search.warmup_steps=0"))
     modes = []
-    phase.supernet.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
+    phase.supernet.backbone.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
     phase.step(1)
     assert modes[-1] and not any(modes[:-1])
 
@@ -314,10 +314,12 @@ def test_the_relaxed_samples_use_the_temperature(small_config):
         for temperature in (5.0, 0.05):
             phase = make_search(small_config(*more))
             phase.temperature = temperature
-            phase.draw(phase.supernet.logits)
-            weight = phase.supernet.backbone.blocks[0].choice[1][0]
-            (gradient,) = torch.autograd.grad(weight, phase.supernet.logits)
-            weights.append((weight.item(), gradient.abs().max().item()))
+            sample, begin = phase.draw(phase.supernet.logits)
+            begin()
+            value = phase.supernet.backbone.blocks[0].choice[1][0]
+            (gradient,) = torch.autograd.grad(sample.flatten()[0], phase.supernet.logits)
+            assert value == sample.flatten()[0] and value.requires_grad
+            weights.append((value.item(), gradient.abs().max().item()))
         assert weights[0] != weights[1]
 
 
@@ -339,12 +341,13 @@ def test_the_state_of_a_search_is_whole(small_config):
     phase = make_search(small_config("search.warmup_steps=0"))
     for step in range(1, 8):
         phase.step(step)
-    phase.path, phase.path_since, phase.temperature, phase.heldout_nll = [2, 1, 0], [5, 6, 7], 0.25, 1.5
+    phase.path, phase.path_since = torch.tensor([2, 1, 0]), torch.tensor([5, 6, 7])
+    phase.temperature, phase.heldout_nll = 0.25, 1.5
     phase.fair_queue = [[0, 1, 2]]
     other = make_search(small_config("search.warmup_steps=0", "seed=9"))
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())
-    assert (other.path_since, other.heldout_nll, other.fair_queue) == ([5, 6, 7], 1.5, [[0, 1, 2]])
+    assert (other.path_since.tolist(), other.heldout_nll, other.fair_queue) == ([5, 6, 7], 1.5, [[0, 1, 2]])
 
 
 def test_a_search_from_before_goes_on_with_the_warm_up_that_it_began_with(small_config):
