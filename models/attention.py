@@ -18,7 +18,8 @@ MASKED = -1e30  # added to a score: its weight is zero; finite, so that a query 
 
 class Positions(NamedTuple):
     """Where a segment stands. encodings [>= K, D]: those of the distances ..., 1, 0, in that order, or None where
-    attention does not look at them. start: how many positions of the stream come before the segment."""
+    attention does not look at them. start: how many positions of the stream come before the segment, as far as that
+    matters to sparse attention: its remainder by the stride, so that what is compiled for a place is used again."""
 
     encodings: Tensor | None
     start: int = 0

@@ -136,7 +136,12 @@ class TransformerXL(nn.Module):
         deep: bool = False,
     ):
         super().__init__()
-        self.d_model, self.relative, self.recompute = sizes.d_model, sizes.relative, recompute
+        self.d_model, self.relative, self.stride, self.recompute = (
+            sizes.d_model,
+            sizes.relative,
+            sizes.stride,
+            recompute,
+        )
         self.embedding = embedding
         self.grid = grid
         self.blocks = nn.ModuleList(blocks)
@@ -158,10 +163,11 @@ class TransformerXL(nn.Module):
         length = tokens.shape[1]
         embedded, table = self.embedding(tokens)
         x = self.dropout(embedded if self.grid is None else embedded + self.grid(read, length))
-        positions = Positions(None, read)
+        encodings = None
         if self.relative:
             longest = max((memory.shape[1] for memory in blocks if memory is not None), default=0)
-            positions = Positions(sinusoids(longest + length, self.d_model, x.dtype, x.device), read)
+            encodings = sinusoids(longest + length, self.d_model, x.dtype, x.device)
+        positions = Positions(encodings, read % self.stride)
         extended = Memories([], read + length)
         for block, memory in zip(self.blocks, blocks, strict=True):
             extended.blocks.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)

@@ -19,6 +19,7 @@ from models.transformer_xl import TransformerXL
 from nas.config import Config
 from nas.device import Machine
 
+BACKEND = "inductor"
 WARM_UP = 3  # steps of one kind that run before a graph is captured: libraries and optimizer have to be ready
 RECOMPILE_LIMIT = 128  # an operation's code is compiled for each kind, shape, and mode of its use, once for all blocks
 
@@ -28,13 +29,16 @@ def compile_operations(network: TransformerXL, config: Config, machine: Machine,
     graph of each. Returns whether that works, which is tried on one operation of each kind."""
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = 8 * RECOMPILE_LIMIT
+    warnings.filterwarnings(
+        "ignore", "The .grad attribute of a Tensor that is not a leaf"
+    )  # the compiler's own looking
     operations, begun = operations_of(network), time.perf_counter()
-    for operation in operations:
-        operation.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)
     kinds = {type(operation): operation for operation in operations}
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the compiler notes in passing is not for who trains
+            for operation in operations:
+                operation.compile(backend=BACKEND, dynamic=False, **({"mode": "reduce-overhead"} if graphs else {}))
             for operation in kinds.values():
                 try_operation(operation, network, config, machine, rows)
     except Exception as error:  # whatever a compiler may raise, it must not end a run that can go on without

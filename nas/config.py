@@ -118,8 +118,8 @@ class TrainOptions:
     )
     compile: str = option(
         "auto",
-        "on: operations by torch.compile and, on a GPU, launches by CUDA graphs; auto: on for a GPU, else off",
-        choices=("auto", "on", "off"),
+        "operations by torch.compile and, on a GPU, launches by CUDA graphs; auto: on a GPU",
+        choices=("auto", "always", "never"),
     )
 
 

@@ -99,7 +99,7 @@ def choose_precision(wanted: str, device: torch.device) -> str:
 def machine_of(options: TrainOptions) -> Machine:
     """What these options mean here. Raises InputError where the device is not there, or cannot do it."""
     device = choose_device(options.device)
-    wanted = {"auto": device.type == "cuda", "on": True, "off": False}[options.compile]
+    wanted = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
     return Machine(device, choose_precision(options.precision, device), wanted, torch.get_num_threads())
 
 

@@ -21,7 +21,7 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Noise of the logits' shape and type. Drawn on the CPU, so that every device and rank sees the same."""
-    uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator)
+    uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
     return gumbel(uniform).to(logits.device, logits.dtype)
 
 

@@ -88,7 +88,7 @@ class WeightsStep:
             return self.update(batch, stream)
         nll, *blocks = self.captured(kind, batch.tokens, batch.targets, *batch.memories.blocks)
         stream.memories = Memories(blocks, batch.memories.read + batch.tokens.shape[1])
-        return nll
+        return nll.clone()  # the next replay writes into it
 
     def update(self, batch: Batch, stream: ContextBatches) -> Tensor:
         self.begin()

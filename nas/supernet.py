@@ -16,6 +16,12 @@ from models.transformer_xl import Memories, build_backbone
 Choice = tuple[list[int], Tensor | None]  # the operations that a block is to run, and their weights (None: 1)
 
 
+def scalars(weights: Tensor) -> list[float] | tuple[Tensor, ...]:
+    """weights [O] one by one: numbers, which are faster on a CPU; of a GPU tensors, for numbers would have to be waited
+    for, and a CUDA graph cannot hold them."""
+    return weights.unbind() if weights.is_cuda else weights.tolist()
+
+
 class MixFunction(torch.autograd.Function):
     """x + sum of weights[i] * branches[i], in one pass over each branch, forward and backward.
 
@@ -24,13 +30,12 @@ class MixFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weights, *branches):
-        # Numbers are faster on a CPU; from a GPU they would have to be waited for, and a CUDA graph cannot hold them.
-        ctx.values = weights.unbind() if weights.is_cuda else weights.tolist()
+        ctx.values = scalars(weights)
         ctx.save_for_backward(*branches)
         total = x.clone()
         for value, branch in zip(ctx.values, branches, strict=True):
             if branch.ndim:
-                total.addcmul_(branch, value) if weights.is_cuda else total.add_(branch, alpha=value)
+                total.addcmul_(branch, value) if isinstance(value, Tensor) else total.add_(branch, alpha=value)
         return total
 
     @staticmethod

@@ -3,8 +3,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from models.attention import causal_mask, sinusoids
+from models.sparse import dense_mask, geometry
 from nas.config import load_config
 
 SUBJECTS = ["the old man", "a red fox", "my sister", "the small ship", "every child", "one crow", "the café"]
@@ -72,6 +75,20 @@ def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
 def small_config(small_yaml):
     """config(*overrides) -> Config"""
     return lambda *overrides: load_config(small_yaml, list(overrides))
+
+
+NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""
+
+
+@pytest.fixture(
+    params=["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)])]
+)
+def each_device(request):
+    """For tests of numerics: what they make is on the CPU, and then on the GPU, where there is one."""
+    with torch.device(request.param):
+        yield torch.device(request.param)
+    for kept in (sinusoids, causal_mask, geometry, dense_mask):
+        kept.cache_clear()  # what was kept for no named device is on this one
 
 
 class MemoryCorpus:

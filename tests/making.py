@@ -20,6 +20,11 @@ STAGES = {
 }
 
 
+def generator(seed: int) -> torch.Generator:
+    """On the device on which a test makes its tensors."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def load_script(name: str):
     """A program of experiments/, such as `bench/throughput`, as a module."""
     path = Path(__file__).parents[1] / "experiments" / f"{name}.py"

@@ -3,14 +3,15 @@ import torch
 
 from models.attention import Positions, RelativeAttention, attend, causal_mask, relative_shift, sinusoids
 from tests import reference
+from tests.making import generator
 
 
 def random_inputs(memory, length=5, batch=2, heads=3, width=4, requires_grad=False):
     """query, key_value, position, u, v"""
-    generator = torch.Generator().manual_seed(memory)
+    source = generator(memory)
 
     def draw(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_(requires_grad)
+        return torch.randn(*shape, dtype=torch.float64, generator=source).requires_grad_(requires_grad)
 
     keys = memory + length
     return (
@@ -32,6 +33,7 @@ def slow_attention(query, key_value, *others):
     return reference.relative_attention(query, key, value, *others).transpose(0, 1)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize(("length", "keys"), [(1, 1), (1, 6), (4, 4), (5, 8), (3, 20)])
 def test_relative_shift_equals_the_double_loop(length, keys):
     scores = torch.randn(2, 3, length, keys, dtype=torch.float64)
@@ -40,12 +42,14 @@ def test_relative_shift_equals_the_double_loop(length, keys):
     torch.testing.assert_close(shifted * past, reference.relative_shift(scores) * past, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("memory", [0, 1, 3, 9])
 def test_attention_equals_the_double_loop(memory):
     inputs = random_inputs(memory)
     torch.testing.assert_close(fast_attention(*inputs), slow_attention(*inputs), rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("memory", [0, 1, 4, 9])
 def test_attention_gradients_equal_the_double_loop(memory):
     inputs = random_inputs(memory, requires_grad=True)
@@ -67,6 +71,7 @@ def test_sinusoids_stand_in_descending_distance():
     torch.testing.assert_close(sinusoids(9, 6, torch.float64)[-5:], table, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("memory", [0, 3])
 def test_causality_by_gradients_in_both_directions(memory):
     """Each output depends on all of the memory, on all positions up to its own, and on none after it."""

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+from models import softmax
 from models.softmax import AdaptiveSoftmax, FullSoftmax, linear_nll
 from tests import reference
+from tests.making import generator
 
 
 def random_layer(cutoffs, division=1, tied=False, vocab=23, d_model=8):
@@ -17,6 +19,13 @@ def random_layer(cutoffs, division=1, tied=False, vocab=23, d_model=8):
 CASES = [([5], 1, False), ([3, 11], 1, True), ([3, 11], 1, False), ([1, 2, 22], 1, False), ([4, 9], 2, False)]
 
 
+@pytest.fixture(params=[False, True], ids=["picked", "static"])
+def either_way(request, monkeypatch):
+    """Tails computed for their tokens alone, and for all, as on a GPU."""
+    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: request.param)
+
+
+@pytest.mark.usefixtures("each_device", "either_way")
 @pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
 def test_adaptive_softmax_is_the_distribution_it_factorises(cutoffs, division, tied):
     layer = random_layer(cutoffs, division, tied)
@@ -29,6 +38,7 @@ def test_adaptive_softmax_is_the_distribution_it_factorises(cutoffs, division, t
         torch.testing.assert_close(nll, -expected[:, token].log())
 
 
+@pytest.mark.usefixtures("each_device", "either_way")
 @pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
 def test_adaptive_softmax_gradients(cutoffs, division, tied):
     layer = random_layer(cutoffs, division, tied)
@@ -43,15 +53,16 @@ def test_adaptive_softmax_gradients(cutoffs, division, tied):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("size", [1.0, 1e3])
 def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
     """Also where exp of a logit overflows, and where a target's probability is below the smallest number."""
-    generator = torch.Generator().manual_seed(0)
+    source = generator(0)
     shapes = [(6, 4), (9, 4), (9,)]
-    inputs = [torch.randn(*shape, dtype=torch.float64, generator=generator).mul_(size**0.5) for shape in shapes]
+    inputs = [torch.randn(*shape, dtype=torch.float64, generator=source).mul_(size**0.5) for shape in shapes]
     inputs = [tensor.requires_grad_() for tensor in inputs]
     hidden, weight, bias = inputs
-    targets, weights = torch.arange(6), torch.randn(6, dtype=torch.float64, generator=generator)
+    targets, weights = torch.arange(6), torch.randn(6, dtype=torch.float64, generator=source)
     fast = linear_nll(hidden, weight, bias, targets)
     slow = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, targets, reduction="none")
     torch.testing.assert_close(fast, slow)
@@ -60,11 +71,21 @@ def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
+def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, division, tied):
+    """As DistributedDataParallel needs it: each rank has all gradients, whatever words its rows hold."""
+    layer = random_layer(cutoffs, division, tied)
+    layer(torch.randn(4, 8, dtype=torch.float64), torch.zeros(4, dtype=torch.long)).sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    last = layer.tables[-1] if layer.tables is not None else layer.weight
+    assert last.grad[-1].abs().max() == 0 and last.isfinite().all()
+
+
 def test_linear_nll_is_as_exact_as_cross_entropy_in_float32_whatever_all_logits_share():
     """The error budget is cross entropy's own, against float64."""
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(200, 8, generator=generator), torch.randn(50, 8, generator=generator)
-    targets = torch.randint(50, (200,), generator=generator)
+    source = generator(0)
+    hidden, weight = torch.randn(200, 8, generator=source), torch.randn(50, 8, generator=source)
+    targets = torch.randint(50, (200,), generator=source)
     for shared in (0.0, 300.0):
         bias = torch.full((50,), shared)
         exact = torch.nn.functional.cross_entropy((hidden @ weight.T + bias).double(), targets, reduction="none")

@@ -71,6 +71,7 @@ def values_and_gradients(output, context, attention):
     return [output, *torch.autograd.grad((output * weights).sum(), [context, *attention.parameters()])]
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
 @pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,6 +146,7 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factoriz
         assert touched.tolist() == [True] * (i + 1) + [False] * (length - i - 1)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("border", [0, sparse.DENSE_UP_TO])
 @pytest.mark.parametrize(("kind", "factorization"), list(itertools.product(KINDS, sparse.FACTORIZATIONS)))
 def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border, monkeypatch):
@@ -162,6 +164,7 @@ def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border
     torch.testing.assert_close(torch.cat(pieces, dim=1), uncut, rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_scores_stay_finite_and_right(kind):
     attention = attention_of(kind, 4)

@@ -6,6 +6,7 @@ from models.operations import Sizes
 from nas import gumbel
 from nas.supernet import SuperNet
 from tests import reference
+from tests.making import generator
 
 SIZES = Sizes(d_model=8, heads=2, d_ffn=12)
 OPERATIONS = ["attention", "dense", "identity"]
@@ -21,7 +22,7 @@ def small_supernet(blocks=2):
 
 
 def batch(length=6):
-    tokens = torch.randint(VOCAB, (2, length + 1), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(VOCAB, (2, length + 1), generator=generator(1))
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -30,6 +31,7 @@ def loss_along(supernet, path, gates=None):
     return supernet(*batch(), None, 4)[0].mean()
 
 
+@pytest.mark.usefixtures("each_device")
 def test_soft_mixture_and_its_gradients_are_those_of_the_weighted_sum_of_the_candidates_outputs():
     block = small_supernet().backbone.blocks[0]
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)

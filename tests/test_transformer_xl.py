@@ -4,6 +4,7 @@ import torch
 from models import sparse, transformer_xl
 from models.operations import Sizes
 from models.transformer_xl import GridPositions, build_pattern, extend_memory
+from tests.making import generator
 
 SIZES = Sizes(d_model=16, heads=2, d_ffn=24)
 VOCAB = 29
@@ -19,10 +20,11 @@ def model_of(pattern, sizes=SIZES, **output):
 
 
 def stream(length, batch=2):
-    tokens = torch.randint(VOCAB, (batch, length + 1), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(VOCAB, (batch, length + 1), generator=generator(5))
     return tokens[:, :-1], tokens[:, 1:]
 
 
+@pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("pattern", [["attention"], ["attention", "dense", "identity", "attention", "attention"]])
 def test_two_segments_with_memory_equal_one_long_segment(pattern, norm):

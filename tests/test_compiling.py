@@ -1,0 +1,180 @@
+"""What makes steps faster on a GPU, as far as a CPU can show that it changes nothing: see experiments/bench/README.md
+for what only a GPU can."""
+
+import pytest
+import torch
+
+from nas import compiling, supernet
+from nas.compiling import CapturedStep, is_same_everywhere
+from nas.device import machine_of
+from nas.stepping import run_batch
+from nas.trainer import WeightsOptimizer
+from tests.making import make_retraining, make_search
+
+
+def losses(phase, steps=12):
+    return [nll for nll in (phase.step(step)[0] for step in range(1, steps + 1)) if nll is not None]
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The compiler's front end alone, which is what the operations' code has to suit; it needs no C++ compiler."""
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+
+
+OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,dense,identity]"
+
+
+@pytest.mark.parametrize(
+    "options", [[OPERATIONS], ["search.sampling=soft", "search.split=shared"]], ids=["hard", "soft"]
+)
+def test_compiled_operations_search_as_those_that_are_not(options, small_config, traced, capsys):
+    """Whatever paths are sampled, an operation is compiled once, for all blocks, and for forward alone once more."""
+    options = [*options, "model.dropout=0", "search.warmup_steps=6"]
+    plain = losses(make_search(small_config(*options)))
+    torch._dynamo.utils.counters.clear()
+    found = losses(make_search(small_config(*options, "train.compile=always")))
+    torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
+    kinds = 4 if OPERATIONS in options else 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3 * kinds
+    assert "compiled Attention, Dense" in capsys.readouterr().out
+
+
+def test_what_does_not_compile_runs_as_it_is(small_config, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("no compiler here\nand many lines more")
+
+    plain = losses(make_retraining(small_config(), ["attention", "dense"]))
+    monkeypatch.setattr(compiling, "try_operation", fail)
+    found = losses(make_retraining(small_config("train.compile=always"), ["attention", "dense"]))
+    assert torch.equal(torch.stack(found), torch.stack(plain))
+    assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
+
+
+def pretend_capture(work, inputs):
+    """As a CUDA graph: what is replayed reads its inputs from fixed places, and writes its outputs into others."""
+    places, outputs = [None if x is None else x.clone() for x in inputs], []
+
+    def replay():
+        results = work(*places)
+        if not outputs:
+            outputs.extend(None if x is None else x.clone() for x in results)
+        for place, x in zip(outputs, results, strict=True):
+            if place is not None:
+                place.copy_(x)
+
+    captured.append(replay)
+    return replay, places, Later(outputs)
+
+
+class Later(list):
+    """The outputs, which are there once something has been replayed."""
+
+    def __init__(self, outputs):
+        self.outputs = outputs
+
+    def __iter__(self):
+        return iter(self.outputs)
+
+
+captured = []
+
+
+@pytest.mark.parametrize("stage", ["retrain", "soft", "soft, held-out"])
+def test_a_captured_step_trains_as_one_that_is_not(stage, small_config, monkeypatch):
+    """With the capture itself pretended: what is copied where, when it is captured, and what is left to the stream."""
+    monkeypatch.setattr(compiling, "capture", pretend_capture)
+    monkeypatch.setattr(compiling, "warm_up", lambda work, inputs: work(*inputs))
+    captured.clear()
+    options = ["model.dropout=0", "search.warmup_steps=10", "train.steps=24", "train.memory=12"]
+    if stage != "retrain":
+        options += ["search.sampling=soft", f"search.split={'shared' if stage == 'soft' else 'heldout'}"]
+
+    def make():
+        if stage == "retrain":
+            return make_retraining(small_config(*options), ["attention", "dense", "attention"])
+        return make_search(small_config(*options))
+
+    plain, phase = make(), make()
+    phase.weights.captured = CapturedStep(phase.weights.update_flat)
+    # The first two segments of a pass, whose memories are not full, are not replayed.
+    assert torch.equal(torch.stack(losses(phase, 24)), torch.stack(losses(plain, 24)))
+    assert len(captured) == (2 if stage == "soft" else 1)  # weights alone, and with the logits
+    for a, b in zip(phase.stream.memories.blocks, plain.stream.memories.blocks, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is(small_config, monkeypatch, capsys):
+    def fail(work, inputs):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(compiling, "capture", fail)
+    monkeypatch.setattr(compiling, "warm_up", lambda work, inputs: work(*inputs))
+    plain, phase = (make_retraining(small_config("model.dropout=0"), ["attention", "dense"]) for _ in range(2))
+    phase.weights.captured = CapturedStep(phase.weights.update_flat)
+    assert torch.equal(torch.stack(losses(phase)), torch.stack(losses(plain)))
+    said = "NOTICE: no CUDA graph of the step: operation not permitted when stream is capturing\n"
+    assert capsys.readouterr().out.count(said) == 1
+
+
+def test_what_depends_on_the_place_is_not_captured(small_config):
+    for operation, same in (("attention", True), ("sparse_strided", False), ("sparse_fixed", False)):
+        assert is_same_everywhere(make_retraining(small_config(), [operation, "dense"]).model) == same
+
+
+def test_the_optimizer_for_gpus_steps_as_the_one_for_cpus(small_config):
+    """Clipping by the fused kernel's own scale; and an update that is not finite is left out."""
+    config = small_config("train.clip=0.05")
+    models = [make_retraining(config, ["attention", "dense"]).model for _ in range(2)]
+    optimizers = [WeightsOptimizer(model, config.train, 20, on_gpu) for model, on_gpu in zip(models, (False, True))]
+    for step in range(1, 21):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter) * (1e-4 if step % 2 else 1.0)
+            optimizer.set_lr(step)
+            assert optimizer.apply() == 0.0
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    before = [parameter.clone() for parameter in models[1].parameters()]
+    models[1].embedding.weight.grad[0, 0] = float("nan")
+    assert torch.isnan(optimizers[1].apply())
+    assert all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
+    optimizers[0].load_state_dict(optimizers[1].state_dict())  # what a GPU saved goes on on a CPU, and back
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    assert optimizers[0].lr == optimizers[1].lr and isinstance(
+        optimizers[0].state_dict()["param_groups"][0]["lr"], float
+    )
+    assert isinstance(optimizers[1].adam.param_groups[0]["lr"], torch.Tensor)
+
+
+def test_mixing_by_tensors_equals_mixing_by_numbers(monkeypatch):
+    """On a GPU nobody waits for the weights of a mixture."""
+    torch.manual_seed(0)
+    x, weights, *branches = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3), 2, (2, 3))
+    )
+    found = []
+    for scalars in (supernet.scalars, torch.Tensor.unbind):
+        monkeypatch.setattr(supernet, "scalars", scalars)
+        total = supernet.MixFunction.apply(x, weights, *branches, torch.zeros((), dtype=torch.float64))
+        found.append([total, *torch.autograd.grad(total.sin().sum(), [x, weights, *branches])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_parts_of_a_batch_have_its_gradients(small_config):
+    config = small_config("model.dropout=0", "train.accumulate=2")
+    found = []
+    for accumulate in (1, 2):
+        config.train.accumulate = accumulate
+        phase = make_retraining(config, ["attention", "dense"])
+        for _ in range(3):  # with memories, then
+            nll = run_batch(phase.model, phase.stream.next(), phase.stream, config, machine_of(config.train))
+        phase.model.zero_grad()
+        batch = phase.stream.next()
+        nll = run_batch(phase.model, batch, phase.stream, config, machine_of(config.train), torch.Tensor.backward)
+        found.append([nll, *phase.stream.memories.blocks[:1], *(p.grad for p in phase.model.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,155 @@
+"""bf16 products, as autocast makes them: errors against float64 are of the size that plain code has in bf16."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from models import softmax
+from models.attention import Positions, attend, causal_mask, product_dtype, sinusoids, traced_attend
+from models.operations import OPERATIONS, Sizes
+from models.softmax import AdaptiveSoftmax, FullSoftmax
+from models.transformer_xl import build_pattern
+
+pytestmark = pytest.mark.usefixtures("each_device")
+
+
+def errors(inputs, exact, fast, slow) -> list[tuple[float, float]]:
+    """Relative errors of fast and of slow, in bf16, against exact in float64: of the output, and of the gradient of
+    each input. exact(*inputs in float64), the others(*inputs in float32 under autocast)."""
+
+    def results(function, dtype, low):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        with torch.autocast(leaves[0].device.type, torch.bfloat16, enabled=low):
+            output = function(*leaves)
+        torch.manual_seed(1)
+        direction = torch.randn(output.shape, dtype=torch.float64)
+        return [output.detach().double(), *torch.autograd.grad((output.double() * direction).sum(), leaves)]
+
+    def off(found):
+        return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, right, strict=True)]
+
+    right = results(exact, torch.float64, False)
+    return list(zip(off(results(fast, torch.float32, True)), off(results(slow, torch.float32, True)), strict=True))
+
+
+def assert_as_good(found, factor=1.5) -> None:
+    for number, (fast, slow) in enumerate(found):
+        assert 1e-4 < fast < factor * slow, (number, fast, slow)  # above 1e-4: it was bf16 indeed
+
+
+def in_bf16(*tensors):
+    """As autocast would give them to a product."""
+    return [x.to(product_dtype(x)) for x in tensors]
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_attention(relative):
+    torch.manual_seed(0)
+    heads, batch, length, memory, width = 2, 3, 48, 32, 16
+    keys = memory + length
+    shapes = [(heads, batch, length, width), (2, heads, batch, keys, width)]
+    shapes += [(heads, keys, width), (heads, width), (heads, width)] if relative else []
+    inputs = [torch.randn(shape) for shape in shapes]
+
+    def fast(query, key_value, position=None, u=None, v=None):
+        mask = causal_mask(length, keys, query.dtype, query.device)
+        return attend(query, key_value, position, u, v, mask)[0]
+
+    def slow(query, key_value, position=None, u=None, v=None):
+        mask = causal_mask(length, keys, query.dtype, query.device)
+        others = in_bf16(position, u, v) if relative else [None] * 3
+        return traced_attend(*in_bf16(query, key_value), *others, *in_bf16(mask), 1, False)[0]
+
+    assert_as_good(errors(inputs, fast, fast, slow))
+
+
+def test_the_feed_forward_network():
+    torch.manual_seed(0)
+    dense = OPERATIONS["dense"](Sizes(32, 2, 64))
+    inputs = [torch.randn(4, 16, 32), *(parameter.detach().clone() for parameter in dense.parameters())]
+    names = [name for name, _ in dense.named_parameters()]
+
+    def fast(x, *parameters):
+        return torch.func.functional_call(dense, dict(zip(names, parameters, strict=True)), (x, None, None))
+
+    def slow(x, gain, shift, expand, expand_bias, contract, contract_bias):
+        x = F.layer_norm(x, (32,), gain, shift)
+        return F.linear(F.linear(x, expand, expand_bias).relu(), contract, contract_bias)
+
+    assert_as_good(errors(inputs, fast, fast, slow))
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("cutoffs", [[], [5, 20]])
+def test_output_layers(cutoffs, static, monkeypatch):
+    """The nll is summed up in float32, and so no worse than that of cross entropy over logits made in bf16."""
+    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: static)
+    torch.manual_seed(0)
+    layer = AdaptiveSoftmax(16, 50, cutoffs) if cutoffs else FullSoftmax(16, 50)
+    names = [name for name, _ in layer.named_parameters()]
+    inputs = [torch.randn(64, 16), *(torch.randn(parameter.shape) for parameter in layer.parameters())]
+    targets = torch.randint(50, (64,))
+
+    def fast(hidden, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (hidden, targets))
+
+    def slow(hidden, *parameters):
+        values = dict(zip(names, parameters, strict=True))
+        if not cutoffs:
+            return F.cross_entropy(
+                F.linear(hidden, values["weight"], values["bias"]).float(), targets, reduction="none"
+            )
+        named = {f"layer.{name}": value for name, value in values.items()}
+        probability = torch.func.functional_call(Probabilities(layer), named, (hidden,))
+        return -probability.gather(1, targets[:, None]).squeeze(1)
+
+    assert_as_good(errors(inputs, fast, fast, slow))
+
+
+class Probabilities(torch.nn.Module):
+    """Log-probabilities of every token, as the layer's plain code gives them."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden):
+        return self.layer.log_probabilities(hidden).float()
+
+
+@pytest.mark.parametrize("name", ["attention", "sparse_strided", "sparse_fixed", "dense"])
+def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
+    torch.manual_seed(0)
+    model = build_pattern([name, "attention"], Sizes(32, 2, 64, stride=8), 40, cutoffs=[10], tie_embeddings=True)
+    tokens = torch.randint(40, (2, 49))
+    nll, memories = model(tokens[:, :-1], tokens[:, 1:], None, 16)
+    with torch.autocast(nll.device.type, torch.bfloat16):
+        low, kept = model(tokens[:, :-1], tokens[:, 1:], None, 16)
+    assert low.dtype == torch.float32 and kept.blocks[1].dtype == torch.float32
+    assert low.mean().item() == pytest.approx(nll.mean().item(), rel=1e-3) and not torch.equal(low, nll)
+    low.mean().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+    assert memories.blocks[1].shape == kept.blocks[1].shape
+
+
+def test_what_the_compiler_is_given_equals_what_runs_without_it():
+    """In float64, output, log-sum-exp and gradients; also where the shift goes by several columns."""
+    torch.manual_seed(0)
+    for step, length, keys in ((1, 5, 9), (2, 3, 8)):
+        shapes = [(2, 3, length, 4), (2, 2, 3, keys, 4), (2, keys, 4), (2, 4), (2, 4)]
+        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        last = torch.arange(keys) - (keys - 1 - step * (length - 1 - torch.arange(length)[:, None]))
+        mask = torch.where(last > 0, -1e30, 0.0).double()  # beyond a query's own place
+        found = []
+        for function in (attend, traced_attend):
+            mixed, lse = function(*inputs, mask, step, True)
+            found.append([mixed, lse, *torch.autograd.grad((mixed.sin().sum() + lse.cos().sum()), inputs)])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_positions_are_not_kept_while_the_compiler_traces():
+    assert sinusoids(4, 6) is sinusoids(4, 6)
+    traced = torch.compile(lambda x: x + sinusoids(4, 6, device=x.device), backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(torch.zeros(4, 6)), sinusoids(4, 6))
+    assert Positions(None).start == 0
