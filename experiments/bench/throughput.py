@@ -64,12 +64,12 @@ def balanced_path(logits, generator) -> list[int]:
 class ZipfCorpus:
     """What the phases need of a corpus: tokens drawn independently, rank r with a probability of 1 / (r + 1)^1.07."""
 
-    def __init__(self, tokens: int):
+    def __init__(self, tokens: int, words: int = VOCABULARY):
         import numpy as np
 
-        self.vocab_size = VOCABULARY
-        probability = (np.arange(VOCABULARY) + 1.0) ** -ZIPF
-        self.stream = np.random.default_rng(0).choice(VOCABULARY, tokens, p=probability / probability.sum())
+        self.vocab_size = words
+        probability = (np.arange(words) + 1.0) ** -ZIPF
+        self.stream = np.random.default_rng(0).choice(words, tokens, p=probability / probability.sum())
         about = {"words": tokens, "bytes": tokens, "words_kept": False, "lossless": False}
         self.meta = {"splits": dict.fromkeys(("train", "valid", "test"), about)}
 
@@ -79,7 +79,7 @@ class ZipfCorpus:
     def counts(self):
         import numpy as np
 
-        return np.bincount(self.stream, minlength=VOCABULARY)
+        return np.bincount(self.stream, minlength=self.vocab_size)
 
 
 def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False):
