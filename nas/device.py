@@ -55,6 +55,10 @@ class Machine:
         that are not full yet, would take longer to compile than that saves."""
         return torch.compiler.set_stance("force_eager") if self.compile else nullcontext()
 
+    def own_random_numbers(self) -> AbstractContextManager:
+        """While it lasts, what is drawn changes nothing of what is drawn afterwards."""
+        return torch.random.fork_rng(devices=[self.device] if self.is_gpu else [])
+
     def synchronise(self) -> None:
         """Wait for the GPU, so that a clock can be read."""
         if self.is_gpu:

@@ -61,10 +61,9 @@ def joined(device: torch.device):
         dist.barrier()  # none leaves while another still waits for it
     except RuntimeError as error:
         if is_lost_contact(error):
-            raise RunError(f"rank {rank()} lost another rank, whose own error says why ({first_line(error)})") from None
+            raise RunError(f"lost another rank, whose own error says why ({first_line(error)})") from None
         raise
-    finally:
-        dist.destroy_process_group()
+    dist.destroy_process_group()  # after an error it could wait for what never comes; the process ends at once
 
 
 def is_lost_contact(error: RuntimeError) -> bool:

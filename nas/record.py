@@ -18,7 +18,7 @@ from nas.config import BUILT_IN_BEFORE, Config, default_of, options, settled
 from nas.errors import InputError
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
-FREE_TO_CHANGE = ("data.cache",)  # says where, not what
+FREE_TO_CHANGE = ("data.cache", "train.device", "train.compile", "train.accumulate")  # say where and how, not what
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 RESULTS, OUTCOME = "results.yaml", "outcome.yaml"  # the last file of a finished training, and of a search
 

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import torch
 from torch import Tensor, nn
 
 from models.transformer_xl import Memories, TransformerXL
 from nas import ranks
-from nas.compiling import CapturedStep, compile_operations, is_same_everywhere
+from nas.compiling import (
+    CapturedStep,
+    compile_operations,
+    graph_operations,
+    is_launch_bound,
+    is_same_everywhere,
+)
 from nas.config import Config
 from nas.data import Batch, ContextBatches
 from nas.device import Machine
@@ -33,8 +38,6 @@ def run_batch(
     mean. On a CPU a loss that is not finite raises FloatingPointError; on a GPU nobody waits for it: see Trainer.
     """
     parts, total, memories = batch.parts(config.train.accumulate), 0.0, []
-    if machine.is_gpu and machine.compile:
-        torch.compiler.cudagraph_mark_step_begin()
     for number, part in enumerate(parts, start=1):
         usual = nullcontext() if has_full_memories(part, config) else machine.eagerly()
         with ranks.averaging(model, wanted=number == len(parts)), usual:
@@ -63,16 +66,22 @@ class WeightsStep:
         """sampled: whether steps run different operations, as those of a hard search do."""
         self.config, self.machine, self.sampled = config, machine, sampled
         self.optimizer = WeightsOptimizer(network, config.train, total_steps, machine.is_gpu)
-        self.captured = self.compile(network) if machine.compile else None
+        self.captured = self.speed_up(network) if machine.compile else None
         self.replica = network if sampled else ranks.replicate(network)
 
-    def compile(self, network: TransformerXL) -> "CapturedStep | None":
-        train, parts = self.config.train, ranks.size() * self.config.train.accumulate
-        plain = not self.config.model.recompute and train.accumulate == 1 and self.machine.is_gpu
-        whole = plain and not self.sampled and ranks.size() == 1 and is_same_everywhere(network)
-        graphs = plain and not whole
-        works = compile_operations(network, self.config, self.machine, train.batch_size // parts, graphs)
-        return CapturedStep(self.update_flat) if works and whole else None
+    def speed_up(self, network: TransformerXL) -> CapturedStep | None:
+        """Compile, and capture what is worth it. Parts of a batch would overwrite each other's gradients in a graph,
+        recomputation draws random numbers anew, and DistributedDataParallel has work beside the step."""
+        train, machine = self.config.train, self.machine
+        rows = train.batch_size // (ranks.size() * train.accumulate)
+        compile_operations(network, self.config, machine, rows)
+        plain = machine.is_gpu and train.accumulate == 1 and not self.config.model.recompute
+        if not plain or not is_launch_bound(self.config, rows) or not is_same_everywhere(network):
+            return None
+        if self.sampled:
+            graph_operations(network, self.config, machine, rows)
+            return None
+        return CapturedStep(self.update_flat) if ranks.size() == 1 else None
 
     def __call__(
         self, step: int, batch: Batch, stream: ContextBatches, begin: Callable[[], None] = lambda: None, kind: str = ""

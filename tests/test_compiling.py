@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nas import compiling, supernet
-from nas.compiling import CapturedStep, is_same_everywhere
+from nas.compiling import CapturedStep, graph_operations, is_same_everywhere
 from nas.device import machine_of
 from nas.stepping import run_batch
 from nas.trainer import WeightsOptimizer
@@ -114,8 +114,61 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(small_config, monkeypatch,
     plain, phase = (make_retraining(small_config("model.dropout=0"), ["attention", "dense"]) for _ in range(2))
     phase.weights.captured = CapturedStep(phase.weights.update_flat)
     assert torch.equal(torch.stack(losses(phase)), torch.stack(losses(plain)))
-    said = "NOTICE: no CUDA graph of the step: operation not permitted when stream is capturing\n"
+    said = "NOTICE: no CUDA graph of the step: RuntimeError: operation not permitted when stream is capturing\n"
     assert capsys.readouterr().out.count(said) == 1
+
+
+def pretend_both_passes(module, tensors):
+    shapes = [tensor.shape for tensor in tensors]
+
+    def replay(*inputs):
+        assert [x.shape for x in inputs] == shapes and module.operation.training and torch.is_grad_enabled()
+        replayed["learning"] += 1
+        return module.run(*inputs, *[None] * (2 - len(inputs)), module.positions)
+
+    return replay
+
+
+def pretend_forward(module, tensors):
+    places, output = [x.detach().clone() for x in tensors], module(*tensors).detach().clone()
+
+    def replay():
+        assert not module.operation.training and not torch.is_grad_enabled()
+        replayed["scoring"] += 1
+        output.copy_(module(*places))
+
+    return replay, places, output
+
+
+replayed = {}
+
+
+def test_operations_with_graphs_search_as_those_without(small_config, monkeypatch):
+    """With the capture itself pretended: graphs are replayed in training with full memories, and to score paths."""
+    replayed.update(learning=0, scoring=0)
+    monkeypatch.setattr(compiling, "graph_both_passes", pretend_both_passes)
+    monkeypatch.setattr(compiling, "capture", pretend_forward)
+    options = ["model.dropout=0", "search.warmup_steps=0", "train.memory=12", "train.steps=30"]
+    plain, phase = make_search(small_config(*options)), make_search(small_config(*options))
+    graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
+    assert torch.equal(torch.stack(losses(phase, 30)), torch.stack(losses(plain, 30)))
+    assert torch.equal(phase.supernet.logits, plain.supernet.logits)
+    blocks_that_run = 24 * 3 * 2 / 3  # of 24 steps of the weights, where identity is one of three
+    assert 0.5 * blocks_that_run < replayed["learning"] < blocks_that_run and replayed["scoring"] > 10
+    before = dict(replayed)
+    assert phase.evaluate(None, 0)["nll"] == plain.evaluate(None, 0)["nll"] and replayed == before
+    assert phase.supernet.state_dict().keys() == plain.supernet.state_dict().keys()
+
+
+def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(compiling, "graph_both_passes", fail)
+    phase, plain = (make_search(small_config("model.dropout=0")) for _ in range(2))
+    graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
+    assert torch.equal(torch.stack(losses(phase, 6)), torch.stack(losses(plain, 6)))
+    assert "NOTICE: no CUDA graphs of operations: RuntimeError: CUDA error" in capsys.readouterr().out
 
 
 def test_what_depends_on_the_place_is_not_captured(small_config):
