@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -122,5 +123,7 @@ def set_up(seed: int, options: TrainOptions) -> Machine:
         # No attention here goes through scaled_dot_product_attention, and should one ever: cuDNN's gave gradients of
         # NaN under a mask at some lengths (pytorch 196678), and misread fp32 masks of bf16 queries (pytorch 191612).
         torch.backends.cuda.enable_cudnn_sdp(False)
+        # The optimizer steps as it is, too, before its graph is captured and where there is none.
+        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
     torch.manual_seed(seed)
     return machine

@@ -55,7 +55,10 @@ def joined(device: torch.device):
     if not started_by_torchrun():
         yield
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    if device.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=PATIENCE, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield
         dist.barrier()  # none leaves while another still waits for it

@@ -95,6 +95,7 @@ class Search:
             logits.data = logits.data.cpu()
         shape = logits.shape[:1] if hard else logits.shape
         self.sample = torch.zeros(shape, device=self.machine.device, requires_grad=True)  # gates, or weights
+        self.sample.grad = torch.zeros_like(self.sample)  # it and its gradient stay where they are
         self.weights = WeightsStep(supernet.backbone, config, self.total_steps, self.machine, sampled=hard)
         optimizer = self.options.optimizer
         self.logits_optimizer = torch.optim.Adam(
@@ -174,8 +175,7 @@ class Search:
 
     def follow_to_sample(self, loss: Tensor) -> None:
         """Backward, but to the sample alone."""
-        (gradient,) = torch.autograd.grad(loss, [self.sample])
-        self.sample.grad = gradient if self.sample.grad is None else self.sample.grad + gradient
+        self.sample.grad += torch.autograd.grad(loss, [self.sample])[0]
 
     @property
     def scores_paths(self) -> bool:
@@ -196,7 +196,7 @@ class Search:
             self.sample.copy_(sample)
 
         def begin() -> None:
-            self.sample.grad = None
+            self.sample.grad.zero_()
             values = self.sample if logits.requires_grad else self.sample.detach()
             if path is None:
                 self.supernet.mix(values)

@@ -78,7 +78,7 @@ class WeightsOptimizer:
             (decayed if is_matrix(name, parameter) else others).append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         lr = torch.tensor(options.lr, device=decayed[0].device) if on_gpu else options.lr
-        self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, options.beta2), fused=True)
+        self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, options.beta2), fused=True, capturable=on_gpu)
 
     @property
     def lr(self) -> float:
@@ -123,15 +123,15 @@ class WeightsOptimizer:
     def state_dict(self) -> dict:
         """The same on every device."""
         state = self.adam.state_dict()
-        return state | {"param_groups": [{**group, "lr": self.lr} for group in state["param_groups"]]}
+        groups = [{**group, "lr": self.lr, "capturable": False} for group in state["param_groups"]]
+        return state | {"param_groups": groups}
 
     def load_state_dict(self, state: dict) -> None:
         rates = [group["lr"] for group in self.adam.param_groups]
         self.adam.load_state_dict(state)
-        if self.on_gpu:  # tensors that a CUDA graph may know
-            for group, rate in zip(self.adam.param_groups, rates, strict=True):
-                rate.fill_(float(group["lr"]))
-                group["lr"] = rate
+        for group, rate in zip(self.adam.param_groups, rates, strict=True):
+            value = float(group["lr"])
+            group |= {"lr": rate.fill_(value) if self.on_gpu else value, "capturable": self.on_gpu}
 
 
 class StopSignal:

@@ -105,6 +105,19 @@ def test_a_captured_step_trains_as_one_that_is_not(stage, small_config, monkeypa
         assert (a is None and b is None) or torch.equal(a, b)
 
 
+def test_a_sample_and_its_gradient_stay_where_they_are(small_config):
+    """For a graph writes where they were when it was captured, whatever has run without it since."""
+    for options in (["search.split=shared"], []):
+        phase = make_search(small_config("search.sampling=soft", "search.warmup_steps=2", *options))
+        places = phase.sample.data_ptr(), phase.sample.grad.data_ptr()
+        largest = []
+        for step in range(1, 12):
+            phase.step(step)
+            assert (phase.sample.data_ptr(), phase.sample.grad.data_ptr()) == places
+            largest.append(phase.sample.grad.abs().max())
+        assert max(largest) > 0 and largest[0] == 0
+
+
 def test_a_step_that_cannot_be_captured_runs_as_it_is(small_config, monkeypatch, capsys):
     def fail(work, inputs):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
