@@ -303,7 +303,7 @@ def test_the_slurm_file_gives_each_job_its_share(tmp_path, monkeypatch):
 
 
 def test_the_gpus_are_those_that_are_visible(small_config, monkeypatch):
-    config = small_config()
+    config = small_config("train.device=auto")
     for count, named, gpus in (
         (0, None, []),
         (2, None, ["0", "1"]),
