@@ -313,6 +313,7 @@ class Trainer:
         """Go back to the checkpoint, if there is one, and drop what was logged after it."""
         if not self.run.checkpoint.exists():
             self.run.cut_after(-1)
+            self.draw_apart(ranks.rank())
             return
         state = load_checkpoint(self.run.checkpoint, "phase")
         self.step, self.tokens = state["step"], state["tokens"]
@@ -324,10 +325,15 @@ class Trainer:
         self.run.cut_after(self.step)
         self.say(f"going on from step {self.step} of {self.phase.total_steps}")
 
+    def draw_apart(self, number: int) -> None:
+        """The network began alike on all ranks; from now on each draws dropout of its own. 0: as one process does."""
+        if number:
+            torch.manual_seed(hash((torch.initial_seed(), number)))
+
     def restore_random(self, states: list | Tensor) -> None:
         """Of dropout. Where there were other ranks, or another device, it is drawn anew, from this step on."""
         states = [{"cpu": states}] if isinstance(states, Tensor) else states  # from before there were ranks
         if len(states) == ranks.size() and self.phase.machine.set_random_state(states[ranks.rank()]):
             return
-        torch.manual_seed(hash((torch.initial_seed(), self.step, ranks.rank())))
+        self.draw_apart(1 + self.step * ranks.size() + ranks.rank())
         self.say("NOTICE: other processes, or another device, saved this run: dropout goes on from new random numbers")

@@ -149,6 +149,22 @@ def test_a_stopped_run_goes_on_with_other_numbers_of_processes(config, tmp_path)
     assert_same_run(tmp_path / "whole", folder, tolerance=1e-4)  # 300 steps let rounding grow
 
 
+def test_two_processes_go_on_exactly_where_they_were(small_yaml, tmp_path):
+    """With dropout, of which each rank draws its own: stopped and resumed, and never stopped, to the last bit."""
+    options = ["train.steps=200", "train.log_every=10", "train.evaluate_every=0", "model.dropout=0.3"]
+    succeed(torchrun(2), "search", small_yaml, "--run", tmp_path / "whole", *options)
+    folder = tmp_path / "stopped"
+    process = start(torchrun(2), "search", small_yaml, "--run", folder, *options)
+    wait_for_step(folder, 20, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    first, second = torch.load(folder / "checkpoint.pt", weights_only=True)["random"]
+    assert not torch.equal(first["cpu"], second["cpu"])
+    assert "random numbers" not in succeed(torchrun(2), "search", small_yaml, "--run", folder, *options, "--resume")
+    assert lines(folder, "metrics.jsonl") == lines(tmp_path / "whole", "metrics.jsonl")
+    assert lines(folder, "pi.jsonl") == lines(tmp_path / "whole", "pi.jsonl")
+
+
 def test_a_process_that_dies_ends_the_run_which_can_go_on(config, tmp_path):
     folder = tmp_path / "run"
     process = start(torchrun(2), "search", config, "--run", folder, *LONG)
