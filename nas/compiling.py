@@ -24,9 +24,7 @@ from nas.device import Machine
 BACKEND = "inductor"
 WARM_UP = 3  # steps of one kind that run before a graph is captured: libraries and optimizer have to be ready
 RECOMPILE_LIMIT = 128  # an operation's code is compiled for each kind, shape, and mode of its use, once for all blocks
-LAUNCH_BOUND = (
-    2**22
-)  # values in the residual stream of a batch, up to which launches are taken to last longer than work
+LAUNCH_BOUND = 2**22  # values in a batch's residual stream, up to which launches are taken to last longer than work
 
 
 def is_launch_bound(config: Config, rows: int) -> bool:
@@ -60,19 +58,18 @@ def usual_inputs(network: TransformerXL, config: Config, machine: Machine, rows:
     return x, memory, Positions(encodings)
 
 
-def compile_operations(network: TransformerXL, config: Config, machine: Machine, rows: int) -> bool:
-    """Compile the network's operations, for batches of so many rows. Returns whether that works, which is tried on one
-    of each kind."""
+def compile_operations(network: TransformerXL, config: Config, machine: Machine, rows: int) -> None:
+    """Compile the network's operations, for batches of so many rows, if that works, which is tried on one of each
+    kind."""
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = 8 * RECOMPILE_LIMIT
-    warnings.filterwarnings(
-        "ignore", "The .grad attribute of a Tensor that is not a leaf"
-    )  # the compiler's own looking
+    # What the compiler notes in passing is not for who trains; this it says at any time, having looked itself.
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     operations, begun = operations_of(network), time.perf_counter()
     kinds = {type(operation): operation for operation in operations}
     try:
         with machine.own_random_numbers(), warnings.catch_warnings(), machine.autocast():
-            warnings.simplefilter("ignore")  # what the compiler notes in passing is not for who trains
+            warnings.simplefilter("ignore")
             for operation in operations:
                 operation.forward = torch.compile(operation.forward, backend=BACKEND, dynamic=False)
             for operation in kinds.values():
@@ -80,10 +77,9 @@ def compile_operations(network: TransformerXL, config: Config, machine: Machine,
     except Exception as error:  # whatever a compiler may raise, it must not end a run that can go on without
         restore(operations)
         print(f"NOTICE: train.compile is off: {one_line(error)}", flush=True)
-        return False
+        return
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     print(f"compiled {names} in {time.perf_counter() - begun:.0f} s", flush=True)
-    return True
 
 
 def try_operation(operation: Operation, *inputs) -> None:

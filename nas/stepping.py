@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from models.transformer_xl import Memories, TransformerXL
 from nas import ranks
-from nas.compiling import (
-    CapturedStep,
-    compile_operations,
-    graph_operations,
-    is_launch_bound,
-    is_same_everywhere,
-)
+from nas.compiling import CapturedStep, compile_operations, graph_operations, is_launch_bound, is_same_everywhere
 from nas.config import Config
 from nas.data import Batch, ContextBatches
 from nas.device import Machine
