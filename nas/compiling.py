@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from models.attention import Positions, sinusoids
 from models.operations import Operation, SparseOperation
+from models.softmax import STATIC_LOGITS, AdaptiveSoftmax
 from models.transformer_xl import TransformerXL
 from nas.config import Config
 from nas.device import Machine
@@ -37,6 +38,12 @@ def is_same_everywhere(network: TransformerXL) -> bool:
     attention and embeddings of a grid depend on the place."""
     sparse = any(isinstance(operation, SparseOperation) for operation in operations_of(network))
     return network.grid is None and not sparse
+
+
+def has_fixed_shapes(network: TransformerXL, tokens: int) -> bool:
+    """Whether the output layer does the same for all batches of so many tokens, or tails for the tokens in them."""
+    adaptive = isinstance(network.head, AdaptiveSoftmax)
+    return not adaptive or tokens * network.head.borders[-1] <= STATIC_LOGITS
 
 
 def operations_of(network: nn.Module) -> list[Operation]:
@@ -93,6 +100,7 @@ def try_operation(operation: Operation, *inputs) -> None:
 def restore(operations: list[Operation]) -> None:
     for operation in operations:
         operation.__dict__.pop("forward", None)  # what stood before the class's own
+        operation.train()
 
 
 def one_line(error: Exception) -> str:
@@ -156,6 +164,7 @@ def graph_operations(network: TransformerXL, config: Config, machine: Machine, r
     except RuntimeError as error:
         for operation, forward in zip(operations, before, strict=True):
             operation.forward = forward
+            operation.train()
         print(f"NOTICE: no CUDA graphs of operations: {one_line(error)}", flush=True)
 
 
@@ -174,22 +183,23 @@ class CapturedStep:
     """
 
     def __init__(self, work: Callable[..., tuple]):
-        self.work, self.works = work, True
+        self.work, self.works, self.side = work, True, None
         self.calls: dict[tuple, int] = {}
         self.graphs: dict[tuple, tuple[Callable[[], None], list, tuple]] = {}
 
     def __call__(self, kind: str, *inputs: Tensor | None) -> tuple:
         key = (kind, *(None if x is None else x.shape for x in inputs))
         self.calls[key] = self.calls.get(key, 0) + 1
+        self.side = self.side or side_stream()
         if not self.works or self.calls[key] <= WARM_UP:
-            return warm_up(self.work, inputs)
+            return warm_up(self.work, inputs, self.side)
         if key not in self.graphs:
             try:
                 self.graphs[key] = capture(self.work, inputs)
             except RuntimeError as error:
                 self.works = False
                 print(f"NOTICE: no CUDA graph of the step: {one_line(error)}", flush=True)
-                return warm_up(self.work, inputs)
+                return warm_up(self.work, inputs, self.side)
         replay, places, outputs = self.graphs[key]
         for place, x in zip(places, inputs, strict=True):
             if place is not None:
@@ -198,9 +208,13 @@ class CapturedStep:
         return outputs
 
 
-def warm_up(work: Callable[..., tuple], inputs: tuple) -> tuple:
-    """work(*inputs), on a stream of its own, as capturing asks for."""
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+def side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def warm_up(work: Callable[..., tuple], inputs: tuple, side: torch.cuda.Stream) -> tuple:
+    """work(*inputs), on another stream than the usual one, as capturing asks for."""
+    current = torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         outputs = work(*inputs)

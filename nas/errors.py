@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 
 
@@ -43,8 +44,10 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def fail(status: int, message: str) -> None:
-    # What is wrong with the input all processes of a machine find; what fails on the way, perhaps one alone.
-    if status == 1 or int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 and status == 1 else ""
-        print(rank + " ".join(message.split()), file=sys.stderr, flush=True)
+    rank = int(os.environ.get("RANK", 0))
+    if status == 2 and int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        # What is wrong with the input all processes of a machine find. The first one tells it and ends, at which
+        # torchrun ends the others; who is still there a second later found it alone.
+        time.sleep(1)
+    print((f"rank {rank}: " if rank else "") + " ".join(message.split()), file=sys.stderr, flush=True)
     sys.exit(status)

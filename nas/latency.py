@@ -127,9 +127,15 @@ def segment_works(models: list[tuple[list[str], Config]], counts: np.ndarray) ->
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
     options = backbone_options(shared, len(counts))
-    with torch.random.fork_rng():  # a measurement must not change what is trained after it
-        built = [build_pattern(pattern, model_sizes(config), len(counts), **options) for pattern, config in models]
+    built = [build_pattern(pattern, model_sizes(config), len(counts), **options) for pattern, config in models]
     return {index: SegmentWork(model, tokens, shared) for index, model in enumerate(built)}
+
+
+def segment_times(models: list[tuple[list[str], Config]], counts: np.ndarray, rounds: int) -> list[np.ndarray]:
+    """Seconds of each pattern in each round [R]. What is trained afterwards does not change by it: neither weights nor
+    dropout, of which a timed training step draws too."""
+    with machine_of(models[0][1].train).own_random_numbers():
+        return list(timed_rounds(segment_works(models, counts), rounds, SECONDS).values())
 
 
 def fitted_patterns(operations: list[str], blocks: int) -> list[list[str]]:
@@ -157,8 +163,7 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
         f"models of {config.model.blocks} blocks, each {ROUNDS} times or more",
         flush=True,
     )
-    works = segment_works([(pattern, config) for pattern in patterns], counts)
-    times = np.array(list(timed_rounds(works, ROUNDS, SECONDS).values()))  # [P, R]
+    times = np.array(segment_times([(pattern, config) for pattern in patterns], counts, ROUNDS))  # [P, R]
     parts = np.array([[1, *(pattern.count(name) for name in names)] for pattern in patterns])
     fits = [np.linalg.lstsq(parts / taken[:, None], np.ones(len(parts)), rcond=None)[0] for taken in 1e3 * times.T]
     low, middle, high = np.maximum(0.0, np.quantile(fits, [0.25, 0.5, 0.75], axis=0))
@@ -172,7 +177,7 @@ def measure_models(models: list[tuple[list[str], Config]], counts: np.ndarray, r
     """Milliseconds of whole models, patterns under configurations that differ in their model's sizes alone, for a
     segment with full memories, in rounds: median and quartiles for each, and its ratio to the first, which is the
     interleaved pattern."""
-    times = list(timed_rounds(segment_works(models, counts), rounds, SECONDS).values())
+    times = segment_times(models, counts, rounds)
     usual = np.median(times[0])
     return [
         {

@@ -64,7 +64,7 @@ def joined(device: torch.device):
         dist.barrier()  # none leaves while another still waits for it
     except RuntimeError as error:
         if is_lost_contact(error):
-            raise RunError(f"lost another rank, whose own error says why ({first_line(error)})") from None
+            raise RunError(f"{first_line(error)}; where another rank has ended, its own error says why") from None
         raise
     dist.destroy_process_group()  # after an error it could wait for what never comes; the process ends at once
 
@@ -148,12 +148,18 @@ def check_same(values: dict[str, Tensor]) -> None:
                 )
 
 
+def wait_for_all() -> None:
+    """Until every rank has come to the same point."""
+    if size() > 1:
+        dist.barrier()
+
+
 def first_on_each_machine(work: Callable[[], Result]) -> Result:
     """Its result, made by one rank of each machine before the others, which then find it in a cache."""
     if size() == 1:
         return work()
     result = work() if local_rank() == 0 else None
-    dist.barrier()
+    wait_for_all()
     return result if local_rank() == 0 else work()
 
 
@@ -175,6 +181,12 @@ def replicate(model: nn.Module) -> nn.Module:
     if size() == 1:
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def share_parameters(model: nn.Module) -> None:
+    """Give all ranks the parameters of rank 0, as replicate() does."""
+    for parameter in model.parameters() if size() > 1 else ():
+        dist.broadcast(parameter.data, src=0)
 
 
 def averaging(model: nn.Module, wanted: bool) -> AbstractContextManager:

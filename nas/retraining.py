@@ -23,6 +23,8 @@ RESULTS_FORMAT = "par-results/1"
 class Retraining:
     """A fixed pattern, trained as an ordinary Transformer-XL; keeps the weights that were best on valid."""
 
+    unsound = 0.0
+
     def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
         self.machine = machine_of(config.train)
         self.model, self.corpus, self.config = model.to(self.machine.device), corpus, config

@@ -104,6 +104,7 @@ class Search:
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.fair_queue: list[list[int]] = []  # of the warm-up: paths that make the visits of each operation equal
         self.temperature = self.options.temperature.start
+        self.unsound: Tensor | float = 0.0
         self.heldout_nll: Tensor | None = None  # of the last logits step on held-out text, mean over its paths
         # Tensors beside the logits, for which nobody has to wait: the likeliest operation of each block [N], and the
         # step at which it last changed.
@@ -251,7 +252,11 @@ class Search:
         if charges.requires_grad:  # by default nothing is charged
             (gradient,) = torch.autograd.grad(charges, [logits])
             logits.grad = logits.grad + gradient
-        if not logits.is_cuda and not torch.isfinite(logits.grad).all():
+        finite = logits.grad.isfinite()
+        if logits.is_cuda:  # nobody waits: what is not finite changes nothing, and Trainer.settle() will see it
+            self.unsound = self.unsound + 0.0 * logits.grad.sum()
+            logits.grad = torch.where(finite, logits.grad, 0)
+        elif not finite.all():
             raise FloatingPointError("the gradient of the logits is not finite")
         self.logits_optimizer.step()
         self.logits_optimizer.zero_grad(set_to_none=True)

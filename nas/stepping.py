@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from models.transformer_xl import Memories, TransformerXL
 from nas import ranks
-from nas.compiling import CapturedStep, compile_operations, graph_operations, is_launch_bound, is_same_everywhere
+from nas.compiling import (
+    CapturedStep,
+    compile_operations,
+    graph_operations,
+    has_fixed_shapes,
+    is_launch_bound,
+    is_same_everywhere,
+)
 from nas.config import Config
 from nas.data import Batch, ContextBatches
 from nas.device import Machine
@@ -61,6 +68,8 @@ class WeightsStep:
         self.config, self.machine, self.sampled = config, machine, sampled
         self.optimizer = WeightsOptimizer(network, config.train, total_steps, machine.is_gpu)
         self.captured = self.speed_up(network) if machine.compile else None
+        if sampled:
+            ranks.share_parameters(network)
         self.replica = network if sampled else ranks.replicate(network)
 
     def speed_up(self, network: TransformerXL) -> CapturedStep | None:
@@ -75,7 +84,8 @@ class WeightsStep:
         if self.sampled:
             graph_operations(network, self.config, machine, rows)
             return None
-        return CapturedStep(self.update_flat) if ranks.size() == 1 else None
+        fixed = has_fixed_shapes(network, rows * train.segment)
+        return CapturedStep(self.update_flat) if fixed and ranks.size() == 1 else None
 
     def __call__(
         self, step: int, batch: Batch, stream: ContextBatches, begin: Callable[[], None] = lambda: None, kind: str = ""

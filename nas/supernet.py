@@ -100,15 +100,23 @@ class SuperNet(nn.Module):
 
     def mix(self, weights: Tensor) -> None:
         """Let the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+        self.forget()
         for block, row in zip(self.backbone.blocks, weights, strict=True):
             block.choice = list(range(len(row))), row
 
     def take(self, path: list[int], gates: Tensor | None = None) -> None:
         """Let the next forward passes run one operation per block, with a gate of gates [N] on its branch where logits
         learn straight through."""
+        self.forget()
         gates = [None] * len(path) if gates is None else gates
         for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
             block.choice = [index], None if gate is None else gate[None]
+
+    def forget(self) -> None:
+        """Drop the last sample before the next is taken apart: rows of it keep the node of the graph that adds up its
+        gradient, which belongs to the stream of the GPU that it was made on, and a CUDA graph's is another."""
+        for block in self.backbone.blocks:
+            block.choice = None
 
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int

@@ -19,10 +19,8 @@ from nas import ranks
 from nas.checkpoint import load_checkpoint, save_checkpoint
 from nas.config import TrainOptions
 from nas.device import Machine
-from nas.errors import Interrupted, RunError
+from nas.errors import InputError, Interrupted, RunError
 from nas.record import RunFolder, perplexity
-
-STOP_EVERY = 5  # steps between the ranks' questions whether one was told to stop
 
 
 class Phase(Protocol):
@@ -30,6 +28,7 @@ class Phase(Protocol):
 
     total_steps: int
     machine: Machine
+    unsound: Tensor | float  # 0; on a GPU NaN, once something was not finite that no nll tells of
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """Train step number `step` (from 1); returns the mean nll in nats that the weights trained on (None where they
@@ -153,10 +152,8 @@ class StopSignal:
             raise KeyboardInterrupt
         self.received = number
 
-    def on_any_rank(self, step: int) -> bool:
-        """Ranks have to stop after the same step, and to agree takes time: they ask each other now and then."""
-        if ranks.size() > 1 and step % STOP_EVERY:
-            return False
+    def on_any_rank(self) -> bool:
+        """All ranks have to stop after the same step."""
         return ranks.any_of(self.received is not None)
 
 
@@ -196,7 +193,7 @@ class Trainer:
                 if self.due(self.options.log_every) or last or self.stopped:
                     self.log_train()
                 self.wall_seconds += time.perf_counter() - started
-                stopping = stop.on_any_rank(self.step)
+                stopping = stop.on_any_rank()
                 if self.due(self.options.checkpoint_every) or last or self.stopped or stopping:
                     self.save()
                 if stopping:
@@ -237,7 +234,7 @@ class Trainer:
 
     def settle(self) -> float:
         """The window's nll as a number. Where the GPU met one that is not finite, this is where it comes to light."""
-        self.window_nll = float(self.window_nll)
+        self.window_nll = float(self.window_nll + self.phase.unsound)
         if not math.isfinite(self.window_nll):
             raise self.failure(self.step, "since the last line of the log a loss or gradient was not finite")
         return self.window_nll
@@ -249,6 +246,7 @@ class Trainer:
         )
 
     def log_train(self) -> None:
+        self.settle()
         if ranks.size() > 1:
             ranks.check_same(self.phase.must_be_same())
         self.phase.record(self.run, self.step)
@@ -307,11 +305,18 @@ class Trainer:
         }
         if ranks.is_main():
             save_checkpoint(self.run.checkpoint, state)
+        ranks.wait_for_all()  # a rank that ends now would have torchrun end the one that writes
         self.saved_step = self.step
 
     def restore(self) -> None:
-        """Go back to the checkpoint, if there is one, and drop what was logged after it."""
-        if not self.run.checkpoint.exists():
+        """Go back to the checkpoint, if there is one, and drop what was logged after it. Raises InputError where only
+        some of the ranks see it."""
+        found = self.run.checkpoint.exists()
+        if any(other != found for other in ranks.of_all(found)):
+            raise InputError(
+                f"{self.run.checkpoint} is there for some processes only; all machines must see the run folder"
+            )
+        if not found:
             self.run.cut_after(-1)
             self.draw_apart(ranks.rank())
             return

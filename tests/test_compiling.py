@@ -4,8 +4,9 @@ for what only a GPU can."""
 import pytest
 import torch
 
+from models import softmax
 from nas import compiling, supernet
-from nas.compiling import CapturedStep, graph_operations, is_same_everywhere
+from nas.compiling import CapturedStep, graph_operations, has_fixed_shapes, is_same_everywhere
 from nas.device import machine_of
 from nas.stepping import run_batch
 from nas.trainer import WeightsOptimizer
@@ -52,6 +53,11 @@ def test_what_does_not_compile_runs_as_it_is(small_config, monkeypatch, capsys):
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
 
 
+def pretend_streams(monkeypatch):
+    monkeypatch.setattr(compiling, "side_stream", object)
+    monkeypatch.setattr(compiling, "warm_up", lambda work, inputs, side: work(*inputs))
+
+
 def pretend_capture(work, inputs):
     """As a CUDA graph: what is replayed reads its inputs from fixed places, and writes its outputs into others."""
     places, outputs = [None if x is None else x.clone() for x in inputs], []
@@ -85,7 +91,7 @@ captured = []
 def test_a_captured_step_trains_as_one_that_is_not(stage, small_config, monkeypatch):
     """With the capture itself pretended: what is copied where, when it is captured, and what is left to the stream."""
     monkeypatch.setattr(compiling, "capture", pretend_capture)
-    monkeypatch.setattr(compiling, "warm_up", lambda work, inputs: work(*inputs))
+    pretend_streams(monkeypatch)
     captured.clear()
     options = ["model.dropout=0", "search.warmup_steps=10", "train.steps=24", "train.memory=12"]
     if stage != "retrain":
@@ -123,7 +129,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(small_config, monkeypatch,
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(compiling, "capture", fail)
-    monkeypatch.setattr(compiling, "warm_up", lambda work, inputs: work(*inputs))
+    pretend_streams(monkeypatch)
     plain, phase = (make_retraining(small_config("model.dropout=0"), ["attention", "dense"]) for _ in range(2))
     phase.weights.captured = CapturedStep(phase.weights.update_flat)
     assert torch.equal(torch.stack(losses(phase)), torch.stack(losses(plain)))
@@ -177,11 +183,33 @@ def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkey
     def fail(*_):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(compiling, "graph_both_passes", fail)
+    monkeypatch.setattr(compiling, "graph_both_passes", pretend_both_passes)
+    monkeypatch.setattr(compiling, "capture", fail)
     phase, plain = (make_search(small_config("model.dropout=0")) for _ in range(2))
     graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
+    assert all(module.training for module in phase.supernet.modules())
     assert torch.equal(torch.stack(losses(phase, 6)), torch.stack(losses(plain, 6)))
     assert "NOTICE: no CUDA graphs of operations: RuntimeError: CUDA error" in capsys.readouterr().out
+
+
+def test_large_vocabularies_are_not_captured_where_tails_are_picked(small_config):
+    model = make_retraining(small_config("model.cutoffs=[5,20]"), ["dense"]).model
+    words = model.head.borders[-1]
+    assert has_fixed_shapes(model, softmax.STATIC_LOGITS // words)
+    assert not has_fixed_shapes(model, softmax.STATIC_LOGITS // words + 1)
+    assert has_fixed_shapes(make_retraining(small_config(), ["dense"]).model, 10**9)
+
+
+def test_a_sample_of_before_is_forgotten(small_config):
+    """Else the node that adds up its gradient lives on, on the stream of the GPU where it was made."""
+    phase, nodes = make_search(small_config("search.sampling=soft", "search.split=shared", "search.warmup_steps=0")), []
+    for step in (1, 2, 3):
+        phase.step(step)
+        row = phase.supernet.backbone.blocks[0].choice[1]
+        node = row.grad_fn.next_functions[0][0]
+        node.register_hook(lambda *_, step=step: nodes.append(step))
+        del row, node
+    assert nodes == []  # a node that lived on would have called in the next step
 
 
 def test_what_depends_on_the_place_is_not_captured(small_config):

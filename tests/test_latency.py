@@ -17,6 +17,7 @@ from nas.latency import (
     fitted_patterns,
     measure_beside,
     measure_costs,
+    measure_models,
     prediction,
     segment_works,
 )
@@ -138,11 +139,16 @@ def test_tokens_are_as_frequent_as_in_the_text(small_config):
     assert shares.tolist() == pytest.approx([0.9, 0.09, 0.01, 0.0], abs=0.02)
 
 
-def test_measuring_does_not_change_what_is_trained_after_it(small_config, counts):
+@pytest.mark.parametrize("timing", ["inference", "training"])
+def test_measuring_does_not_change_what_is_trained_after_it(timing, small_config, counts, monkeypatch):
+    """Neither the fresh weights of what is timed, nor the dropout of timed steps, of which there are as many as the
+    clock allows."""
+    monkeypatch.setattr(nas.latency, "SECONDS", 0.0)
     torch.manual_seed(3)
     expected = torch.randn(4)
     torch.manual_seed(3)
-    segment_works([(["dense"], small_config())], counts)
+    config = small_config(f"search.latency.timing={timing}", "model.dropout=0.5")
+    measure_models([(["dense"], config)], counts, rounds=1)
     assert torch.equal(torch.randn(4), expected)
 
 
