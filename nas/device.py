@@ -33,6 +33,10 @@ class Machine:
         """`cpu`, or the GPU's name."""
         return torch.cuda.get_device_name(self.device) if self.is_gpu else self.device.type
 
+    def __str__(self) -> str:
+        compiled = ", compiled operations" if self.compile else ""
+        return f"{self.name}, {self.precision}{compiled}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
     def autocast(self) -> AbstractContextManager:
         """Forward passes in the precision. Casts are not kept between operations: CUDA graphs could not hold them."""
         if self.precision == "fp32":

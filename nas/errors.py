@@ -49,5 +49,6 @@ def fail(status: int, message: str) -> None:
         # What is wrong with the input all processes of a machine find. The first one tells it and ends, at which
         # torchrun ends the others; who is still there a second later found it alone.
         time.sleep(1)
-    print((f"rank {rank}: " if rank else "") + " ".join(message.split()), file=sys.stderr, flush=True)
+    if status != 130 or rank == 0:  # they stop together
+        print((f"rank {rank}: " if rank else "") + " ".join(message.split()), file=sys.stderr, flush=True)
     sys.exit(status)

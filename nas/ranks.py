@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nas.errors import InputError, RunError
+from nas.errors import InputError, Interrupted, RunError
 
 PATIENCE = timedelta(minutes=30)  # for a rank to prepare a text or measure latencies while the others wait
 BUCKET = 2**22  # entries: smaller gradients are put together, so that each message is worth its latency
@@ -64,7 +64,13 @@ def joined(device: torch.device):
         dist.barrier()  # none leaves while another still waits for it
     except RuntimeError as error:
         if is_lost_contact(error):
-            raise RunError(f"{first_line(error)}; where another rank has ended, its own error says why") from None
+            raise RunError(
+                "contact with another process was lost: torchrun says below which one ended, and --resume goes on from "
+                f"the last checkpoint ({first_line(error)})"
+            ) from None
+        raise
+    except Interrupted:  # all together
+        dist.destroy_process_group()
         raise
     dist.destroy_process_group()  # after an error it could wait for what never comes; the process ends at once
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from models.transformer_xl import is_matrix
 from nas import ranks
 from nas.checkpoint import load_checkpoint, save_checkpoint
-from nas.config import TrainOptions
+from nas.config import Config, TrainOptions
 from nas.device import Machine
 from nas.errors import InputError, Interrupted, RunError
 from nas.record import RunFolder, perplexity
@@ -27,6 +27,7 @@ class Phase(Protocol):
     """What the loop drives. Its state_dict holds all that an exact continuation needs."""
 
     total_steps: int
+    config: Config
     machine: Machine
     unsound: Tensor | float  # 0; on a GPU NaN, once something was not finite that no nll tells of
 
@@ -173,6 +174,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Raises RunError on a non-finite loss, Interrupted on a signal; the last checkpoint stays usable."""
+        self.say(f"{self.phase.machine}, {ranks.size()} process{'es' if ranks.size() > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
         shown = sys.stderr.isatty() and ranks.is_main()
@@ -341,4 +343,7 @@ class Trainer:
         if len(states) == ranks.size() and self.phase.machine.set_random_state(states[ranks.rank()]):
             return
         self.draw_apart(1 + self.step * ranks.size() + ranks.rank())
-        self.say("NOTICE: other processes, or another device, saved this run: dropout goes on from new random numbers")
+        if self.phase.config.model.dropout:
+            self.say(
+                "NOTICE: other processes, or another device, saved this run: dropout goes on from new random numbers"
+            )
