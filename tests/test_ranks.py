@@ -165,7 +165,8 @@ def test_two_processes_go_on_exactly_where_they_were(small_yaml, tmp_path):
     process = start(torchrun(2), "search", small_yaml, "--run", folder, *options)
     wait_for_step(folder, 20, process)
     os.kill(rank_of(process, 1), signal.SIGTERM)  # one that is told to stop stops all
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
+    assert err.count("go on with the same command and --resume") == 1 and "contact" not in err
     first, second = torch.load(folder / "checkpoint.pt", weights_only=True)["random"]
     assert not torch.equal(first["cpu"], second["cpu"])
     assert "random numbers" not in succeed(torchrun(2), "search", small_yaml, "--run", folder, *options, "--resume")
@@ -225,6 +226,30 @@ def test_ranks_that_drift_apart_or_fail_alone_end_the_run(fault, config, tmp_pat
     process = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
     assert process.returncode == 1 and FAULTS[fault] in process.stderr, process.stderr
     assert lines(tmp_path / "run", "metrics.jsonl")[-1]["step"] < 20
+
+
+APART = """
+import sys
+sys.path.insert(0, {root!r})
+sys.argv = ["search.py", {config!r}, "train.steps=18", "search.warmup_steps=15", "--run", {folder!r}]
+import search, torch, nas.assembly
+from nas.errors import run_command
+from nas.ranks import rank
+original = nas.assembly.build_supernet
+def build(*arguments):
+    torch.manual_seed(rank())
+    return original(*arguments)
+nas.assembly.build_supernet = build
+run_command(search.main)
+"""
+
+
+def test_ranks_begin_alike_whatever_each_has_drawn(config, tmp_path):
+    """In a hard search too, which DistributedDataParallel does not watch over."""
+    program = tmp_path / "apart.py"
+    program.write_text(APART.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run")))
+    done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 FUNCTIONS = """
