@@ -231,7 +231,7 @@ def test_ranks_that_drift_apart_or_fail_alone_end_the_run(fault, config, tmp_pat
 APART = """
 import sys
 sys.path.insert(0, {root!r})
-sys.argv = ["search.py", {config!r}, "train.steps=18", "search.warmup_steps=15", "--run", {folder!r}]
+sys.argv = ["search.py", {config!r}, "train.steps=22", "--run", {folder!r}]
 import search, torch, nas.assembly
 from nas.errors import run_command
 from nas.ranks import rank
