@@ -8,7 +8,7 @@ CONFIGS := experiments/demo
 .PHONY: help setup demo test lint clean
 help:
 	@echo "make demo   search, derive, retrain and animate on the text that Python carries (under 4 minutes)"
-	@echo "make test   format, lint and tests (under 10 minutes)"
+	@echo "make test   format, lint and tests (under 15 minutes)"
 	@echo "make clean  remove $(DEMO) and caches; .venv stays"
 
 setup: $(VENV)/installed

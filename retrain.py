@@ -60,7 +60,7 @@ def main() -> None:
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
     from nas.device import set_up
-    from nas.ranks import joined
+    from nas.ranks import process_group
     from nas.record import open_run
     from nas.retraining import BEST
 
@@ -70,7 +70,7 @@ def main() -> None:
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
     machine = set_up(config.seed, config.train)
-    with joined(machine.device):
+    with process_group(machine.device):
         retrain(content, config, run, machine, arguments.eval_only)
 
 

@@ -18,12 +18,12 @@ def main() -> None:
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
     from nas.device import set_up
-    from nas.ranks import joined
+    from nas.ranks import process_group
     from nas.record import open_run
 
     run = open_run(arguments.run, config, "search", arguments.resume)
     machine = set_up(config.seed, config.train)
-    with joined(machine.device):
+    with process_group(machine.device):
         search(config, run, machine)
 
 
@@ -33,7 +33,7 @@ def search(config, run, machine) -> None:
     from nas.data import Corpus
     from nas.latency import current_costs
     from nas.prepare import prepare
-    from nas.ranks import first_on_each_machine, only_main
+    from nas.ranks import broadcast_from_main, first_on_each_machine
     from nas.record import OUTCOME, provenance
     from nas.searching import Search, cut_streams
     from nas.trainer import Trainer
@@ -43,7 +43,7 @@ def search(config, run, machine) -> None:
     cut_streams(corpus, config)  # text that is too short is told before anything is measured
     latency = None
     if config.search.latency.source == "measured":
-        latency = only_main(lambda: current_costs(config, corpus.counts(), run.path / "latency.yaml"))
+        latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), run.path / "latency.yaml"))
     phase = Search(build_supernet(config, corpus), corpus, config, latency)
     trainer = Trainer(phase, run, config.train)
 

@@ -22,7 +22,6 @@ def nll_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     With e = exp(logit - largest) and total = sum of e, the gradient of a row's logits is g (e / total - one_hot), g
     the gradient of its nll. The difference is e - total * one_hot: gradients() puts the factor g / total elsewhere.
-    A nll needs more digits than the 8 bits of a bf16 product, which is therefore summed up in float32.
     """
     index, largest = targets[:, None], logits.amax(dim=1, keepdim=True)
     target_logit = logits.gather(1, index)
@@ -45,7 +44,8 @@ def gradients(
 
 
 def layer_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """nll_in_place of W h + b, with a difference of the type of hidden [N, D], for gradients()."""
+    """nll_in_place of W h + b, with a difference of the type of hidden [N, D], for gradients(). A nll needs more digits
+    than the 8 bits of a bf16 product, which is therefore summed up in float32."""
     logits = hidden @ weight.t()
     if logits.dtype == torch.bfloat16:
         logits = logits.float()

@@ -136,12 +136,8 @@ class TransformerXL(nn.Module):
         deep: bool = False,
     ):
         super().__init__()
-        self.d_model, self.relative, self.stride, self.recompute = (
-            sizes.d_model,
-            sizes.relative,
-            sizes.stride,
-            recompute,
-        )
+        self.d_model, self.relative, self.stride = sizes.d_model, sizes.relative, sizes.stride
+        self.recompute = recompute
         self.embedding = embedding
         self.grid = grid
         self.blocks = nn.ModuleList(blocks)

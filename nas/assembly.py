@@ -120,7 +120,7 @@ def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, spli
     looking_back, period = count_looking_back(blocks), period_of(blocks, image_size(config))
     rows = config.evaluate.batch_size
     with machine.autocast(), machine.eagerly():
-        return evaluate_split(model, corpus, split, rows, segment, memory, looking_back, period)
+        return evaluate_split(model, corpus, split, rows, segment, memory, looking_back, period, machine.device)
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:

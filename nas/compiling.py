@@ -1,5 +1,5 @@
 """Faster steps on a GPU: operations by torch.compile, launches by CUDA graphs. Where something is not supported, a line
-says so, and the step runs as it is.
+says so, and the step is to run as it is (whether it can after a capture that failed, no GPU has shown yet).
 
 A hard search samples another path in each step. So operations are compiled one by one, never the network: whatever path
 they stand in, they are the same. A small model's step is as long as its launches take. Where every step runs the same
@@ -11,6 +11,7 @@ memory, and hold for the order in which they were recorded: each new path would 
 import time
 import warnings
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,7 @@ def operations_of(network: nn.Module) -> list[Operation]:
 # --- operations
 
 
+Result = TypeVar("Result")
 Inputs = tuple[Tensor, Tensor | None, Positions]  # of an operation
 
 
@@ -161,7 +163,7 @@ def graph_operations(network: TransformerXL, config: Config, machine: Machine, r
         with machine.own_random_numbers(), machine.autocast():
             for operation in operations:
                 operation.forward = GraphedOperation(operation, usual_inputs(network, config, machine, rows))
-    except RuntimeError as error:
+    except Exception as error:
         for operation, forward in zip(operations, before, strict=True):
             operation.forward = forward
             operation.train()
@@ -196,7 +198,7 @@ class CapturedStep:
         if key not in self.graphs:
             try:
                 self.graphs[key] = capture(self.work, inputs)
-            except RuntimeError as error:
+            except Exception as error:
                 self.works = False
                 print(f"NOTICE: no CUDA graph of the step: {one_line(error)}", flush=True)
                 return warm_up(self.work, inputs, self.side)
@@ -222,7 +224,7 @@ def warm_up(work: Callable[..., tuple], inputs: tuple, side: torch.cuda.Stream) 
     return outputs
 
 
-def capture(work: Callable[..., tuple], inputs: tuple) -> tuple[Callable[[], None], list, tuple]:
+def capture(work: Callable[..., Result], inputs: tuple) -> tuple[Callable[[], None], list, Result]:
     """(what replays work, where its inputs must be put before, its outputs). Nothing is computed yet."""
     places = [None if x is None else x.clone() for x in inputs]
     graph = torch.cuda.CUDAGraph()

@@ -113,7 +113,7 @@ class TrainOptions:
     device: str = option("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
         "auto",
-        "of matrix products; auto: bf16 on a GPU that has it, else fp32 (tf32 on a GPU). Weights are fp32 always",
+        "of matrix products; auto: bf16 on a GPU that has it, else fp32 (on a GPU by tf32). Weights are fp32 always",
         choices=("auto", "fp32", "bf16"),
     )
     compile: str = option(

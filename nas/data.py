@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.transformer_xl import Memories
 from nas.errors import InputError
-from nas.ranks import all_rows, own_share
+from nas.ranks import gather_rows, own_share
 from nas.tokenizer import load_tokenizer
 
 RESIDENT_SHARE = 0.1  # of a GPU's memory: a stream that takes no more is kept there
@@ -122,7 +122,7 @@ class ContextBatches:
 
     def state_dict(self) -> dict:
         """With the memories of all ranks, on rank 0."""
-        blocks = self.memories and [None if block is None else all_rows(block) for block in self.memories.blocks]
+        blocks = self.memories and [None if block is None else gather_rows(block) for block in self.memories.blocks]
         return {"position": self.position, "memories": blocks}
 
     def load_state_dict(self, state: dict) -> None:

@@ -56,8 +56,9 @@ class Machine:
         return "cuda" in state or not self.is_gpu
 
     def eagerly(self) -> AbstractContextManager:
-        """While it lasts nothing compiled is used: shapes that come rarely, such as those of evaluation and of memories
-        that are not full yet, would take longer to compile than that saves."""
+        """While it lasts nothing compiled is used (but graphs, where shapes are those of training): shapes that come
+        rarely, such as those of evaluation and of memories that are not full yet, would take longer to compile than
+        that saves."""
         return torch.compiler.set_stance("force_eager") if self.compile else nullcontext()
 
     def own_random_numbers(self) -> AbstractContextManager:
@@ -123,7 +124,7 @@ def set_up(seed: int, options: TrainOptions) -> Machine:
     machine = machine_of(options)
     if machine.is_gpu:
         torch.cuda.set_device(machine.device)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # of what stays in fp32
+        torch.backends.cuda.matmul.allow_tf32 = options.precision != "fp32"  # whoever asks for fp32 gets it
         # No attention here goes through scaled_dot_product_attention, and should one ever: cuDNN's gave gradients of
         # NaN under a mask at some lengths (pytorch 196678), and misread fp32 masks of bf16 queries (pytorch 191612).
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -19,14 +19,21 @@ from nas.data import Corpus
 
 @torch.no_grad()
 def total_nll(
-    model: nn.Module, tokens: np.ndarray, batch_size: int, segment: int, memory: int, looking_back: int, period: int = 1
+    model: nn.Module,
+    tokens: np.ndarray,
+    batch_size: int,
+    segment: int,
+    memory: int,
+    looking_back: int,
+    period: int = 1,
+    device: torch.device | str = "cpu",
 ) -> tuple[float, int]:
     """Sum of the nll of tokens[1:] in nats, and how many they are.
 
     model(tokens [B, L], targets [B, L], memories, memory_length) -> (nll [B, L], memories); looking_back: how many of
-    its blocks have a memory; period: after how many tokens a place in the stream is like the first to the model. The
-    model's mode (train or eval) is restored. The ranks of a run share the rows, and all get the sums. Raises ValueError
-    below two tokens.
+    its blocks have a memory; period: after how many tokens a place in the stream is like the first to the model;
+    device: the network's. The model's mode (train or eval) is restored. The ranks of a run share the rows, and all get
+    the sums. Raises ValueError below two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -41,9 +48,8 @@ def total_nll(
     # per_row of them. The end is padded; causality keeps the padding from mattering.
     padded = torch.zeros((rows * per_row + warm) * segment + 1, dtype=torch.int64)
     padded[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-    own = torch.arange(rows).tensor_split(ranks.size())[ranks.rank()]
+    own = torch.arange(rows).tensor_split(ranks.world_size())[ranks.rank()]
     offsets = torch.arange(segment + 1)[None, :]
-    device = next((parameter.device for parameter in model.parameters()), None)
     padded, own, offsets = padded.to(device), own.to(device), offsets.to(device)
 
     was_training, total, counted, memories = model.training, 0.0, 0, None
@@ -58,7 +64,7 @@ def total_nll(
         total += nll.double()[counts].sum().item()
         counted += int(counts.sum())
     model.train(was_training)
-    total, counted = ranks.total([total, counted])
+    total, counted = ranks.all_reduce_sum([total, counted])
     return total, int(counted)
 
 
@@ -80,9 +86,10 @@ def evaluate_split(
     memory: int,
     looking_back: int,
     period: int = 1,
+    device: torch.device | str = "cpu",
 ) -> dict:
     """The figures of one split; word perplexity and bits per byte refer to the original text."""
-    total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back, period)
+    total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back, period, device)
     about = corpus.meta["splits"][split]
     return {
         "nll": total,

@@ -81,7 +81,8 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
 
 
 class SegmentWork:
-    """One segment through a model whose memories are full: a forward pass, or a training step.
+    """One segment through a model whose memories are full: a forward pass, or a training step; operations run as they
+    are, neither compiled nor replayed by CUDA graphs.
 
     tokens [B, L + 1]. Called again and again, with the same tokens and memories; returns when the device has finished.
     """

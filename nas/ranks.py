@@ -27,7 +27,7 @@ def started_by_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
-def size() -> int:
+def world_size() -> int:
     """How many ranks there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -47,7 +47,7 @@ def local_rank() -> int:
 
 
 @contextmanager
-def joined(device: torch.device):
+def process_group(device: torch.device):
     """While it lasts, the ranks that torchrun started talk to each other: by gloo, and between GPUs by NCCL.
 
     Ranks that lose another raise RunError: that one's own error says why, and torchrun ends all.
@@ -89,20 +89,20 @@ def first_line(error: Exception) -> str:
 
 def own_share(rows: int, accumulate: int) -> slice:
     """Of the batch's rows those of this rank. Raises InputError where ranks and parts do not divide them."""
-    if rows % (size() * accumulate):
+    if rows % (world_size() * accumulate):
         raise InputError(
-            f"train.batch_size={rows} must be a multiple of the {size()} processes"
+            f"train.batch_size={rows} must be a multiple of the {world_size()} processes"
             + (f" times train.accumulate={accumulate}" if accumulate > 1 else "")
         )
-    own = rows // size()
+    own = rows // world_size()
     return slice(rank() * own, (rank() + 1) * own)
 
 
-def all_rows(own: Tensor) -> Tensor | None:
+def gather_rows(own: Tensor) -> Tensor | None:
     """The rows of all ranks in order, on rank 0; None on the others. own: those of this rank, the same shape on all."""
-    if size() == 1:
+    if world_size() == 1:
         return own
-    parts = [torch.empty_like(own) for _ in range(size())] if is_main() else None
+    parts = [torch.empty_like(own) for _ in range(world_size())] if is_main() else None
     dist.gather(own.contiguous(), parts)
     return torch.cat(parts) if is_main() else None
 
@@ -110,34 +110,34 @@ def all_rows(own: Tensor) -> Tensor | None:
 # --- what ranks tell each other
 
 
-def mean(x: Tensor) -> Tensor:
+def all_reduce_mean(x: Tensor) -> Tensor:
     """Mean of x over all ranks, the same on each."""
-    if size() > 1:
+    if world_size() > 1:
         x = x.clone()
         dist.all_reduce(x)
-        x /= size()
+        x /= world_size()
     return x
 
 
-def total(numbers: list[float]) -> list[float]:
+def all_reduce_sum(numbers: list[float]) -> list[float]:
     """Sums of some numbers over all ranks."""
-    if size() == 1:
+    if world_size() == 1:
         return numbers
     sums = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(sums)
     return sums.tolist()
 
 
-def any_of(flag: bool) -> bool:
+def any_rank(flag: bool) -> bool:
     """Whether it is so on any rank."""
-    return total([float(flag)])[0] > 0
+    return all_reduce_sum([float(flag)])[0] > 0
 
 
-def of_all(value) -> list:
+def all_gather(value) -> list:
     """The value of each rank, on each."""
-    if size() == 1:
+    if world_size() == 1:
         return [value]
-    values = [None] * size()
+    values = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
@@ -146,32 +146,32 @@ def check_same(values: dict[str, Tensor]) -> None:
     """Raises RunError where a tensor, by name, is not the same, bit by bit, on all ranks: they would drift apart."""
     for name, value in values.items():
         value = value.detach().double().cpu()
-        for number, other in enumerate(of_all(value)):
+        for number, other in enumerate(all_gather(value)):
             if not torch.equal(other, value):
                 raise RunError(
-                    f"{name} differs between rank {rank()} and rank {number}, and must not; start again from the last "
+                    f"not the same on ranks {rank()} and {number}, and must be: {name}; start again from the last "
                     "checkpoint with --resume, on machines of one kind with one version of everything"
                 )
 
 
-def wait_for_all() -> None:
+def barrier() -> None:
     """Until every rank has come to the same point."""
-    if size() > 1:
+    if world_size() > 1:
         dist.barrier()
 
 
 def first_on_each_machine(work: Callable[[], Result]) -> Result:
     """Its result, made by one rank of each machine before the others, which then find it in a cache."""
-    if size() == 1:
+    if world_size() == 1:
         return work()
     result = work() if local_rank() == 0 else None
-    wait_for_all()
+    barrier()
     return result if local_rank() == 0 else work()
 
 
-def only_main(work: Callable[[], Result]) -> Result:
+def broadcast_from_main(work: Callable[[], Result]) -> Result:
     """Its result, made by rank 0 alone, on each rank."""
-    if size() == 1:
+    if world_size() == 1:
         return work()
     box = [work() if is_main() else None]
     dist.broadcast_object_list(box)
@@ -184,14 +184,14 @@ def only_main(work: Callable[[], Result]) -> Result:
 def replicate(model: nn.Module) -> nn.Module:
     """A model all of whose parameters get a gradient in each backward pass, which then averages them over the ranks
     while it is still going on (DistributedDataParallel)."""
-    if size() == 1:
+    if world_size() == 1:
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def share_parameters(model: nn.Module) -> None:
     """Give all ranks the parameters of rank 0, as replicate() does."""
-    for parameter in model.parameters() if size() > 1 else ():
+    for parameter in model.parameters() if world_size() > 1 else ():
         dist.broadcast(parameter.data, src=0)
 
 
@@ -207,13 +207,14 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     For a sampled path, whose operations alone have gradients, the same on all ranks: DistributedDataParallel expects
     all, or searches the graph of each step for those that will come.
     """
-    if size() == 1:
+    if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    large = [gradient for gradient in gradients if gradient.numel() >= BUCKET and gradient.is_contiguous()]
+    large, small = [], []
+    for gradient in gradients:
+        (large if gradient.numel() >= BUCKET and gradient.is_contiguous() else small).append(gradient)
     waiting = [dist.all_reduce(gradient, async_op=True) for gradient in large]
-    known = {id(gradient) for gradient in large}
-    for bucket in buckets([gradient for gradient in gradients if id(gradient) not in known]):
+    for bucket in buckets(small):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat)
         parts = flat.split([gradient.numel() for gradient in bucket])
@@ -222,7 +223,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for work in waiting:
         work.wait()
     if gradients:
-        torch._foreach_div_(gradients, size())
+        torch._foreach_div_(gradients, world_size())
 
 
 def buckets(gradients: list[Tensor]) -> list[list[Tensor]]:

@@ -23,7 +23,7 @@ RESULTS_FORMAT = "par-results/1"
 class Retraining:
     """A fixed pattern, trained as an ordinary Transformer-XL; keeps the weights that were best on valid."""
 
-    unsound = 0.0
+    nonfinite = 0.0
 
     def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
         self.machine = machine_of(config.train)
@@ -39,7 +39,7 @@ class Retraining:
         if not self.model.training:  # setting the mode of every module costs 0.4 ms a step
             self.model.train()
         batch = self.stream.next()
-        return self.weights(step, batch, self.stream), batch.targets.numel() * ranks.size()
+        return self.weights(step, batch, self.stream), batch.targets.numel() * ranks.world_size()
 
     def must_be_same(self) -> dict[str, Tensor]:
         return {"the sums of the weights": self.weights.optimizer.sums()}
@@ -103,6 +103,6 @@ def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.pattern(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": ranks.only_main(lambda: measure_beside(pattern, config, counts, predicted)),
+        "latency": ranks.broadcast_from_main(lambda: measure_beside(pattern, config, counts, predicted)),
         "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
     }

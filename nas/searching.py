@@ -94,8 +94,8 @@ class Search:
         if hard:  # where paths are chosen: else each choice would wait for the GPU
             logits.data = logits.data.cpu()
         shape = logits.shape[:1] if hard else logits.shape
-        self.sample = torch.zeros(shape, device=self.machine.device, requires_grad=True)  # gates, or weights
-        self.sample.grad = torch.zeros_like(self.sample)  # it and its gradient stay where they are
+        self.leaf = torch.zeros(shape, device=self.machine.device, requires_grad=True)  # gates, or weights
+        self.leaf.grad = torch.zeros_like(self.leaf)  # it and its gradient stay where they are
         self.weights = WeightsStep(supernet.backbone, config, self.total_steps, self.machine, sampled=hard)
         optimizer = self.options.optimizer
         self.logits_optimizer = torch.optim.Adam(
@@ -104,7 +104,7 @@ class Search:
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.fair_queue: list[list[int]] = []  # of the warm-up: paths that make the visits of each operation equal
         self.temperature = self.options.temperature.start
-        self.unsound: Tensor | float = 0.0
+        self.nonfinite: Tensor | float = 0.0
         self.heldout_nll: Tensor | None = None  # of the last logits step on held-out text, mean over its paths
         # Tensors beside the logits, for which nobody has to wait: the likeliest operation of each block [N], and the
         # step at which it last changed.
@@ -125,7 +125,7 @@ class Search:
             nll, self.heldout_nll = None, self.heldout_logits_step(step, batch)
         else:
             nll = self.shared_step(step, batch)
-        return nll, batch.targets.numel() * ranks.size()
+        return nll, batch.targets.numel() * ranks.world_size()
 
     @cached_property
     def first_logits_step(self) -> int | None:
@@ -157,7 +157,7 @@ class Search:
         else:
             sample, begin = self.draw(self.supernet.logits)
             nll = self.weights(step, batch, self.stream, begin, kind="both")
-            sample.backward(self.sample.grad.to(sample.device))
+            sample.backward(self.leaf.grad.to(sample.device))
         self.update_logits(step)
         return nll
 
@@ -169,21 +169,21 @@ class Search:
         else:
             sample, begin = self.draw(self.supernet.logits)
             begin()
-            nll = run_batch(self.supernet, batch, self.arch_stream, self.config, self.machine, self.follow_to_sample)
-            sample.backward(self.sample.grad.to(sample.device))
+            nll = run_batch(self.supernet, batch, self.arch_stream, self.config, self.machine, self.follow_to_leaf)
+            sample.backward(self.leaf.grad.to(sample.device))
         self.update_logits(step)
         return nll
 
-    def follow_to_sample(self, loss: Tensor) -> None:
+    def follow_to_leaf(self, loss: Tensor) -> None:
         """Backward, but to the sample alone."""
-        self.sample.grad += torch.autograd.grad(loss, [self.sample])[0]
+        self.leaf.grad += torch.autograd.grad(loss, [self.leaf])[0]
 
     @property
     def scores_paths(self) -> bool:
         return self.options.sampling == "hard" and self.options.estimator == "leave_one_out"
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """A fresh sample, as a function of the logits; and what sets the SuperNet to its values, which self.sample
+        """A fresh sample, as a function of the logits; and what sets the SuperNet to its values, which self.leaf
         holds, and through which the loss gives it a gradient.
 
         The two meet outside of the network's graph: logits may be on another device, a batch may be read in parts, and
@@ -194,11 +194,11 @@ class Search:
         else:
             path, sample = straight_through(logits, noise, self.temperature)
         with torch.no_grad():
-            self.sample.copy_(sample)
+            self.leaf.copy_(sample)
 
         def begin() -> None:
-            self.sample.grad.zero_()
-            values = self.sample if logits.requires_grad else self.sample.detach()
+            self.leaf.grad.zero_()
+            values = self.leaf if logits.requires_grad else self.leaf.detach()
             if path is None:
                 self.supernet.mix(values)
             else:
@@ -247,14 +247,14 @@ class Search:
     def update_logits(self, step: int) -> None:
         """Add the gradient of what is charged beside the nll, then step."""
         logits = self.supernet.logits
-        logits.grad = ranks.mean(logits.grad)
+        logits.grad = ranks.all_reduce_mean(logits.grad)
         charges = self.charges(logits, step)
         if charges.requires_grad:  # by default nothing is charged
             (gradient,) = torch.autograd.grad(charges, [logits])
             logits.grad = logits.grad + gradient
         finite = logits.grad.isfinite()
-        if logits.is_cuda:  # nobody waits: what is not finite changes nothing, and Trainer.settle() will see it
-            self.unsound = self.unsound + 0.0 * logits.grad.sum()
+        if logits.is_cuda:  # nobody waits: what is not finite changes nothing, and Trainer.check_finite() will see it
+            self.nonfinite = self.nonfinite + 0.0 * logits.grad.sum()
             logits.grad = torch.where(finite, logits.grad, 0)
         elif not finite.all():
             raise FloatingPointError("the gradient of the logits is not finite")

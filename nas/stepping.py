@@ -50,7 +50,7 @@ def run_batch(
         total = total + loss.detach()
         memories.append(after)
     stream.memories = Memories.join(memories)
-    total = ranks.mean(total)
+    total = ranks.all_reduce_mean(total)
     if not machine.is_gpu and not math.isfinite(total.item()):
         raise FloatingPointError(f"the training loss is {total.item()}")
     return total
@@ -76,7 +76,7 @@ class WeightsStep:
         """Compile, and capture what is worth it. Parts of a batch would overwrite each other's gradients in a graph,
         recomputation draws random numbers anew, and DistributedDataParallel has work beside the step."""
         train, machine = self.config.train, self.machine
-        rows = train.batch_size // (ranks.size() * train.accumulate)
+        rows = train.batch_size // (ranks.world_size() * train.accumulate)
         compile_operations(network, self.config, machine, rows)
         plain = machine.is_gpu and train.accumulate == 1 and not self.config.model.recompute
         if not plain or not is_launch_bound(self.config, rows) or not is_same_everywhere(network):
@@ -85,7 +85,7 @@ class WeightsStep:
             graph_operations(network, self.config, machine, rows)
             return None
         fixed = has_fixed_shapes(network, rows * train.segment)
-        return CapturedStep(self.update_flat) if fixed and ranks.size() == 1 else None
+        return CapturedStep(self.update_flat) if fixed and ranks.world_size() == 1 else None
 
     def __call__(
         self, step: int, batch: Batch, stream: ContextBatches, begin: Callable[[], None] = lambda: None, kind: str = ""

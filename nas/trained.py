@@ -78,7 +78,9 @@ class TrainedSuperNet:
             else:
                 model = SampledPaths(self.supernet, pi, SEED + part)
             with self.machine.autocast():
-                total, counted = total_nll(model, text, ROWS, train.segment, train.memory, looking_back, self.period)
+                total, counted = total_nll(
+                    model, text, ROWS, train.segment, train.memory, looking_back, self.period, self.machine.device
+                )
             losses.append(total / counted)
         return np.array(losses)
 
@@ -94,7 +96,9 @@ class TrainedSuperNet:
         train = self.config.train
         with self.machine.autocast(), self.machine.eagerly():
             losses = [
-                total_nll(model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period)
+                total_nll(
+                    model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period, self.machine.device
+                )
                 for text in parts
             ]
         return sum(total for total, _ in losses) / sum(counted for _, counted in losses)

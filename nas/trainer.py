@@ -29,7 +29,7 @@ class Phase(Protocol):
     total_steps: int
     config: Config
     machine: Machine
-    unsound: Tensor | float  # 0; on a GPU NaN, once something was not finite that no nll tells of
+    nonfinite: Tensor | float  # 0; on a GPU NaN, once something was not finite that no nll tells of
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """Train step number `step` (from 1); returns the mean nll in nats that the weights trained on (None where they
@@ -149,13 +149,15 @@ class StopSignal:
             signal.signal(number, handler)
 
     def handle(self, number, frame) -> None:
-        if self.received is not None and ranks.size() == 1:  # torchrun sends a second one itself, and kills at last
+        if (
+            self.received is not None and ranks.world_size() == 1
+        ):  # torchrun sends a second one itself, and kills at last
             raise KeyboardInterrupt
         self.received = number
 
     def on_any_rank(self) -> bool:
         """All ranks have to stop after the same step."""
-        return ranks.any_of(self.received is not None)
+        return ranks.any_rank(self.received is not None)
 
 
 class Trainer:
@@ -174,7 +176,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Raises RunError on a non-finite loss, Interrupted on a signal; the last checkpoint stays usable."""
-        self.say(f"{self.phase.machine}, {ranks.size()} process{'es' if ranks.size() > 1 else ''}")
+        self.say(f"{self.phase.machine}, {ranks.world_size()} process{'es' if ranks.world_size() > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
         shown = sys.stderr.isatty() and ranks.is_main()
@@ -234,9 +236,9 @@ class Trainer:
         self.rate_seconds += seconds
         self.train_seconds += seconds
 
-    def settle(self) -> float:
+    def check_finite(self) -> float:
         """The window's nll as a number. Where the GPU met one that is not finite, this is where it comes to light."""
-        self.window_nll = float(self.window_nll + self.phase.unsound)
+        self.window_nll = float(self.window_nll + self.phase.nonfinite)
         if not math.isfinite(self.window_nll):
             raise self.failure(self.step, "since the last line of the log a loss or gradient was not finite")
         return self.window_nll
@@ -248,13 +250,13 @@ class Trainer:
         )
 
     def log_train(self) -> None:
-        self.settle()
-        if ranks.size() > 1:
+        window_nll = self.check_finite()
+        if ranks.world_size() > 1:
             ranks.check_same(self.phase.must_be_same())
         self.phase.record(self.run, self.step)
         if not self.window_tokens:  # the weights have not trained since the last line
             return
-        nll, tokens_per_s = self.settle() / self.window_tokens, self.rate_tokens / self.rate_seconds
+        nll, tokens_per_s = window_nll / self.window_tokens, self.rate_tokens / self.rate_seconds
         scalars = self.phase.scalars()
         self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
@@ -291,30 +293,29 @@ class Trainer:
     def say(self, text: str) -> None:
         """To the terminal and the log, once for all ranks."""
         self.run.log(text)
-        if ranks.is_main():
-            tqdm.write(text)
+        tqdm.write(text)
 
     def save(self) -> None:
         state = {
             "step": self.step,
             "tokens": self.tokens,
             "seconds": [self.train_seconds, self.wall_seconds],
-            "window": [self.settle(), self.window_tokens],
+            "window": [self.check_finite(), self.window_tokens],
             "stopped": self.stopped,
             "valid": self.valid,
-            "random": ranks.of_all(self.phase.machine.random_state()),
+            "random": ranks.all_gather(self.phase.machine.random_state()),
             "phase": self.phase.state_dict(),
         }
         if ranks.is_main():
             save_checkpoint(self.run.checkpoint, state)
-        ranks.wait_for_all()  # a rank that ends now would have torchrun end the one that writes
+        ranks.barrier()  # a rank that ends now would have torchrun end the one that writes
         self.saved_step = self.step
 
     def restore(self) -> None:
         """Go back to the checkpoint, if there is one, and drop what was logged after it. Raises InputError where only
         some of the ranks see it."""
         found = self.run.checkpoint.exists()
-        if any(other != found for other in ranks.of_all(found)):
+        if any(other != found for other in ranks.all_gather(found)):
             raise InputError(
                 f"{self.run.checkpoint} is there for some processes only; all machines must see the run folder"
             )
@@ -340,9 +341,9 @@ class Trainer:
     def restore_random(self, states: list | Tensor) -> None:
         """Of dropout. Where there were other ranks, or another device, it is drawn anew, from this step on."""
         states = [{"cpu": states}] if isinstance(states, Tensor) else states  # from before there were ranks
-        if len(states) == ranks.size() and self.phase.machine.set_random_state(states[ranks.rank()]):
+        if len(states) == ranks.world_size() and self.phase.machine.set_random_state(states[ranks.rank()]):
             return
-        self.draw_apart(1 + self.step * ranks.size() + ranks.rank())
+        self.draw_apart(1 + self.step * ranks.world_size() + ranks.rank())
         if self.phase.config.model.dropout:
             self.say(
                 "NOTICE: other processes, or another device, saved this run: dropout goes on from new random numbers"

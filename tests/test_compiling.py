@@ -115,12 +115,12 @@ def test_a_sample_and_its_gradient_stay_where_they_are(small_config):
     """For a graph writes where they were when it was captured, whatever has run without it since."""
     for options in (["search.split=shared"], []):
         phase = make_search(small_config("search.sampling=soft", "search.warmup_steps=2", *options))
-        places = phase.sample.data_ptr(), phase.sample.grad.data_ptr()
+        places = phase.leaf.data_ptr(), phase.leaf.grad.data_ptr()
         largest = []
         for step in range(1, 12):
             phase.step(step)
-            assert (phase.sample.data_ptr(), phase.sample.grad.data_ptr()) == places
-            largest.append(phase.sample.grad.abs().max())
+            assert (phase.leaf.data_ptr(), phase.leaf.grad.data_ptr()) == places
+            largest.append(phase.leaf.grad.abs().max())
         assert max(largest) > 0 and largest[0] == 0
 
 

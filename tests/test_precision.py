@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from models import softmax
-from models.attention import Positions, attend, causal_mask, product_dtype, sinusoids, traced_attend
+from models.attention import attend, causal_mask, product_dtype, sinusoids, traced_attend
 from models.operations import OPERATIONS, Sizes
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
@@ -152,4 +152,3 @@ def test_positions_are_not_kept_while_the_compiler_traces():
     assert sinusoids(4, 6) is sinusoids(4, 6)
     traced = torch.compile(lambda x: x + sinusoids(4, 6, device=x.device), backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(torch.zeros(4, 6)), sinusoids(4, 6))
-    assert Positions(None).start == 0

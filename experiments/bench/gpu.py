@@ -1,7 +1,8 @@
-"""How fast a GPU searches and trains: `python experiments/bench/gpu.py --source FOLDER` (WikiText-2; under 8 minutes).
+"""How fast a GPU searches and trains: `python experiments/bench/gpu.py --source FOLDER` (WikiText-2).
 
-Four parts, each in a process of its own, through the classes and commands that users use. Options as they are by
-default (train.precision=auto, train.compile=auto), or given at the end of the command, such as train.compile=never.
+Meant to take under 8 minutes. Four parts, each in a process of its own, through the classes and commands that users
+use. Options as they are by default (train.precision=auto, train.compile=auto), or given at the end of the command, such
+as train.compile=never.
 
 a  The TensorFlow implementation's whole training: its soft search of 6 blocks, d_model 128, 12,000 words with cutoffs,
    segment 32, memory 16, 56,500 steps of 1,024 tokens, on as many tokens as WikiText-2 has, drawn by Zipf's law. Steps
@@ -287,4 +288,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from nas.errors import run_command
+
+    run_command(main)

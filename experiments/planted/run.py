@@ -154,7 +154,9 @@ def trained_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> 
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
     looking_back = count_looking_back(phase.model.blocks)
-    total, counted = total_nll(phase.model, corpus.tokens("valid"), 16, 16, 16, looking_back)
+    total, counted = total_nll(
+        phase.model, corpus.tokens("valid"), 16, 16, 16, looking_back, device=phase.machine.device
+    )
     return {"nll": total / counted, "ratio": count_flops(config, corpus.counts()).ratio(list(pattern))}
 
 

@@ -74,10 +74,12 @@ def prepared(overrides: list[str]) -> tuple[Config, object]:
 
 def judge(model, operations, config: Config, corpus) -> float:
     """nll per token on the beginning of valid."""
+    from nas.device import machine_of
     from nas.evaluation import count_looking_back, total_nll
 
     tokens, train = corpus.tokens("valid")[: JUDGED_TOKENS + 1], config.train
-    total, counted = total_nll(model, tokens, 16, train.segment, train.memory, count_looking_back(operations))
+    looking_back, device = count_looking_back(operations), machine_of(train).device
+    total, counted = total_nll(model, tokens, 16, train.segment, train.memory, looking_back, device=device)
     return total / counted
 
 

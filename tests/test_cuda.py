@@ -1,0 +1,67 @@
+"""Search and retraining on a GPU, from the first step to a checkpoint and on from it; skipped where there is none."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.conftest import NO_GPU
+from tests.making import make_retraining, make_search
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]
+pytestmark += [pytest.mark.filterwarnings("ignore")]  # the compiler's own, of what it looks at
+STAGES = {
+    "hard": ["search.warmup_steps=6"],
+    "straight-through": ["search.estimator=straight_through", "search.warmup_steps=6"],
+    "soft": ["search.sampling=soft", "search.split=shared", "search.warmup_steps=8", "model.cutoffs=[5,20]"],
+    "retrain": ["model.cutoffs=[5,20]"],
+}
+
+
+def make(stage, config):
+    return make_retraining(config, ["attention", "dense", "attention"]) if stage == "retrain" else make_search(config)
+
+
+def losses(phase, steps):
+    return [float(nll) for nll in (phase.step(step)[0] for step in steps) if nll is not None]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gpu_trains_as_a_cpu(stage, small_config):
+    """In fp32, as it is and compiled and captured: the same losses, memories and figures, but for rounding."""
+    options = [*STAGES[stage], "model.dropout=0", "train.precision=fp32", "train.memory=12"]
+    expected = make(stage, small_config(*options))
+    right, figures = losses(expected, range(1, 25)), None
+    for compile in ("never", "always"):
+        phase = make(stage, small_config(*options, "train.device=cuda", f"train.compile={compile}"))
+        assert losses(phase, range(1, 25)) == pytest.approx(right, abs=2e-3)
+        if stage == "retrain":
+            assert phase.stream.memories.blocks[0].is_cuda
+        else:
+            figures = phase.evaluate(None, 24), expected.evaluate(None, 24)
+            assert figures[0]["nll_per_token"] == pytest.approx(figures[1]["nll_per_token"], abs=2e-3)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_gpu_saved_goes_on(stage, small_config):
+    options = [*STAGES[stage], "model.dropout=0", "train.precision=fp32", "train.device=cuda"]
+    phase, again = (make(stage, small_config(*options)) for _ in range(2))
+    losses(phase, range(1, 13))
+    again.load_state_dict(copy.deepcopy(phase.state_dict()))  # as through a file
+    assert losses(again, range(13, 21)) == pytest.approx(losses(phase, range(13, 21)), abs=1e-3)
+
+
+def test_a_loss_that_is_not_finite_changes_no_weight(small_config):
+    phase = make("retrain", small_config("train.device=cuda", "train.compile=never"))
+    phase.step(1)
+    before = [parameter.clone() for parameter in phase.model.parameters()]
+    phase.model.embedding.weight.register_hook(lambda gradient: gradient * float("inf"))
+    nll, _ = phase.step(2)
+    assert torch.isnan(nll)
+    assert all(torch.equal(a, b) for a, b in zip(before, phase.model.parameters(), strict=True))
+
+
+def test_bf16_trains_nearly_as_fp32(small_config):
+    options = ["model.dropout=0", "train.device=cuda"]
+    exact, low = (make("retrain", small_config(*options, f"train.precision={p}")) for p in ("fp32", "bf16"))
+    assert losses(low, range(1, 25)) == pytest.approx(losses(exact, range(1, 25)), abs=0.05)
