@@ -1,6 +1,7 @@
 """Prepared tokens as memory maps, and context batches over them: each row is one contiguous stretch of the corpus."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -91,12 +92,15 @@ class ContextBatches:
             )
         self.device, self.own = torch.device(device), own_share(batch_size, accumulate)
         self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
-        self.resident = self.keep_on_gpu() if self.device.type == "cuda" else None
         self.position = 0  # segments read in this pass
         self.memories: Memories | None = None  # set by whoever has run the model on a batch
 
-    def keep_on_gpu(self) -> Tensor | None:
-        """The rows as int32 on the GPU; None where they would take more than RESIDENT_SHARE of its memory."""
+    @cached_property
+    def resident(self) -> Tensor | None:
+        """The rows as int32 on the GPU, sent there for the first batch, since streams are also cut only to see whether
+        the text is long enough; None on a CPU, or where they would take more than RESIDENT_SHARE of the memory."""
+        if self.device.type != "cuda":
+            return None
         whole = torch.cuda.get_device_properties(self.device).total_memory
         if 4 * self.rows.size > RESIDENT_SHARE * whole:
             return None

@@ -77,19 +77,10 @@ def period_of(blocks, image_size: int = 1) -> int:
     return math.lcm(image_size, *(block.period for block in blocks))
 
 
-def evaluate_split(
-    model: nn.Module,
-    corpus: Corpus,
-    split: str,
-    batch_size: int,
-    segment: int,
-    memory: int,
-    looking_back: int,
-    period: int = 1,
-    device: torch.device | str = "cpu",
-) -> dict:
-    """The figures of one split; word perplexity and bits per byte refer to the original text."""
-    total, counted = total_nll(model, corpus.tokens(split), batch_size, segment, memory, looking_back, period, device)
+def evaluate_split(model: nn.Module, corpus: Corpus, split: str, *reading) -> dict:
+    """The figures of one split, read as total_nll is told from batch_size on; word perplexity and bits per byte refer
+    to the original text."""
+    total, counted = total_nll(model, corpus.tokens(split), *reading)
     about = corpus.meta["splits"][split]
     return {
         "nll": total,

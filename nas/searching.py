@@ -157,7 +157,7 @@ class Search:
         else:
             sample, begin = self.draw(self.supernet.logits)
             nll = self.weights(step, batch, self.stream, begin, kind="both")
-            sample.backward(self.leaf.grad.to(sample.device))
+            self.follow_to_logits(sample)
         self.update_logits(step)
         return nll
 
@@ -169,14 +169,19 @@ class Search:
         else:
             sample, begin = self.draw(self.supernet.logits)
             begin()
-            nll = run_batch(self.supernet, batch, self.arch_stream, self.config, self.machine, self.follow_to_leaf)
-            sample.backward(self.leaf.grad.to(sample.device))
+            nll, memories = run_batch(self.supernet, batch, self.config, self.machine, self.follow_to_leaf)
+            self.arch_stream.memories = memories
+            self.follow_to_logits(sample)
         self.update_logits(step)
         return nll
 
     def follow_to_leaf(self, loss: Tensor) -> None:
         """Backward, but to the sample alone."""
         self.leaf.grad += torch.autograd.grad(loss, [self.leaf])[0]
+
+    def follow_to_logits(self, sample: Tensor) -> None:
+        """From the sample's gradient on, wherever the logits are."""
+        sample.backward(self.leaf.grad.to(sample.device))
 
     @property
     def scores_paths(self) -> bool:
@@ -236,8 +241,8 @@ class Search:
         for path in paths:
             if tuple(path) not in known:
                 self.supernet.take(path)
-                known[tuple(path)] = run_batch(self.supernet, batch, stream, self.config, self.machine)
-                memories = memories or stream.memories
+                known[tuple(path)], after = run_batch(self.supernet, batch, self.config, self.machine)
+                memories = memories or after
         stream.memories = memories
         losses = torch.stack([known[tuple(path)] for path in paths]).to(logits.device)
         logits.grad = leave_one_out_gradient(logits, paths, losses)

@@ -5,7 +5,6 @@ update; compiled and captured where that is wanted.
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 from torch import Tensor, nn
 
@@ -28,12 +27,11 @@ from nas.trainer import WeightsOptimizer
 def run_batch(
     model: nn.Module,
     batch: Batch,
-    stream: ContextBatches,
     config: Config,
     machine: Machine,
     backward: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """Mean nll of a batch over all ranks, detached; the stream keeps the memories for its next batch.
+) -> tuple[Tensor, Memories]:
+    """Mean nll of a batch over all ranks, detached, and the memories for the stream's next batch.
 
     The rows are read in train.accumulate parts, and backward(), where given, gets each part's share of this rank's
     mean. On a CPU a loss that is not finite raises FloatingPointError; on a GPU nobody waits for it: see Trainer.
@@ -49,11 +47,10 @@ def run_batch(
                 backward(loss)
         total = total + loss.detach()
         memories.append(after)
-    stream.memories = Memories.join(memories)
     total = ranks.all_reduce_mean(total)
     if not machine.is_gpu and not math.isfinite(total.item()):
         raise FloatingPointError(f"the training loss is {total.item()}")
-    return total
+    return total, Memories.join(memories)
 
 
 def has_full_memories(batch: Batch, config: Config) -> bool:
@@ -98,21 +95,21 @@ class WeightsStep:
         self.optimizer.set_lr(step)
         self.begin = begin
         if self.captured is None or not has_full_memories(batch, self.config):
-            return self.update(batch, stream)
+            nll, stream.memories = self.update(batch)
+            return nll
         nll, *blocks = self.captured(kind, batch.tokens, batch.targets, *batch.memories.blocks)
         stream.memories = Memories(blocks, batch.memories.read + batch.tokens.shape[1])
         return nll.clone()  # the next replay writes into it
 
-    def update(self, batch: Batch, stream: ContextBatches) -> Tensor:
+    def update(self, batch: Batch) -> tuple[Tensor, Memories]:
         self.begin()
         self.optimizer.clear()
-        nll = run_batch(self.replica, batch, stream, self.config, self.machine, Tensor.backward)
+        nll, memories = run_batch(self.replica, batch, self.config, self.machine, Tensor.backward)
         if self.sampled:
             ranks.average_gradients(self.optimizer.parameters)
-        return nll + self.optimizer.apply()
+        return nll + self.optimizer.apply(), memories
 
     def update_flat(self, tokens: Tensor, targets: Tensor, *blocks: Tensor | None) -> tuple:
         """update() from tensors to tensors, as CapturedStep needs it."""
-        stream = SimpleNamespace(memories=None)
-        nll = self.update(Batch(tokens, targets, Memories(list(blocks), self.config.train.memory)), stream)
-        return nll, *stream.memories.blocks
+        nll, memories = self.update(Batch(tokens, targets, Memories(list(blocks), self.config.train.memory)))
+        return nll, *memories.blocks

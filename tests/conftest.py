@@ -71,6 +71,13 @@ def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def pattern(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pattern") / "adi.yaml"
+    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
+    return path
+
+
 @pytest.fixture
 def small_config(small_yaml):
     """config(*overrides) -> Config"""

@@ -58,13 +58,6 @@ def searched(tmp_path_factory, small_yaml) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pattern(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("pattern") / "adi.yaml"
-    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
-    return path
-
-
-@pytest.fixture(scope="module")
 def retrained(tmp_path_factory, small_yaml, pattern) -> Path:
     folder = tmp_path_factory.mktemp("retrained") / "run"
     succeed("retrain", pattern, small_yaml, "--run", folder)

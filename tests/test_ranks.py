@@ -55,13 +55,6 @@ def config(tmp_path_factory, small_yaml) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def pattern(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("pattern") / "adi.yaml"
-    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
-    return path
-
-
 def lines(run_folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (run_folder / name).read_text().splitlines()]
 
