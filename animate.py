@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from nas.errors import InputError, run_command
-from nas.record import read_lines, read_pi, read_yaml
+from nas.core.errors import InputError, run_command
+from nas.core.files import read_lines, read_yaml
+from nas.core.pi_history import read_pi
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -29,7 +30,7 @@ def main() -> None:
         raise InputError(f"--out {arguments.out} must end in .gif")
     metrics = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
 
-    from nas import figures
+    from nas.reporting import curves, pi_figures
 
     written = []
 
@@ -38,18 +39,18 @@ def main() -> None:
         written.append(run / name)
 
     if metrics:
-        draw("learning_curves.png", figures.learning_curves, metrics)
+        draw("learning_curves.png", curves.learning_curves, metrics)
     if is_retrain:
-        draw("pattern.png", figures.pattern_strip, read_yaml(run / "config.yaml")["pattern"])
+        draw("pattern.png", pi_figures.pattern_strip, read_yaml(run / "config.yaml")["pattern"])
     else:
         last = history[-1]
         likeliest = [last["operations"][row.index(max(row))] for row in last["pi"]]
-        draw("pi.png", figures.final_pi, history)
-        draw("pi_over_time.png", figures.pi_over_time, history)
-        draw("entropy.png", figures.entropy_over_time, history)
-        draw("pattern.png", figures.pattern_strip, likeliest)
+        draw("pi.png", pi_figures.final_pi, history)
+        draw("pi_over_time.png", pi_figures.pi_over_time, history)
+        draw("entropy.png", pi_figures.entropy_over_time, history)
+        draw("pattern.png", pi_figures.pattern_strip, likeliest)
         out = arguments.out or run / "pi.gif"
-        frames = figures.animate(history, out)
+        frames = pi_figures.animate(history, out)
         written.append(out)
         print(f"{out}: {frames} frames of {len(history)} logged steps, {out.stat().st_size / 1e6:.2f} MB")
     print("written: " + " ".join(str(path) for path in written))

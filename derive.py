@@ -9,23 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.costs import latency_words
-from nas.derivation import (
-    check_seeds,
-    choose_within,
-    confidence_table,
-    describe,
-    doubts,
-    pareto_table,
-    read_budgets,
-    read_run,
-    removal_table,
-    target_notice,
-    write_patterns,
-)
-from nas.errors import InputError, run_command
-from nas.pattern import abbreviate
-from nas.record import write_text
+from nas.core.errors import InputError, run_command
+from nas.core.files import write_text
+from nas.core.pattern import abbreviate
+from nas.costs.table import latency_words
+from nas.derivation.budget import choose_within, read_budgets
+from nas.derivation.confidence import doubts
+from nas.derivation.pattern_record import describe, write_patterns
+from nas.derivation.runs import check_seeds, read_run, target_notice
+from nas.derivation.tables import confidence_table, pareto_table, removal_table
 
 HELP = {
     "runs": "the --run folder of a search, or those of several seeds of it",
@@ -75,7 +67,7 @@ def main() -> None:
 
     latency, timed = None, [run.path for run in runs if (run.path / "latency.yaml").exists()]
     if timed:
-        from nas.latency import RunLatency  # only now, since it needs torch
+        from nas.costs.latency import RunLatency
 
         latency = RunLatency(timed[0])
     costs = latency.table if latency else first.flops
@@ -84,12 +76,12 @@ def main() -> None:
     if arguments.method == "budget":
         paths = choose_within(arguments.budgets, pi, operations, costs)
     elif arguments.method == "perturbation":
-        from nas.perturbation import choose_by_perturbation  # only now, since it needs torch
+        from nas.derivation.perturbation import choose_by_perturbation
 
         path, losses = choose_by_perturbation(arguments.runs)
         paths = [path]
     elif arguments.method == "evolution":
-        from nas.evolution import choose_by_evolution  # only now, since it needs torch
+        from nas.derivation.evolution import choose_by_evolution
 
         print("judging whole patterns with the SuperNet's weights, for some minutes", flush=True)
         paths, found = zip(

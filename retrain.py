@@ -2,10 +2,11 @@
 
 import argparse
 
-from nas.config import Config, add_arguments, load_config
-from nas.costs import latency_words
-from nas.errors import InputError, run_command
-from nas.pattern import SPARSE, abbreviate, read_pattern
+from nas.core.config import Config
+from nas.core.config_loading import add_arguments, load_config
+from nas.core.errors import InputError, run_command
+from nas.core.pattern import SPARSE, abbreviate, read_pattern
+from nas.costs.table import latency_words
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -59,10 +60,10 @@ def main() -> None:
     notice_other_sizes(content, config)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.device import set_up
-    from nas.ranks import process_group
-    from nas.record import open_run
-    from nas.retraining import BEST
+    from nas.core.run_folder import open_run
+    from nas.retraining.phase import BEST
+    from nas.training.device import set_up
+    from nas.training.distributed import process_group
 
     free = ("evaluate.", "train.threads") if arguments.eval_only else ()
     again = arguments.resume or arguments.eval_only
@@ -76,13 +77,16 @@ def main() -> None:
 
 def retrain(content: dict, config: Config, run, machine, eval_only: bool) -> None:
     """On each rank of the run."""
-    from nas.assembly import build_fixed, settle_cutoffs
-    from nas.data import Corpus
-    from nas.prepare import prepare
-    from nas.ranks import first_on_each_machine
-    from nas.record import RESULTS, provenance, read_yaml
-    from nas.retraining import Retraining, evaluate_best
-    from nas.trainer import Trainer
+    from nas.core.files import read_yaml
+    from nas.core.provenance import provenance
+    from nas.core.run_folder import RESULTS
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
+    from nas.retraining.phase import Retraining
+    from nas.retraining.results import evaluate_best
+    from nas.training.build import build_fixed, settle_cutoffs
+    from nas.training.distributed import first_on_each_machine
+    from nas.training.trainer import Trainer
 
     corpus = Corpus(first_on_each_machine(lambda: prepare(config.data)))
     settle_cutoffs(config, corpus)

@@ -2,8 +2,8 @@
 
 import argparse
 
-from nas.config import add_arguments, load_config
-from nas.errors import run_command
+from nas.core.config_loading import add_arguments, load_config
+from nas.core.errors import run_command
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -17,9 +17,9 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
 
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.device import set_up
-    from nas.ranks import process_group
-    from nas.record import open_run
+    from nas.core.run_folder import open_run
+    from nas.training.device import set_up
+    from nas.training.distributed import process_group
 
     run = open_run(arguments.run, config, "search", arguments.resume)
     machine = set_up(config.seed, config.train)
@@ -29,14 +29,16 @@ def main() -> None:
 
 def search(config, run, machine) -> None:
     """On each rank of the run."""
-    from nas.assembly import build_supernet, settle_cutoffs
-    from nas.data import Corpus
-    from nas.latency import current_costs
-    from nas.prepare import prepare
-    from nas.ranks import broadcast_from_main, first_on_each_machine
-    from nas.record import OUTCOME, provenance
-    from nas.searching import Search, cut_streams
-    from nas.trainer import Trainer
+    from nas.core.provenance import provenance
+    from nas.core.run_folder import OUTCOME
+    from nas.costs.latency import current_costs
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
+    from nas.search.phase import Search, cut_streams
+    from nas.search.supernet import build_supernet
+    from nas.training.build import settle_cutoffs
+    from nas.training.distributed import broadcast_from_main, first_on_each_machine
+    from nas.training.trainer import Trainer
 
     corpus = Corpus(first_on_each_machine(lambda: prepare(config.data)))
     settle_cutoffs(config, corpus)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from models.fused import AttendFunction, product_dtype
 
 MASKED = -1e30  # added to a score: its weight is zero; finite, so that a query that sees no key gives no NaN
 
@@ -55,20 +56,6 @@ def sinusoids(length: int, width: int, dtype=torch.float32, device=None) -> Tens
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
 
 
-def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
-    """Turn scores by distance into scores by key, [..., L, K] -> [..., L, K] with contiguous matrices, a view of the
-    same storage (arXiv 1901.02860, appendix B). step: by how many columns the keys move on from a query to the next.
-
-    With step 1, column c of the input belongs to the distance K-1-c. In the output, column j of row i holds the score
-    of the distance M+i-j between that query and that key, which is column j+L-1-i of the input: a step down a row is
-    K-1 entries further, not K. Entries with j > M+i (the future) hold other rows' values and must be masked.
-    In general column j of row i comes from column j + step * (L-1-i): the last row stays as it is.
-    """
-    length, keys = scores.shape[-2:]
-    strides = (*scores.stride()[:-2], keys - step, 1)
-    return scores.flatten(-2)[..., step * (length - 1) :].as_strided(scores.shape, strides)
-
-
 @kept()
 def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
     """To be added to the scores of a segment [L, K]: MASKED where a key is in the future of its query, else 0.
@@ -76,86 +63,6 @@ def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Ten
     Cached: not to be changed.
     """
     return torch.full((length, keys), MASKED, dtype=dtype, device=device).triu(keys - length + 1)
-
-
-class AttendFunction(torch.autograd.Function):
-    """attend() with a backward pass by hand.
-
-    What autograd would do step by step costs three times the memory traffic: here the scores are made, shifted, masked
-    and normalised in one buffer, and neither direction of the shift moves data. The batch shares its positions, so that
-    the position products are one product per head.
-    """
-
-    @staticmethod
-    def forward(ctx, query, key_value, position, content_bias, position_bias, mask, step, with_lse):
-        lead, (length, width), keys = query.shape[:-2], query.shape[-2:], key_value.shape[-2]
-        rows, scale = lead.numel(), width**-0.5
-        key, value = key_value.reshape(2, rows, keys, width)
-        scores, position_query = query.new_empty(*lead, length, keys), None
-        if position is None:
-            content_query = query.reshape(rows, length, width)
-            scores.copy_(mask)
-        else:
-            ctx.heads = position.shape[:-2]
-            position = position.reshape(-1, keys, width)
-            content_query = add_bias(query, content_bias).view(rows, length, width)
-            position_query = add_bias(query, position_bias).view(len(position), -1, width)
-            by_distance = torch.bmm(position_query, position.transpose(1, 2)).view(scores.shape)
-            torch.add(mask, relative_shift(by_distance, step), alpha=scale, out=scores)
-        flat = scores.view(rows, length, keys)
-        torch.baddbmm(flat, content_query, key.transpose(1, 2), alpha=scale, out=flat)
-        highest = flat.amax(dim=-1, keepdim=True) if with_lse else None
-        weights = torch.softmax(flat, dim=-1, out=flat)
-        # log-sum-exp, from the largest score and the weight that it got
-        lse = (highest - weights.amax(dim=-1, keepdim=True).log()).view(*lead, length, 1) if with_lse else None
-        mixed = torch.bmm(weights, value)
-        ctx.save_for_backward(content_query, position_query, key, value, position, weights, mixed)
-        ctx.lead, ctx.step = lead, step
-        ctx.set_materialize_grads(False)
-        return mixed.view(*lead, length, width), lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient, to_lse):
-        content_query, position_query, key, value, position, weights, mixed = ctx.saved_tensors
-        (rows, keys, width), length, step = key.shape, mixed.shape[1], ctx.step
-        if gradient is None:
-            gradient = torch.zeros_like(mixed)
-        gradient = gradient.reshape(rows, length, width)
-
-        # With g = gradient @ value^T, a softmax's gradient is weights * (g - expected g under the weights), and that
-        # expectation is gradient . mixed. Of the log-sum-exp, the weights themselves are the gradient. The scale of the
-        # scores comes along.
-        expected, scale = (gradient * mixed).sum(dim=-1, keepdim=True), width**-0.5
-        if to_lse is not None:
-            expected -= to_lse.reshape(expected.shape)
-        centred = torch.baddbmm(
-            expected.expand(rows, length, keys), gradient, value.transpose(1, 2), beta=-scale, alpha=scale
-        )
-        # Written behind L * step zeros, so that the same storage read in rows of K + step, less their first `step`
-        # columns, is the gradient by distance: the shift backwards. (What it reads across a row's end is future, and so
-        # is zero, since a query that sees no key at all has no gradient from its caller either.)
-        zeros = 0 if position is None else length * step
-        storage = gradient.new_empty(rows, zeros + length * keys)
-        storage[:, :zeros] = 0
-        by_key = storage[:, zeros:].view(rows, length, keys)
-        torch.mul(centred, weights, out=by_key)
-
-        to_key_value = gradient.new_empty(2, rows, keys, width)
-        torch.bmm(by_key.transpose(1, 2), content_query, out=to_key_value[0])
-        torch.bmm(weights.transpose(1, 2), gradient, out=to_key_value[1])
-        to_key_value = to_key_value.view(2, *ctx.lead, keys, width)
-        to_query = torch.bmm(by_key, key)
-        if position is None:
-            return to_query.view(*ctx.lead, length, width), to_key_value, *[None] * 6
-        heads = len(position)
-        by_distance = storage.view(heads, -1, keys + step)[:, :, step:]
-        from_position = torch.bmm(by_distance, position)
-        to_position = torch.bmm(by_distance.transpose(1, 2), position_query).view(*ctx.heads, keys, width)
-        to_content_bias = to_query.view(heads, -1, width).sum(dim=1).view(*ctx.heads, width)
-        to_position_bias = from_position.sum(dim=1).view(*ctx.heads, width)
-        to_query = (to_query + from_position.view_as(to_query)).view(*ctx.lead, length, width)
-        return to_query, to_key_value, to_position, to_content_bias, to_position_bias, None, None, None
 
 
 def traced_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse):
@@ -178,19 +85,6 @@ def traced_attend(query, key_value, position, content_bias, position_bias, mask,
     scores = scores * query.shape[-1] ** -0.5 + mask
     lse = scores.logsumexp(dim=-1, keepdim=True) if with_lse else None
     return scores.softmax(dim=-1) @ value, lse
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The type in which matrix products of x are made: autocast's where that is on, for functions with a backward pass
-    by hand have to cast for themselves."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
-def add_bias(query: Tensor, bias: Tensor) -> Tensor:
-    """query [*heads, *batch, L, E], in whatever layout, and a bias [*heads, E], added into a contiguous result."""
-    bias = bias.view(*bias.shape[:-1], *[1] * (query.ndim - bias.ndim), bias.shape[-1])
-    return torch.add(query, bias, out=query.new_empty(query.shape))
 
 
 def attend(

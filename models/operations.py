@@ -12,8 +12,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from models import attention, sparse
-from models.attention import Positions, RelativeAttention, product_dtype
-from models.sparse import KeySet, SparseAttention, fixed, strided
+from models.attention import Positions, RelativeAttention
+from models.fused import product_dtype
+from models.sparse import SparseAttention
+from models.sparse_keys import KeySet, fixed, strided
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 

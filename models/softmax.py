@@ -3,69 +3,13 @@
 N tokens, D model width, V vocabulary. Token ids must be ranked by frequency, 0 the most frequent.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from models.attention import product_dtype
-
-STATIC_LOGITS = 2**26  # on a GPU, up to so many logits of a batch tails are computed for all tokens: see by_cluster
-
-
-def nll_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(nll [N], difference [N, V] in the storage of logits, total [N, 1]) of logits [N, V] and targets [N].
-
-    With e = exp(logit - largest) and total = sum of e, the gradient of a row's logits is g (e / total - one_hot), g
-    the gradient of its nll. The difference is e - total * one_hot: gradients() puts the factor g / total elsewhere.
-    """
-    index, largest = targets[:, None], logits.amax(dim=1, keepdim=True)
-    target_logit = logits.gather(1, index)
-    exponentials = logits.sub_(largest).exp_()
-    total = exponentials.sum(dim=1, keepdim=True)
-    nll = (total.log() + (largest - target_logit)).squeeze(1)  # in this order: the two may be large
-    return nll, exponentials.scatter_add_(1, index, -total), total
-
-
-def gradients(
-    hidden: Tensor, weight: Tensor, difference: Tensor, total: Tensor, gradient: Tensor, out: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of hidden [N, D], weight [V, D] (into `out`, if given) and bias [V], from that of the nll [N].
-
-    Each is new and nobody else's: a tied embedding adds its own gradient into the weight's, in place.
-    """
-    factor = gradient[:, None] / total
-    to_weight = torch.mm(difference.t(), (hidden * factor).to(hidden.dtype), out=out)
-    return (difference @ weight).mul_(factor), to_weight, (factor.t().to(difference.dtype) @ difference).squeeze(0)
-
-
-def layer_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """nll_in_place of W h + b, with a difference of the type of hidden [N, D], for gradients(). A nll needs more digits
-    than the 8 bits of a bf16 product, which is therefore summed up in float32."""
-    logits = hidden @ weight.t()
-    if logits.dtype == torch.bfloat16:
-        logits = logits.float()
-    nll, difference, total = nll_in_place(logits.add_(bias), targets)
-    return nll, difference.to(hidden.dtype), total
-
-
-class LinearNLLFunction(torch.autograd.Function):
-    """linear_nll in one buffer of logits, which the backward pass goes on using."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets):
-        nll, difference, total = layer_nll(hidden, weight, bias, targets)
-        ctx.save_for_backward(hidden, weight, difference, total)
-        return nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        return *gradients(*ctx.saved_tensors, gradient), None
+from models.fused import ClusteredNLLFunction, LinearNLLFunction, by_cluster, cluster_layers, product_dtype
 
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -75,88 +19,6 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
     """
     dtype = product_dtype(hidden)
     return LinearNLLFunction.apply(hidden.to(dtype), weight.to(dtype), bias, targets)
-
-
-class Tail(NamedTuple):
-    """The tokens of a tail: their positions `rows`, with their labels; or all tokens, with whether each is `inside`,
-    and any label for those that are not."""
-
-    rows: Tensor | None
-    labels: Tensor
-    inside: Tensor | None
-
-    def pick(self, x: Tensor) -> Tensor:
-        """Of x [N, ..] what belongs to the tail's labels."""
-        return x if self.rows is None else x.index_select(0, self.rows)
-
-    def add(self, nll: Tensor, part: Tensor) -> Tensor:
-        """nll [N] and the tail's part of it, which belongs to its labels."""
-        if self.rows is None:
-            return nll + torch.where(self.inside, part, 0)
-        return nll.index_add(0, self.rows, part)
-
-
-class ClusteredNLLFunction(torch.autograd.Function):
-    """clustered_nll; every cluster writes its part of the table's gradient into one buffer."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, clusters, bias, targets, borders):
-        tables = weight.split([high - low for low, high in pairwise(borders)])
-        head_targets, tails = by_cluster(targets, borders)
-        (table, offset), *layers = cluster_layers(tables, clusters, bias)
-        nll, difference, total = layer_nll(hidden, table, offset, head_targets)
-        saved = [hidden, table, difference, total]
-        for (table, offset), tail in zip(layers, tails, strict=True):
-            picked = tail.pick(hidden)
-            part, difference, total = layer_nll(picked, table, offset, tail.labels)
-            nll = tail.add(nll, part)
-            saved += [tail.rows, tail.inside, picked, table, difference, total]
-        ctx.save_for_backward(*saved)
-        ctx.borders = borders
-        return nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        saved, borders = ctx.saved_tensors, ctx.borders
-        head, tails = saved[:4], [saved[start : start + 6] for start in range(4, len(saved), 6)]
-        to_weight, to_bias = head[0].new_empty(borders[-1], head[0].shape[1]), []
-        to_hidden, to_head, offset = gradients(*head, gradient)
-        to_weight[: borders[1]] = to_head[: borders[1]]
-        to_bias.append(offset)
-        for (rows, inside, *layer), (low, high) in zip(tails, pairwise(borders[1:]), strict=True):
-            to_part = gradient * inside if rows is None else gradient.index_select(0, rows)
-            to_picked, _, offset = gradients(*layer, to_part, out=to_weight[low:high])
-            to_hidden = to_hidden.add_(to_picked) if rows is None else to_hidden.index_add_(0, rows, to_picked)
-            to_bias.append(offset)
-        return to_hidden, to_weight, to_head[borders[1] :], torch.cat(to_bias), None, None
-
-
-def cluster_layers(tables: Sequence[Tensor], clusters: Tensor, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """(weight, bias) of the head, which has an entry for each tail too, then of each tail."""
-    head, *tails = tables
-    weights = [torch.cat([head, clusters]), *tails]
-    return list(zip(weights, bias.split([len(weight) for weight in weights]), strict=True))
-
-
-def is_static(targets: Tensor, vocab_size: int) -> bool:
-    """Whether tails are better computed for all tokens: on a GPU, where that is little work. To find a tail's tokens
-    the processor would have to wait for the GPU, and a CUDA graph needs the same shapes at each replay."""
-    return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
-
-
-def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[Tail]]:
-    """Targets [N] as labels of the head [N], in which cluster i has the label borders[1] + i - 1, and the tails."""
-    head_targets, tails, static = targets, [], is_static(targets, borders[-1])
-    for i in range(1, len(borders) - 1):
-        inside = (targets >= borders[i]) & (targets < borders[i + 1])
-        head_targets = head_targets.masked_fill(inside, borders[1] + i - 1)
-        if static:
-            tails.append(Tail(None, torch.where(inside, targets - borders[i], 0), inside))
-        else:
-            rows = inside.nonzero().squeeze(1)
-            tails.append(Tail(rows, targets.index_select(0, rows) - borders[i], None))
-    return head_targets, tails
 
 
 def clustered_nll(

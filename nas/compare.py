@@ -31,10 +31,10 @@ import re
 import signal
 from pathlib import Path
 
-from nas.comparison import MATCHED, UNMATCHED, contenders_file, given_contenders, read_settings
-from nas.config import load_config
-from nas.errors import InputError, Interrupted, RunError, run_command
-from nas.jobs import ALONE, Share, Task, run_tasks, unfinished, wait_for
+from nas.comparison.spec import MATCHED, UNMATCHED, contenders_file, given_contenders, read_settings
+from nas.comparison.tasks import ALONE, Share, Task, run_tasks, unfinished, wait_for
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError, Interrupted, RunError, run_command
 
 HELP = {
     "overrides": "options for searches and training alike, but for seed",
@@ -93,10 +93,10 @@ def check_threads(threads: int | None, workers: int) -> None:
 
 def report(folder: Path, mark: str) -> None:
     """Write the table, the plot and the claims of what has finished, and print them."""
-    from nas.claims import CLAIMS_FORMAT, make_claims
-    from nas.figures import comparison_plot
-    from nas.record import write_text, write_yaml
-    from nas.rows import csv_text, markdown, read_rows
+    from nas.comparison.claims import CLAIMS_FORMAT, make_claims
+    from nas.comparison.results import csv_text, markdown, read_rows
+    from nas.core.files import write_text, write_yaml
+    from nas.reporting.comparison_figures import comparison_plot
 
     rows = read_rows(contenders_file(folder, mark))
     claims = make_claims(rows)
@@ -128,7 +128,7 @@ def main() -> None:
 def compare(arguments, settings, given, recipe, search) -> None:
     """Search, derive, choose rivals, train, report. Raises RunError where a part failed, once the rest is done."""
     # Imported only now: --help and errors of the configuration need not wait for torch.
-    from nas.comparing import Comparison, visible_gpus
+    from nas.comparison.runner import Comparison, visible_gpus
 
     gpus, share = visible_gpus(recipe), arguments.share
     workers = arguments.workers or max(1, len(gpus))

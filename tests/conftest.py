@@ -8,7 +8,7 @@ import yaml
 
 from models.attention import causal_mask, sinusoids
 from models.sparse import dense_mask, geometry
-from nas.config import load_config
+from nas.core.config_loading import load_config
 
 SUBJECTS = ["the old man", "a red fox", "my sister", "the small ship", "every child", "one crow", "the café"]
 VERBS = ["sees", "follows", "remembers", "builds", "leaves", "paints", "calls"]

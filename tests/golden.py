@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from nas.config import load_config
+from nas.core.config_loading import load_config
 from tests.conftest import small_content, write_text_folder
 from tests.making import STAGES, losses_of
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
-from nas.assembly import build_fixed, build_supernet
-from nas.data import Corpus
-from nas.prepare import prepare
-from nas.retraining import Retraining
-from nas.searching import Search
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.retraining.phase import Retraining
+from nas.search.phase import Search
+from nas.search.supernet import build_supernet
+from nas.training.build import build_fixed
 
 STAGES = {
     "search_leave_one_out": ["search.paths=3", "search.fair_warmup=false"],

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from models.attention import Positions, RelativeAttention, attend, causal_mask, relative_shift, sinusoids
+from models.attention import Positions, RelativeAttention, attend, causal_mask, sinusoids
+from models.fused import relative_shift
 from tests import reference
 from tests.making import generator
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread
-from nas.costs import MILLISECONDS, CostTable
-from nas.errors import InputError
-from nas.pattern import abbreviate, interleaved, network, read_pattern
+from nas.core.errors import InputError
+from nas.core.pattern import abbreviate, interleaved, network, read_pattern
+from nas.costs.table import MILLISECONDS, CostTable
+from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
 OPERATIONS = ["attention", "dense", "identity"]

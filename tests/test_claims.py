@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.claims import chance_of_better_draw, dominating, make_claims, t_test
-from nas.comparison import Contender
-from nas.errors import InputError
-from nas.pattern import expand
-from nas.rows import (
+from nas.comparison.claims import chance_of_better_draw, dominating, make_claims, t_test
+from nas.comparison.results import (
     COLUMNS,
     Row,
     csv_text,
@@ -21,6 +18,9 @@ from nas.rows import (
     read_rows,
     write_contenders,
 )
+from nas.comparison.spec import Contender
+from nas.core.errors import InputError
+from nas.core.pattern import expand
 
 
 def results(perplexity: float, comparable: bool = True, parameters: int = 100, hours: float = 2.0) -> dict:

@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from nas.compare import parse_arguments
-from nas.comparing import Comparison, Timer, visible_gpus
-from nas.comparison import Contender, given_contenders, pattern_file, read_settings
-from nas.config import load_config
-from nas.costs import MILLISECONDS, CostTable
-from nas.errors import InputError
-from nas.jobs import Share
-from nas.pattern import interleaved, network, read_pattern
+from nas.comparison.runner import Comparison, Timer, visible_gpus
+from nas.comparison.spec import Contender, given_contenders, pattern_file, read_settings
+from nas.comparison.tasks import Share
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError
+from nas.core.pattern import interleaved, network, read_pattern
+from nas.costs.table import MILLISECONDS, CostTable
 
 ROOT = Path(__file__).parents[1]
 COMPARISON = {

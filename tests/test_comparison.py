@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nas.comparison import Contender, given_contenders, read_settings
-from nas.errors import InputError
+from nas.comparison.spec import Contender, given_contenders, read_settings
+from nas.core.errors import InputError
 
 GOOD = {"format": "par-comparison/1", "retrain": "r.yaml", "search": "s.yaml"}
 

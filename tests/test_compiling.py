@@ -4,12 +4,13 @@ for what only a GPU can."""
 import pytest
 import torch
 
-from models import softmax
-from nas import compiling, supernet
-from nas.compiling import CapturedStep, graph_operations, has_fixed_shapes, is_same_everywhere
-from nas.device import machine_of
-from nas.stepping import run_batch
-from nas.trainer import WeightsOptimizer
+from models import fused
+from nas.search import supernet
+from nas.training import compile
+from nas.training.compile import CapturedStep, graph_operations, has_fixed_shapes, is_same_everywhere
+from nas.training.device import machine_of
+from nas.training.optimizer import WeightsOptimizer
+from nas.training.train_step import run_batch
 from tests.making import make_retraining, make_search
 
 
@@ -20,7 +21,7 @@ def losses(phase, steps=12):
 @pytest.fixture
 def traced(monkeypatch):
     """The compiler's front end alone, which is what the operations' code has to suit; it needs no C++ compiler."""
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
 
@@ -47,15 +48,15 @@ def test_what_does_not_compile_runs_as_it_is(small_config, monkeypatch, capsys):
         raise RuntimeError("no compiler here\nand many lines more")
 
     plain = losses(make_retraining(small_config(), ["attention", "dense"]))
-    monkeypatch.setattr(compiling, "try_operation", fail)
+    monkeypatch.setattr(compile, "try_operation", fail)
     found = losses(make_retraining(small_config("train.compile=always"), ["attention", "dense"]))
     assert torch.equal(torch.stack(found), torch.stack(plain))
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
 
 
 def pretend_streams(monkeypatch):
-    monkeypatch.setattr(compiling, "side_stream", object)
-    monkeypatch.setattr(compiling, "warm_up", lambda work, inputs, side: work(*inputs))
+    monkeypatch.setattr(compile, "side_stream", object)
+    monkeypatch.setattr(compile, "warm_up", lambda work, inputs, side: work(*inputs))
 
 
 def pretend_capture(work, inputs):
@@ -90,7 +91,7 @@ captured = []
 @pytest.mark.parametrize("stage", ["retrain", "soft", "soft, held-out"])
 def test_a_captured_step_trains_as_one_that_is_not(stage, small_config, monkeypatch):
     """With the capture itself pretended: what is copied where, when it is captured, and what is left to the stream."""
-    monkeypatch.setattr(compiling, "capture", pretend_capture)
+    monkeypatch.setattr(compile, "capture", pretend_capture)
     pretend_streams(monkeypatch)
     captured.clear()
     options = ["model.dropout=0", "search.warmup_steps=10", "train.steps=24", "train.memory=12"]
@@ -128,7 +129,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(small_config, monkeypatch,
     def fail(work, inputs):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(compiling, "capture", fail)
+    monkeypatch.setattr(compile, "capture", fail)
     pretend_streams(monkeypatch)
     plain, phase = (make_retraining(small_config("model.dropout=0"), ["attention", "dense"]) for _ in range(2))
     phase.weights.captured = CapturedStep(phase.weights.update_flat)
@@ -165,8 +166,8 @@ replayed = {}
 def test_operations_with_graphs_search_as_those_without(small_config, monkeypatch):
     """With the capture itself pretended: graphs are replayed in training with full memories, and to score paths."""
     replayed.update(learning=0, scoring=0)
-    monkeypatch.setattr(compiling, "graph_both_passes", pretend_both_passes)
-    monkeypatch.setattr(compiling, "capture", pretend_forward)
+    monkeypatch.setattr(compile, "graph_both_passes", pretend_both_passes)
+    monkeypatch.setattr(compile, "capture", pretend_forward)
     options = ["model.dropout=0", "search.warmup_steps=0", "train.memory=12", "train.steps=30"]
     plain, phase = make_search(small_config(*options)), make_search(small_config(*options))
     graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
@@ -183,8 +184,8 @@ def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkey
     def fail(*_):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(compiling, "graph_both_passes", pretend_both_passes)
-    monkeypatch.setattr(compiling, "capture", fail)
+    monkeypatch.setattr(compile, "graph_both_passes", pretend_both_passes)
+    monkeypatch.setattr(compile, "capture", fail)
     phase, plain = (make_search(small_config("model.dropout=0")) for _ in range(2))
     graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
     assert all(module.training for module in phase.supernet.modules())
@@ -195,8 +196,8 @@ def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkey
 def test_large_vocabularies_are_not_captured_where_tails_are_picked(small_config):
     model = make_retraining(small_config("model.cutoffs=[5,20]"), ["dense"]).model
     words = model.head.borders[-1]
-    assert has_fixed_shapes(model, softmax.STATIC_LOGITS // words)
-    assert not has_fixed_shapes(model, softmax.STATIC_LOGITS // words + 1)
+    assert has_fixed_shapes(model, fused.STATIC_LOGITS // words)
+    assert not has_fixed_shapes(model, fused.STATIC_LOGITS // words + 1)
     assert has_fixed_shapes(make_retraining(small_config(), ["dense"]).model, 10**9)
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nas.config import Config, document, load_config, options
-from nas.errors import InputError
+from nas.core.config import Config, options
+from nas.core.config_loading import document, load_config
+from nas.core.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 

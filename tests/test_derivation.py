@@ -9,24 +9,14 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.costs import FLOPS, CostTable, read_costs
-from nas.derivation import (
-    Frontier,
-    SearchRun,
-    check_seeds,
-    choose_within,
-    confidence_table,
-    describe,
-    doubts,
-    pareto_table,
-    read_budgets,
-    read_run,
-    removal_table,
-    target_notice,
-    write_patterns,
-)
-from nas.errors import InputError
-from nas.pattern import interleaved, read_pattern
+from nas.core.errors import InputError
+from nas.core.pattern import interleaved, read_pattern
+from nas.costs.table import FLOPS, CostTable, read_costs
+from nas.derivation.budget import Frontier, choose_within, read_budgets
+from nas.derivation.confidence import doubts
+from nas.derivation.pattern_record import describe, write_patterns
+from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
+from nas.derivation.tables import confidence_table, pareto_table, removal_table
 
 NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})

@@ -7,12 +7,12 @@ import torch
 from models import sparse
 from models.operations import Sizes
 from models.transformer_xl import build_pattern
-from nas import assembly
-from nas.data import Corpus
-from nas.device import Machine
-from nas.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
-from nas.prepare import prepare
-from nas.supernet import SuperNet
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.search.supernet import SuperNet
+from nas.training import build
+from nas.training.device import Machine
+from nas.training.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
 
 
 class CountingModel(torch.nn.Module):
@@ -126,7 +126,7 @@ def test_huge_losses_give_infinity_not_an_error():
 def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
     """A SuperNet's first parameter, its logits, may be elsewhere: on the CPU, in a hard search on a GPU."""
     seen, elsewhere = [], Machine(torch.device("meta"), "fp32", False, 1)
-    monkeypatch.setattr(assembly, "machine_of", lambda options: elsewhere)
+    monkeypatch.setattr(build, "machine_of", lambda options: elsewhere)
 
     class Stopped(Exception):
         pass
@@ -139,5 +139,5 @@ def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
     model, config = Recorder(), small_config()
     model.logits = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(Stopped):
-        assembly.evaluate_with(config, model, [], Corpus(prepare(config.data)), "valid")
+        build.evaluate_with(config, model, [], Corpus(prepare(config.data)), "valid")
     assert seen == ["meta"]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from nas.costs import MILLISECONDS, CostTable
-from nas.derivation import read_run
-from nas.errors import InputError
-from nas.evolution import POPULATION, choose_by_evolution, evolve, shortlist, trial
-from nas.latency import count_flops
-from nas.record import open_run
-from nas.trained import TrainedSuperNet
-from nas.trainer import Trainer
+from nas.core.errors import InputError
+from nas.core.run_folder import open_run
+from nas.costs.flops import count_flops
+from nas.costs.table import MILLISECONDS, CostTable
+from nas.derivation.evolution import POPULATION, choose_by_evolution, evolve, shortlist, trial
+from nas.derivation.runs import read_run
+from nas.derivation.supernet_evaluator import TrainedSuperNet
+from nas.training.trainer import Trainer
 from tests.making import make_retraining, make_search
 
 OPERATIONS = ["attention", "dense", "identity"]
@@ -59,7 +59,7 @@ def test_a_shortlist_has_different_networks():
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, small_yaml):
-    from nas.config import load_config
+    from nas.core.config_loading import load_config
 
     config = load_config(small_yaml, ["search.weights_paths=uniform"])
     run = open_run(tmp_path_factory.mktemp("evolution") / "run", config, "search", False)

@@ -3,14 +3,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nas.assembly import build_fixed, build_supernet
-from nas.comparison import FORMAT as COMPARISON_FORMAT
-from nas.comparison import given_contenders, read_settings
-from nas.config import load_config
-from nas.evaluation import total_nll
-from nas.pattern import read_pattern
-from nas.retraining import Retraining
-from nas.searching import Search
+from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
+from nas.comparison.spec import given_contenders, read_settings
+from nas.core.config_loading import load_config
+from nas.core.pattern import read_pattern
+from nas.retraining.phase import Retraining
+from nas.search.phase import Search
+from nas.search.supernet import build_supernet
+from nas.training.build import build_fixed
+from nas.training.evaluation import total_nll
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["compare", "demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]

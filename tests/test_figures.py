@@ -2,7 +2,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from nas import figures
+from nas.reporting import comparison_figures, curves, pi_figures
 
 NAMES = ["attention", "dense", "identity"]
 
@@ -17,14 +17,14 @@ def history(steps, blocks=6):
 
 
 def test_frames_are_spread_and_hold_both_ends():
-    assert figures.chosen_frames(5) == [0, 1, 2, 3, 4]
-    many = figures.chosen_frames(1000)
-    assert len(many) == figures.MOST_FRAMES and many[0] == 0 and many[-1] == 999
+    assert pi_figures.chosen_frames(5) == [0, 1, 2, 3, 4]
+    many = pi_figures.chosen_frames(1000)
+    assert len(many) == pi_figures.MOST_FRAMES and many[0] == 0 and many[-1] == 999
     assert max(np.diff(many)) <= 7
 
 
 def test_darkness_is_probability_and_the_likeliest_carries_its_number():
-    picture = figures.PiPicture(NAMES, 3)
+    picture = pi_figures.PiPicture(NAMES, 3)
     pi = [[0.05, 0.9, 0.05], [1.0, 0.0, 0.0], [0.3, 0.2, 0.5]]
     picture.show({"step": 1200, "temperature": 0.25, "pi": pi})
     np.testing.assert_allclose(picture.image.get_array(), np.array(pi).T)  # operations as rows, blocks as columns
@@ -41,18 +41,18 @@ def test_darkness_is_probability_and_the_likeliest_carries_its_number():
 
 def test_the_animation_holds_its_last_frame_and_loops(tmp_path):
     path = tmp_path / "pi.gif"
-    assert figures.animate(history(12), path) == 12
+    assert pi_figures.animate(history(12), path) == 12
     frames = imageio.imread(path)
     assert len(frames) == 12
     durations = [imageio.immeta(path, index=i)["duration"] for i in range(12)]
-    assert durations == [figures.FRAME_MS] * 11 + [figures.HELD_MS]
+    assert durations == [pi_figures.FRAME_MS] * 11 + [comparison_figures.HELD_MS]
     assert imageio.immeta(path)["loop"] == 0
-    assert len(np.unique(frames)) <= figures.GREYS
+    assert len(np.unique(frames)) <= pi_figures.GREYS
 
 
 def test_an_animation_needs_two_steps(tmp_path):
     with pytest.raises(ValueError, match="at least two"):
-        figures.animate(history(1), tmp_path / "pi.gif")
+        pi_figures.animate(history(1), tmp_path / "pi.gif")
 
 
 @pytest.mark.parametrize("blocks", [1, 6, 32])
@@ -60,17 +60,17 @@ def test_stills_are_drawn(tmp_path, blocks):
     lines = history(4, blocks)
     metrics = [{"step": s, "tokens": s * 100, "split": "train", "nll": 5 / s} for s in range(1, 9)]
     metrics.append({"step": 8, "tokens": 800, "split": "valid", "nll": 1.0})
-    figures.final_pi(lines, tmp_path / "pi.png")
-    figures.pi_over_time(lines, tmp_path / "time.png")
-    figures.entropy_over_time(lines, tmp_path / "entropy.png")
-    figures.learning_curves(metrics, tmp_path / "curves.png")
-    figures.pattern_strip(["attention", "dense", "identity"] * blocks, tmp_path / "strip.png")
+    pi_figures.final_pi(lines, tmp_path / "pi.png")
+    pi_figures.pi_over_time(lines, tmp_path / "time.png")
+    pi_figures.entropy_over_time(lines, tmp_path / "entropy.png")
+    curves.learning_curves(metrics, tmp_path / "curves.png")
+    pi_figures.pattern_strip(["attention", "dense", "identity"] * blocks, tmp_path / "strip.png")
     for path in tmp_path.iterdir():
         assert imageio.imread(path).std() > 1  # something is on it
 
 
 def test_every_operation_has_a_colour():
-    from nas.pattern import OPERATIONS
+    from nas.core.pattern import OPERATIONS
 
-    assert set(OPERATIONS) == figures.COLOURS.keys()
-    assert len(set(figures.COLOURS.values())) == len(OPERATIONS)
+    assert set(OPERATIONS) == pi_figures.COLOURS.keys()
+    assert len(set(pi_figures.COLOURS.values())) == len(OPERATIONS)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from nas import gumbel
+from nas.search import estimators, sampling
 from tests import reference
 
 LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
@@ -19,10 +19,10 @@ def test_noise_is_finite_at_the_ends_and_over_many_draws():
     eps = torch.finfo(torch.float64).eps
     # 10^8 draws come no nearer to the ends than about 1e-8; these are far beyond, to the ends themselves.
     ends = [0.0, 5e-324, 1e-308, 1e-300, 1e-17, 1e-9, 1e-8, 1 - 1e-8, 1 - 1e-9, 1 - eps, 1 - eps / 2, 1.0]
-    noise = gumbel.gumbel(torch.tensor(ends, dtype=torch.float64))
+    noise = sampling.gumbel(torch.tensor(ends, dtype=torch.float64))
     assert torch.isfinite(noise).all()
     assert (noise.diff() >= 0).all()
-    many = gumbel.gumbel_like(torch.empty(2_000_000, 3), generator())
+    many = sampling.gumbel_like(torch.empty(2_000_000, 3), generator())
     assert torch.isfinite(many).all()
     assert many.mean().item() == pytest.approx(0.5772, abs=5e-3)  # Euler's constant
     assert many.var().item() == pytest.approx(math.pi**2 / 6, rel=1e-2)
@@ -30,20 +30,20 @@ def test_noise_is_finite_at_the_ends_and_over_many_draws():
 
 def test_noise_asks_for_float64():
     with pytest.raises(ValueError, match="float64"):
-        gumbel.gumbel(torch.rand(3))
+        sampling.gumbel(torch.rand(3))
 
 
 def test_soft_sample_gradients():
-    noise = gumbel.gumbel_like(LOGITS, generator())
+    noise = sampling.gumbel_like(LOGITS, generator())
     for temperature in (0.1, 1.0, 5.0):
         assert torch.autograd.gradcheck(
-            lambda logits, t=temperature: gumbel.relax(logits, noise, t), LOGITS.clone().requires_grad_()
+            lambda logits, t=temperature: sampling.relax(logits, noise, t), LOGITS.clone().requires_grad_()
         )
 
 
 def test_frequencies_of_hard_samples_follow_pi():
     draws, source = 20_000, generator(1)
-    counts = Counter(tuple(gumbel.sample_path(LOGITS, source)) for _ in range(draws))
+    counts = Counter(tuple(sampling.sample_path(LOGITS, source)) for _ in range(draws))
     pi = LOGITS.softmax(dim=-1)
     chi_square = 0.0
     for first in range(3):
@@ -56,9 +56,9 @@ def test_frequencies_of_hard_samples_follow_pi():
 def test_straight_through_gradient_is_the_closed_form():
     """d gate_b / d logits = w_i (1[i = j] - w_j) / temperature for the chosen i, and the gate's value is 1."""
     logits, temperature = LOGITS.clone().requires_grad_(), 0.7
-    noise = gumbel.gumbel_like(logits, generator(2))
-    path, gates = gumbel.straight_through(logits, noise, temperature)
-    weights = gumbel.relax(logits, noise, temperature).detach()
+    noise = sampling.gumbel_like(logits, generator(2))
+    path, gates = sampling.straight_through(logits, noise, temperature)
+    weights = sampling.relax(logits, noise, temperature).detach()
     assert path == (logits + noise).argmax(dim=-1).tolist()
     for block, (choice, gate) in enumerate(zip(path, gates, strict=True)):
         assert gate.item() == 1.0
@@ -74,15 +74,15 @@ def test_leave_one_out_equals_its_definition():
     total = torch.zeros_like(LOGITS)
     for k, path in enumerate(paths):
         logits = LOGITS.clone().requires_grad_()
-        (score,) = torch.autograd.grad(gumbel.log_probability(logits, path), logits)
+        (score,) = torch.autograd.grad(sampling.log_probability(logits, path), logits)
         others = [loss for j, loss in enumerate(losses) if j != k]
         total += (losses[k] - sum(others) / len(others)) * score / len(paths)
-    torch.testing.assert_close(gumbel.leave_one_out_gradient(LOGITS, paths, losses), total)
+    torch.testing.assert_close(estimators.leave_one_out_gradient(LOGITS, paths, losses), total)
 
 
 def test_leave_one_out_needs_two_paths():
     with pytest.raises(ValueError, match="at least 2"):
-        gumbel.leave_one_out_gradient(LOGITS, [[0, 0]], [1.0])
+        estimators.leave_one_out_gradient(LOGITS, [[0, 0]], [1.0])
 
 
 def test_leave_one_out_is_unbiased_where_the_cost_of_a_path_is_any_number():
@@ -91,8 +91,8 @@ def test_leave_one_out_is_unbiased_where_the_cost_of_a_path_is_any_number():
     (exact,) = torch.autograd.grad(reference.expected_loss(logits, lambda path: costs[path[0], path[1]]), logits)
     source, draws = generator(6), []
     for _ in range(4000):
-        paths = [gumbel.sample_path(LOGITS, source) for _ in range(4)]
-        draws.append(gumbel.leave_one_out_gradient(LOGITS, paths, [costs[a, b].item() for a, b in paths]))
+        paths = [sampling.sample_path(LOGITS, source) for _ in range(4)]
+        draws.append(estimators.leave_one_out_gradient(LOGITS, paths, [costs[a, b].item() for a, b in paths]))
     draws = torch.stack(draws)
     deviation = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / len(draws) ** 0.5)
     assert deviation.abs().max().item() < 4
@@ -100,13 +100,13 @@ def test_leave_one_out_is_unbiased_where_the_cost_of_a_path_is_any_number():
 
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])
 def test_temperature_goes_from_start_to_exactly_end(schedule):
-    values = [gumbel.temperature_at(step / 40, 1.7, 0.1, schedule) for step in range(41)]
+    values = [sampling.temperature_at(step / 40, 1.7, 0.1, schedule) for step in range(41)]
     assert values[0] == 1.7
     assert values[-1] == 0.1
     assert all(high > low for high, low in itertools.pairwise(values))
-    assert gumbel.temperature_at(-0.5, 1.7, 0.1, schedule) == 1.7
+    assert sampling.temperature_at(-0.5, 1.7, 0.1, schedule) == 1.7
 
 
 def test_unknown_schedule():
     with pytest.raises(ValueError, match="unknown schedule 'step'"):
-        gumbel.temperature_at(0.5, 1, 0.1, "step")
+        sampling.temperature_at(0.5, 1, 0.1, "step")

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from nas.errors import InputError
-from nas.jobs import Jobs, Share, Task, run_tasks
+from nas.comparison.tasks import Jobs, Share, Task, run_tasks
+from nas.core.errors import InputError
 
 
 def test_what_is_done_is_not_done_again_and_each_process_has_its_share(tmp_path):

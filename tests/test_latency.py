@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-import nas.latency
 from models.operations import OPERATIONS
-from nas.assembly import model_sizes
-from nas.costs import MILLISECONDS, CostTable, latency_words, read_costs
-from nas.data import Corpus
-from nas.latency import (
+from nas.costs import latency
+from nas.costs.benchmark import timed_rounds
+from nas.costs.flops import count_flops
+from nas.costs.latency import (
     SegmentWork,
     conditions,
-    count_flops,
     current_costs,
     fitted_patterns,
     measure_beside,
@@ -21,8 +19,10 @@ from nas.latency import (
     prediction,
     segment_works,
 )
-from nas.prepare import prepare
-from nas.timing import timed_rounds
+from nas.costs.table import MILLISECONDS, CostTable, latency_words, read_costs
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.training.build import model_sizes
 
 TRUE = {"rest": 4.0, "attention": 3.0, "dense": 1.25, "identity": 0.125}  # ms
 
@@ -46,9 +46,9 @@ def clockwork(monkeypatch):
             index: 1e-3 * time * drift * source.normal(1, 1e-4, len(drift)) for index, time in enumerate(milliseconds)
         }
 
-    monkeypatch.setattr(nas.latency, "timed_rounds", rounds)
+    monkeypatch.setattr(latency, "timed_rounds", rounds)
     monkeypatch.setattr(
-        nas.latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
+        latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
     )
     return measured
 
@@ -70,9 +70,9 @@ def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, count
         mixed = [1.1 if len(set(pattern)) > 1 else 1.0 for pattern in works.values()]
         return {index: np.full(20, 1e-3 * t * m) for index, (t, m) in enumerate(zip(milliseconds, mixed, strict=True))}
 
-    monkeypatch.setattr(nas.latency, "timed_rounds", rounds)
+    monkeypatch.setattr(latency, "timed_rounds", rounds)
     monkeypatch.setattr(
-        nas.latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
+        latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
     )
     table = measure_costs(small_config("model.blocks=9"), counts)
     mixture = ["attention", "dense", "identity"] * 3
@@ -112,7 +112,7 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config
 def test_a_table_from_another_device_is_measured_anew(small_config, counts, clockwork, tmp_path, capsys, monkeypatch):
     kept = tmp_path / "latency.yaml"
     current_costs(small_config(), counts, kept).write(kept)
-    monkeypatch.setattr(nas.latency, "processor", lambda: "another processor")
+    monkeypatch.setattr(latency, "processor", lambda: "another processor")
     table = current_costs(small_config(), counts, kept)
     assert table.holds_for["processor"] == "another processor" and "measured anew" in capsys.readouterr().out
 
@@ -143,7 +143,7 @@ def test_tokens_are_as_frequent_as_in_the_text(small_config):
 def test_measuring_does_not_change_what_is_trained_after_it(timing, small_config, counts, monkeypatch):
     """Neither the fresh weights of what is timed, nor the dropout of timed steps, of which there are as many as the
     clock allows."""
-    monkeypatch.setattr(nas.latency, "SECONDS", 0.0)
+    monkeypatch.setattr(latency, "SECONDS", 0.0)
     torch.manual_seed(3)
     expected = torch.randn(4)
     torch.manual_seed(3)

@@ -5,9 +5,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.attention import Positions, sinusoids
 from models.operations import OPERATIONS, Sizes
 from models.sparse import FACTORIZATIONS, SparseAttention
-from nas import config
-from nas.pattern import ATTENDING, SPARSE
-from nas.pattern import OPERATIONS as NAMES
+from nas.core import config
+from nas.core.pattern import ATTENDING, SPARSE
+from nas.core.pattern import OPERATIONS as NAMES
 
 
 def test_the_names_known_without_torch_are_the_operations():

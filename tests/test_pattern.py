@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.errors import InputError
-from nas.pattern import abbreviate, interleaved, read_pattern
+from nas.core.errors import InputError
+from nas.core.pattern import abbreviate, interleaved, read_pattern
 
 NAMES = ["attention", "dense", "identity"]
 

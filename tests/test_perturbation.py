@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-import nas.perturbation
-from nas.errors import InputError
-from nas.evaluation import total_nll
-from nas.perturbation import choose_by_perturbation, removal_losses
-from nas.record import open_run
-from nas.trained import PARTS, TrainedSuperNet
-from nas.trainer import Trainer
+from nas.core.errors import InputError
+from nas.core.run_folder import open_run
+from nas.derivation import perturbation
+from nas.derivation.perturbation import choose_by_perturbation, removal_losses
+from nas.derivation.supernet_evaluator import PARTS, TrainedSuperNet
+from nas.training.evaluation import total_nll
+from nas.training.trainer import Trainer
 from tests.making import make_search
 
 
@@ -80,7 +80,7 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
         seen.append((block, pi.clone()))
         return np.array([losses[block]])
 
-    monkeypatch.setattr(nas.perturbation, "removal_losses", removal_losses)
+    monkeypatch.setattr(perturbation, "removal_losses", removal_losses)
     chosen, means = choose_by_perturbation([path])
     assert chosen == [0, 1, 2] and [mean.tolist() for mean in means] == [[losses[0]], [losses[1]], [losses[2]]]
     decided = []
@@ -95,7 +95,7 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
 def test_losses_of_several_runs_are_averaged(searched, monkeypatch):
     path, _ = searched
     answers = iter([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]] * 3)
-    monkeypatch.setattr(nas.perturbation, "removal_losses", lambda *_: np.array([next(answers)]))
+    monkeypatch.setattr(perturbation, "removal_losses", lambda *_: np.array([next(answers)]))
     chosen, losses = choose_by_perturbation([path, path])
     assert chosen == [1, 1, 1] and losses[0].tolist() == [[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]]
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models import softmax
-from models.attention import attend, causal_mask, product_dtype, sinusoids, traced_attend
+from models import fused
+from models.attention import attend, causal_mask, sinusoids, traced_attend
+from models.fused import product_dtype
 from models.operations import OPERATIONS, Sizes
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
@@ -83,7 +84,7 @@ def test_the_feed_forward_network():
 @pytest.mark.parametrize("cutoffs", [[], [5, 20]])
 def test_output_layers(cutoffs, static, monkeypatch):
     """The nll is summed up in float32, and so no worse than that of cross entropy over logits made in bf16."""
-    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: static)
+    monkeypatch.setattr(fused, "is_static", lambda targets, vocab_size: static)
     torch.manual_seed(0)
     layer = AdaptiveSoftmax(16, 50, cutoffs) if cutoffs else FullSoftmax(16, 50)
     names = [name for name, _ in layer.named_parameters()]

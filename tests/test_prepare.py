@@ -10,12 +10,13 @@ import torch
 import yaml
 
 from models.transformer_xl import Memories
-from nas import prepare as preparation
-from nas.config import DataOptions
-from nas.data import ContextBatches, Corpus
-from nas.errors import InputError
-from nas.prepare import prepare
-from nas.tokenizer import SentencePieceTokenizer, training_lines
+from nas.core.config import DataOptions
+from nas.core.errors import InputError
+from nas.data import preprocess
+from nas.data.corpus import Corpus
+from nas.data.loader import ContextBatches
+from nas.data.preprocess import prepare
+from nas.data.tokenizers import SentencePieceTokenizer, training_lines
 from tests.making import assert_same_state
 
 
@@ -39,7 +40,7 @@ def piece_model(text_folder, tmp_path_factory) -> Path:
     ids=lambda choice: choice["tokenizer"],
 )
 def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_model, monkeypatch):
-    monkeypatch.setattr(preparation, "CHUNK", chunk)  # small chunks must change nothing
+    monkeypatch.setattr(preprocess, "CHUNK", chunk)  # small chunks must change nothing
     choice = {**choice, "tokenizer": str(piece_model) if choice["tokenizer"] == "model" else choice["tokenizer"]}
     corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
     for split in ("train", "valid", "test"):
@@ -118,7 +119,7 @@ def test_preparing_twice_is_a_cache_hit_and_changed_text_is_not(text_folder, tmp
         (folder / f"{split}.txt").write_bytes((text_folder / f"{split}.txt").read_bytes())
     first = prepare(options(folder, tmp_path, tokenizer="bytes"))
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "write_corpus", None)  # must not be called
+        patch.setattr(preprocess, "write_corpus", None)  # must not be called
         assert prepare(options(folder, tmp_path, tokenizer="bytes", vocab_size=77)) == first
     with open(folder / "valid.txt", "a") as file:
         file.write("more\n")
@@ -155,7 +156,7 @@ def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
 
 
 def test_a_line_without_end_is_cut_between_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "CHUNK", 50)
+    monkeypatch.setattr(preprocess, "CHUNK", 50)
     path = tmp_path / "line.txt"
     path.write_text("größer als weiß nicht was " * 100)
     corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))

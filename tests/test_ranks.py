@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from nas import ranks
-from nas.errors import InputError
+from nas.core.errors import InputError
+from nas.training import distributed
 
 ROOT = Path(__file__).parents[1]
 ALONE = [sys.executable]
@@ -253,29 +253,29 @@ sys.path.insert(0, {root!r})
 import torch
 from torch import nn
 from nas import ranks
-with ranks.process_group(torch.device("cpu")):
-    me = ranks.rank()
-    ranks.BUCKET = 10
+with distributed.process_group(torch.device("cpu")):
+    me = distributed.rank()
+    distributed.BUCKET = 10
     parameters = [nn.Parameter(torch.zeros(n)) for n in (4, 12, 3, 6, 2)]
     for number, parameter in enumerate(parameters[:-1]):
         parameter.grad = torch.full_like(parameter, float(10 * number + me))
-    ranks.average_gradients(parameters)
+    distributed.average_gradients(parameters)
     network = nn.Linear(2, 2)
     nn.init.constant_(network.weight, float(me + 1))
-    ranks.share_parameters(network)
-    rows = ranks.gather_rows(torch.tensor([[me, 0], [me, 1]]))
+    distributed.share_parameters(network)
+    rows = distributed.gather_rows(torch.tensor([[me, 0], [me, 1]]))
     found = dict(
         gradients=[None if p.grad is None else sorted(set(p.grad.tolist())) for p in parameters],
-        mean=ranks.all_reduce_mean(torch.tensor(float(me))).item(),
-        total=ranks.all_reduce_sum([me, 1.5]),
-        any_of=[ranks.any_rank(me == 1), ranks.any_rank(False)],
+        mean=distributed.all_reduce_mean(torch.tensor(float(me))).item(),
+        total=distributed.all_reduce_sum([me, 1.5]),
+        any_of=[distributed.any_rank(me == 1), distributed.any_rank(False)],
         rows=None if rows is None else rows.tolist(),
-        share=str(ranks.own_share(8, 2)),
-        only=ranks.broadcast_from_main(lambda: me + 7),
-        of_all=ranks.all_gather(me),
+        share=str(distributed.own_share(8, 2)),
+        only=distributed.broadcast_from_main(lambda: me + 7),
+        of_all=distributed.all_gather(me),
         shared=network.weight.sum().item(),
     )
-    said = ranks.all_gather(found)
+    said = distributed.all_gather(found)
 if me == 0:
     print(said)
 """
@@ -297,13 +297,20 @@ def test_what_ranks_tell_each_other(tmp_path):
 
 def test_alone_everything_is_plain():
     x = torch.tensor([1.0, 2.0])
-    assert ranks.world_size() == 1 and ranks.is_main() and ranks.all_reduce_mean(x) is x and ranks.gather_rows(x) is x
-    assert ranks.own_share(6, 3) == slice(0, 6) and ranks.broadcast_from_main(lambda: 5) == 5
+    assert (
+        distributed.world_size() == 1
+        and distributed.is_main()
+        and distributed.all_reduce_mean(x) is x
+        and distributed.gather_rows(x) is x
+    )
+    assert distributed.own_share(6, 3) == slice(0, 6) and distributed.broadcast_from_main(lambda: 5) == 5
     with pytest.raises(InputError, match=r"multiple of the 1 processes times train.accumulate=4"):
-        ranks.own_share(6, 4)
+        distributed.own_share(6, 4)
 
 
 def test_buckets_keep_the_order_and_the_size(monkeypatch):
-    monkeypatch.setattr(ranks, "BUCKET", 10)
-    sizes = [[x.numel() for x in bucket] for bucket in ranks.buckets([torch.zeros(n) for n in (4, 6, 1, 12, 3, 7)])]
+    monkeypatch.setattr(distributed, "BUCKET", 10)
+    sizes = [
+        [x.numel() for x in bucket] for bucket in distributed.buckets([torch.zeros(n) for n in (4, 6, 1, 12, 3, 7)])
+    ]
     assert sizes == [[4, 6], [1], [12], [3, 7]]

@@ -5,9 +5,11 @@ import pytest
 import torch
 import yaml
 
-from nas.checkpoint import load_checkpoint, save_checkpoint
-from nas.errors import InputError, RunError
-from nas.record import open_run, read_lines, read_pi
+from nas.core.errors import InputError, RunError
+from nas.core.files import read_lines
+from nas.core.pi_history import read_pi
+from nas.core.run_folder import open_run
+from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 def start(path, config, stage="search", resume=False, **more):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nas.comparison import Contender
-from nas.errors import InputError
-from nas.report import write_page
-from nas.rows import write_contenders
+from nas.comparison.results import write_contenders
+from nas.comparison.spec import Contender
+from nas.core.errors import InputError
+from nas.reporting.page import write_page
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from models import sparse
-from nas.assembly import evaluate_with
-from nas.checkpoint import load_checkpoint
-from nas.errors import InputError
-from nas.evaluation import total_nll
-from nas.record import open_run
-from nas.retraining import BEST, evaluate_best
-from nas.trainer import Trainer
+from nas.core.errors import InputError
+from nas.core.run_folder import open_run
+from nas.retraining.phase import BEST
+from nas.retraining.results import evaluate_best
+from nas.training.build import evaluate_with
+from nas.training.checkpoint import load_checkpoint
+from nas.training.evaluation import total_nll
+from nas.training.trainer import Trainer
 from tests.making import assert_same_state, make_retraining
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from nas.costs import MILLISECONDS, CostTable
-from nas.errors import InputError
-from nas.evaluation import total_nll
+from nas.core.errors import InputError
+from nas.costs.table import MILLISECONDS, CostTable
+from nas.training.evaluation import total_nll
 from tests.making import assert_same_state, make_search
 from tests.reference import expected_loss
 

@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
-from nas import sources
-from nas.errors import RunError
+from nas.core.errors import RunError
+from nas.data import downloads, sources
 
 CONTENT = bytes(range(256)) * 2000
 
@@ -61,7 +61,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 def test_a_broken_transfer_goes_on_where_it_stopped(server, tmp_path):
     server.breaks = 2
     target = tmp_path / "text.zip"
-    sources.download(server.url, target, DIGEST)
+    downloads.download(server.url, target, DIGEST)
     assert target.read_bytes() == CONTENT
     third = len(CONTENT) // 3
     assert server.requests[0] is None
@@ -74,38 +74,38 @@ def test_a_later_call_goes_on_too(server, tmp_path):
     server.breaks = 1
     target = tmp_path / "text.zip"
     with pytest.raises(RunError, match=f"broke off after {len(CONTENT) // 3} bytes .*run again to go on"):
-        sources.download(server.url, target, DIGEST, attempts=1)
+        downloads.download(server.url, target, DIGEST, attempts=1)
     assert not target.exists()
-    sources.download(server.url, target, DIGEST, attempts=1)
+    downloads.download(server.url, target, DIGEST, attempts=1)
     assert target.read_bytes() == CONTENT
     assert server.requests[-1] == f"bytes={len(CONTENT) // 3}-"
 
 
 def test_a_server_without_ranges_starts_again(server, tmp_path):
     server.breaks, server.ranges = 1, False
-    sources.download(server.url, tmp_path / "text.zip", DIGEST)
+    downloads.download(server.url, tmp_path / "text.zip", DIGEST)
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
 
 
 def test_all_had_arrived_before_the_rename(server, tmp_path):
     (tmp_path / "text.zip.part").write_bytes(CONTENT)
-    sources.download(server.url, tmp_path / "text.zip", DIGEST)
+    downloads.download(server.url, tmp_path / "text.zip", DIGEST)
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
 
 
 def test_wrong_bytes_are_refused_and_deleted(server, tmp_path):
     server.wrong = True
     with pytest.raises(RunError, match=f"wrong content: SHA-256 .*expected {DIGEST}; nothing was kept"):
-        sources.download(server.url, tmp_path / "text.zip", DIGEST)
+        downloads.download(server.url, tmp_path / "text.zip", DIGEST)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_address_is_tried_and_all_reasons_are_told(server, tmp_path):
     nowhere = "http://127.0.0.1:9/text.zip"
-    sources.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
+    downloads.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
     with pytest.raises(RunError, match=r"could not download mine .*127.0.0.1:9.*give data.source=FOLDER"):
-        sources.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
+        downloads.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
 
 
 def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
@@ -118,14 +118,14 @@ def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
         with zipfile.ZipFile(cache / "downloads" / f"{name}.zip", "w") as archive:
             for member, text in members.items():
                 archive.writestr(member, text)
-    digest = {name: sources.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
-    three = sources.Archive(
+    digest = {name: downloads.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
+    three = downloads.Archive(
         ("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in sources.SPLITS)
     )
-    found = sources.fetch_archive("three", three, cache)
+    found = downloads.fetch_archive("three", three, cache)
     assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in sources.SPLITS}
-    one = sources.Archive(("unused",), digest["one"], ("one",), (6, 8))
-    found = sources.fetch_archive("one", one, cache)
+    one = downloads.Archive(("unused",), digest["one"], ("one",), (6, 8))
+    found = downloads.fetch_archive("one", one, cache)
     assert [found[split].read_text() for split in sources.SPLITS] == ["012345", "67", "89"]
 
 
@@ -153,10 +153,10 @@ def test_a_file_that_is_no_text_is_split_at_its_bytes(tmp_path, pixels):
 
 def test_enwik8_and_text8_have_their_standard_split_as_files_too(tmp_path, monkeypatch):
     for name in ("enwik8", "text8"):
-        assert sources.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.WHOLE_BYTES == 100_000_000
+        assert downloads.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.WHOLE_BYTES == 100_000_000
         (tmp_path / name).write_text("0123\n56789")
-    short = dataclasses.replace(sources.ARCHIVES["enwik8"], split_bytes=(6, 8))
-    monkeypatch.setitem(sources.ARCHIVES, "enwik8", short)
+    short = dataclasses.replace(downloads.ARCHIVES["enwik8"], split_bytes=(6, 8))
+    monkeypatch.setitem(downloads.ARCHIVES, "enwik8", short)
     monkeypatch.setattr(sources, "WHOLE_BYTES", 10)
     parts = sources.find_text(str(tmp_path / "enwik8"), tmp_path / "cache")
     assert [parts[split].read_text() for split in sources.SPLITS] == ["0123\n5", "67", "89"]

@@ -3,8 +3,8 @@ import torch
 
 from models.attention import Positions, sinusoids
 from models.operations import Sizes
-from nas import gumbel
-from nas.supernet import SuperNet
+from nas.search import estimators, sampling
+from nas.search.supernet import SuperNet
 from tests import reference
 from tests.making import generator
 
@@ -103,8 +103,8 @@ def test_the_mean_leave_one_out_gradient_is_the_exact_gradient_and_straight_thro
     logits = supernet.logits.detach()
     unbiased = []
     for _ in range(6000):
-        paths = [gumbel.sample_path(logits, source) for _ in range(4)]
-        unbiased.append(gumbel.leave_one_out_gradient(logits, paths, [losses[tuple(p)].item() for p in paths]))
+        paths = [sampling.sample_path(logits, source) for _ in range(4)]
+        unbiased.append(estimators.leave_one_out_gradient(logits, paths, [losses[tuple(p)].item() for p in paths]))
     unbiased = torch.stack(unbiased)
     error = unbiased.std(dim=0) / len(unbiased) ** 0.5
     assert ((unbiased.mean(dim=0) - exact).abs() < 4 * error).all()
@@ -112,8 +112,8 @@ def test_the_mean_leave_one_out_gradient_is_the_exact_gradient_and_straight_thro
 
     relaxed = []
     for _ in range(1500):
-        noise = gumbel.gumbel_like(logits, source)
-        loss = loss_along(supernet, *gumbel.straight_through(supernet.logits, noise, 1.0))
+        noise = sampling.gumbel_like(logits, source)
+        loss = loss_along(supernet, *sampling.straight_through(supernet.logits, noise, 1.0))
         relaxed.append(torch.autograd.grad(loss, supernet.logits)[0])
     relaxed = torch.stack(relaxed)
     bias = relaxed.mean(dim=0) - exact
@@ -125,7 +125,7 @@ def test_the_mean_leave_one_out_gradient_is_the_exact_gradient_and_straight_thro
 
 def test_log_probability_sums_over_blocks():
     supernet = small_supernet()
-    total = sum(gumbel.log_probability(supernet.logits, [a, b]).exp() for a in range(3) for b in range(3))
+    total = sum(sampling.log_probability(supernet.logits, [a, b]).exp() for a in range(3) for b in range(3))
     assert total.item() == pytest.approx(1.0)
 
 

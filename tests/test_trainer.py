@@ -5,10 +5,12 @@ import os
 import pytest
 import torch
 
-from nas.checkpoint import load_checkpoint
-from nas.errors import RunError
-from nas.record import open_run, read_lines
-from nas.trainer import Trainer, learning_rate
+from nas.core.errors import RunError
+from nas.core.files import read_lines
+from nas.core.run_folder import open_run
+from nas.training.checkpoint import load_checkpoint
+from nas.training.optimizer import learning_rate
+from nas.training.trainer import Trainer
 from tests.golden import GOLDEN
 from tests.making import STAGES, losses_of, make_retraining, make_search
 

@@ -21,10 +21,11 @@ def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: in
 
     from models.operations import Sizes
     from models.transformer_xl import build_pattern
-    from nas.config import TrainOptions, default_stride
-    from nas.device import set_up
-    from nas.timing import peak_memory_mb
-    from nas.trainer import WeightsOptimizer
+    from nas.core.config import TrainOptions
+    from nas.core.config_checks import default_stride
+    from nas.costs.benchmark import peak_memory_mb
+    from nas.training.device import set_up
+    from nas.training.optimizer import WeightsOptimizer
 
     set_up(1, TrainOptions(threads=threads, device="cpu"))
     sizes = Sizes(d_model, 4, 4 * d_model, activation="gelu", stride=default_stride(length))

@@ -62,7 +62,7 @@ def configure(options: list[str], **sections):
     """The defaults, with these sections' values, then the options."""
     import yaml
 
-    from nas.config import load_config
+    from nas.core.config_loading import load_config
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.yaml"
@@ -76,10 +76,11 @@ def shared_soft(warmup_steps: int = 0) -> dict:
 
 def ready(config, corpus, pattern: list[str] | None = None):
     """A phase on its device: of a pattern, or of a search."""
-    from nas.assembly import build_fixed, build_supernet
-    from nas.device import set_up
-    from nas.retraining import Retraining
-    from nas.searching import Search
+    from nas.retraining.phase import Retraining
+    from nas.search.phase import Search
+    from nas.search.supernet import build_supernet
+    from nas.training.build import build_fixed
+    from nas.training.device import set_up
 
     set_up(config.seed, config.train)
     if pattern:
@@ -172,8 +173,8 @@ def base(arguments, search: dict):
 
 
 def retrain_base(arguments) -> dict:
-    from nas.latency import count_flops
-    from nas.pattern import interleaved
+    from nas.core.pattern import interleaved
+    from nas.costs.flops import count_flops
 
     config, corpus = base(arguments, {})
     pattern = interleaved(config.model.blocks)
@@ -196,7 +197,7 @@ def retrain_base(arguments) -> dict:
 def search_base(arguments) -> dict:
     import torch
 
-    from nas.pattern import interleaved
+    from nas.core.pattern import interleaved
 
     found, kinds = (
         {},
@@ -268,8 +269,8 @@ def main() -> None:
         return
     import torch
 
-    from nas.device import machine_of
-    from nas.record import git_commit, processor
+    from nas.core.provenance import git_commit, processor
+    from nas.training.device import machine_of
 
     machine = machine_of(configure(arguments.options).train)
     about = {"device": machine.name, "precision": machine.precision, "compile": machine.compile}
@@ -288,6 +289,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from nas.errors import run_command
+    from nas.core.errors import run_command
 
     run_command(main)

@@ -16,10 +16,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nas.config import Config, settle_sparse
-from nas.device import set_up
-from nas.latency import costed_shape, measure_costs, measure_models
-from nas.pattern import abbreviate, interleaved
+from nas.core.config import Config
+from nas.core.config_checks import settle_sparse
+from nas.core.pattern import abbreviate, interleaved
+from nas.costs.flops import costed_shape
+from nas.costs.latency import measure_costs, measure_models
+from nas.training.device import set_up
 
 BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
 

@@ -63,7 +63,8 @@ def word_counts(vocab_size: int, exponent: float):
 
 def scale_config(blocks: int, d_model: int, rows: int, dropout: float = 0.1):
     """As experiments/wikitext103 has it: 64 columns a head, d_ffn four times the width."""
-    from nas.config import Config, ModelOptions, TrainOptions, settle_sparse
+    from nas.core.config import Config, ModelOptions, TrainOptions
+    from nas.core.config_checks import settle_sparse
 
     sizes = {"blocks": blocks, "d_model": d_model, "heads": d_model // 64, "d_ffn": 4 * d_model}
     config = Config(model=ModelOptions(**sizes, dropout=dropout, cutoffs=CUTOFFS))
@@ -89,9 +90,9 @@ class Prediction:
 
     def __init__(self, config, counts, value: int = BF16):
         """counts [V]: how often each word occurs; value: bytes of a product's operands and results."""
-        from nas.assembly import count_parameters
-        from nas.cutoffs import cluster_table
-        from nas.latency import count_flops
+        from models.cutoffs import cluster_table
+        from nas.costs.flops import count_flops
+        from nas.training.build import count_parameters
 
         self.config, self.value, vocab_size = config, value, len(counts)
         self.flops, self.clusters = count_flops(config, counts), cluster_table(counts, config.model.cutoffs)
@@ -104,7 +105,7 @@ class Prediction:
 
     def runs(self, mode: str) -> dict[str, float]:
         """How many blocks run each operation when the weights train."""
-        from nas.pattern import interleaved
+        from nas.core.pattern import interleaved
 
         blocks = self.config.model.blocks
         if mode == "retrain":
@@ -428,7 +429,8 @@ SMALL = {"blocks": 6, "d_model": 64, "heads": 4, "d_ffn": 256}
 
 
 def small_config(memory: int = 32, rows: int = 4, **sizes):
-    from nas.config import Config, ModelOptions, TrainOptions, settle_sparse
+    from nas.core.config import Config, ModelOptions, TrainOptions
+    from nas.core.config_checks import settle_sparse
 
     config = Config(model=ModelOptions(**{"cutoffs": [300, 1000], **SMALL, **sizes}))
     config.train = TrainOptions(batch_size=rows, segment=32, memory=memory, device="cpu")
@@ -443,9 +445,10 @@ class SmallStep:
     def __init__(self, mode: str, config, value: int = FP32, vocab_size: int = 3000):
         import torch
 
-        from nas.assembly import build_fixed, build_supernet
-        from nas.pattern import interleaved
-        from nas.trainer import WeightsOptimizer
+        from nas.core.pattern import interleaved
+        from nas.search.supernet import build_supernet
+        from nas.training.build import build_fixed
+        from nas.training.optimizer import WeightsOptimizer
 
         torch.manual_seed(0)
         corpus, train = SimpleNamespace(vocab_size=vocab_size), config.train
@@ -521,7 +524,7 @@ def count_kept(mode: str, value: int = FP32, dropout: float = 0.0) -> tuple[floa
 
 def peak_of(mode: str, rows: int, d_model: int) -> dict:
     """Predicted and measured bytes at the peak of a step, in this process."""
-    from nas.timing import peak_memory_mb
+    from nas.costs.benchmark import peak_memory_mb
 
     config = small_config(rows=rows, d_model=d_model, d_ffn=4 * d_model, cutoffs=[])
     step = SmallStep(mode, config)
@@ -562,7 +565,7 @@ def write_inputs(folder: Path) -> None:
     """A made-up text, a configuration and a pattern."""
     import yaml
 
-    from nas.pattern import interleaved
+    from nas.core.pattern import interleaved
 
     source = np.random.default_rng(0)
     for split, lines in {"train": 2000, "valid": 20, "test": 20}.items():
@@ -602,9 +605,9 @@ def send_for(mode: str, ranks: int, steps: int, folder: Path) -> int:
 
 def measure_network(mode: str, ranks: int, folder: Path) -> tuple[float, float]:
     """(predicted, measured) bytes that each rank sends per step: of 15 steps and 45, so that the start cancels."""
-    from nas.config import load_config
-    from nas.data import Corpus
-    from nas.prepare import prepare
+    from nas.core.config_loading import load_config
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
 
     config = load_config(folder / "config.yaml", [])
     prediction = Prediction(config, Corpus(prepare(config.data)).counts(), FP32)
@@ -662,7 +665,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    from nas.errors import InputError
+    from nas.core.errors import InputError
 
     options = parse_arguments()
     if options.peak_memory:
@@ -681,6 +684,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from nas.errors import run_command
+    from nas.core.errors import run_command
 
     run_command(main)

@@ -36,7 +36,7 @@ class Pass:
 
         from models.attention import Positions, sinusoids
         from models.operations import OPERATIONS, Sizes
-        from nas.config import default_stride
+        from nas.core.config_checks import default_stride
 
         self.operation = OPERATIONS[name](Sizes(128, 4, 512, stride=default_stride(segment + memory)))
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
@@ -55,7 +55,7 @@ class Pass:
 
 
 def measure_lengths(lengths: list[int], rounds: int) -> dict:
-    from nas.timing import peak_memory_mb, timed_rounds
+    from nas.costs.benchmark import peak_memory_mb, timed_rounds
 
     shown = {length: {} for length in lengths}
     print(f"{'n':>6}" + "".join(f"{f'{short} ms':>12}{'MB':>8}{'speedup':>9}" for short in NAMES.values()))
@@ -81,7 +81,7 @@ def measure_lengths(lengths: list[int], rounds: int) -> dict:
 
 
 def measure_border(rounds: int) -> dict:
-    from nas.timing import timed_rounds
+    from nas.costs.benchmark import timed_rounds
 
     print(f"{'batch':>6}{'segment':>9}{'memory':>8}{'masked over by rows, in time: strided':>40}{'fixed':>8}")
     result = {}
@@ -104,8 +104,8 @@ def main() -> None:
     parser.add_argument("--border", action="store_true")
     arguments = parser.parse_args()
 
-    from nas.config import TrainOptions
-    from nas.device import set_up
+    from nas.core.config import TrainOptions
+    from nas.training.device import set_up
 
     set_up(1, TrainOptions(threads=arguments.threads, device="cpu"))
     print(json.dumps(measure_border(arguments.rounds) if arguments.border else

@@ -83,7 +83,8 @@ class ZipfCorpus:
 
 
 def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False):
-    from nas.config import Config, ModelOptions, TrainOptions, settle_sparse
+    from nas.core.config import Config, ModelOptions, TrainOptions
+    from nas.core.config_checks import settle_sparse
 
     shape = SHAPES[segment]
     model = ModelOptions(blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, division=division, tie_embeddings=division == 1)
@@ -103,10 +104,11 @@ class Workload:
     """A row of the table: rate() works for about so many seconds, and returns tokens/s."""
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, division: int, blocks: int = 6):
-        from nas.assembly import build_fixed, build_supernet
-        from nas.latency import count_flops
-        from nas.retraining import Retraining
-        from nas.searching import Search
+        from nas.costs.flops import count_flops
+        from nas.retraining.phase import Retraining
+        from nas.search.phase import Search
+        from nas.search.supernet import build_supernet
+        from nas.training.build import build_fixed
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
         self.config = make_config(segment, division, blocks, soft=name == "search_soft")
@@ -131,7 +133,7 @@ class Workload:
 
     def turn(self) -> int:
         """The smallest piece of work that stands for the whole; returns the tokens read."""
-        from nas.assembly import evaluate_with
+        from nas.training.build import evaluate_with
 
         if self.name == "evaluate":
             return evaluate_with(self.config, self.phase.model, self.phase.model.blocks, self.corpus, "valid")["tokens"]
@@ -203,13 +205,13 @@ class AttentionBlock:
 def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     import torch
 
-    from nas import searching
-    from nas.config import TrainOptions
-    from nas.device import set_up
-    from nas.timing import peak_memory_mb
+    from nas.core.config import TrainOptions
+    from nas.costs.benchmark import peak_memory_mb
+    from nas.search import phase
+    from nas.training.device import set_up
 
     set_up(1, TrainOptions(threads=threads, device="cpu"))
-    searching.sample_path = balanced_path
+    phase.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, division).rate(0.5)) for row in rows}
@@ -311,6 +313,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from nas.errors import run_command
+    from nas.core.errors import run_command
 
     run_command(main)

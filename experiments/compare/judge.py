@@ -14,10 +14,10 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 
-from nas.comparison import UNMATCHED, contenders_file  # noqa: E402
-from nas.errors import run_command  # noqa: E402
-from nas.pattern import abbreviate  # noqa: E402
-from nas.rows import quality_of, read_rows  # noqa: E402
+from nas.comparison.results import quality_of, read_rows  # noqa: E402
+from nas.comparison.spec import UNMATCHED, contenders_file  # noqa: E402
+from nas.core.errors import run_command  # noqa: E402
+from nas.core.pattern import abbreviate  # noqa: E402
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
 
     from scipy.stats import kendalltau
 
-    from nas.trained import TrainedSuperNet
+    from nas.derivation.supernet_evaluator import TrainedSuperNet
 
     taus, ordered = {}, sorted(truth, key=truth.get)
     for search in arguments.searches:

@@ -18,10 +18,11 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 
-from nas.config import Config, load_config  # noqa: E402
-from nas.errors import run_command  # noqa: E402
-from nas.jobs import Jobs  # noqa: E402
-from nas.pattern import abbreviate, network  # noqa: E402
+from nas.comparison.tasks import Jobs  # noqa: E402
+from nas.core.config import Config  # noqa: E402
+from nas.core.config_loading import load_config  # noqa: E402
+from nas.core.errors import run_command  # noqa: E402
+from nas.core.pattern import abbreviate, network  # noqa: E402
 
 SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 120_000, 4_000
 REACH = 4  # no rule looks further back
@@ -117,7 +118,7 @@ class MadeCorpus:
 
 
 def configured(name: str, seed: int, overrides: list[str]) -> Config:
-    from nas.device import set_up
+    from nas.training.device import set_up
 
     config = load_config(FOLDER / "planted.yaml", [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides])
     set_up(seed, config.train)
@@ -126,8 +127,8 @@ def configured(name: str, seed: int, overrides: list[str]) -> Config:
 
 def found_by_search(name: str, seed: int, overrides: list[str]) -> dict:
     """The likeliest pattern at the end of a search, abbreviated, and pi."""
-    from nas.assembly import build_supernet
-    from nas.searching import Search
+    from nas.search.phase import Search
+    from nas.search.supernet import build_supernet
 
     config, corpus = configured(name, seed, overrides), MadeCorpus(CORPORA[name])
     phase = Search(build_supernet(config, corpus), corpus, config)
@@ -144,10 +145,10 @@ def is_right(name: str, pattern: str, priced: bool) -> bool:
 
 def trained_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
     """nll on valid of one pattern, trained for as long as the search trains, and its cost ratio."""
-    from nas.assembly import build_fixed
-    from nas.evaluation import count_looking_back, total_nll
-    from nas.latency import count_flops
-    from nas.retraining import Retraining
+    from nas.costs.flops import count_flops
+    from nas.retraining.phase import Retraining
+    from nas.training.build import build_fixed
+    from nas.training.evaluation import count_looking_back, total_nll
 
     config, corpus = configured(name, 1, overrides), MadeCorpus(CORPORA[name])
     phase = Retraining(build_fixed(list(pattern), config, corpus), corpus, config)

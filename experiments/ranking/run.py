@@ -17,10 +17,11 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 
-from nas.config import Config, load_config  # noqa: E402
-from nas.errors import run_command  # noqa: E402
-from nas.jobs import Jobs  # noqa: E402
-from nas.pattern import abbreviate, expand, interleaved, network  # noqa: E402
+from nas.comparison.tasks import Jobs  # noqa: E402
+from nas.core.config import Config  # noqa: E402
+from nas.core.config_loading import load_config  # noqa: E402
+from nas.core.errors import run_command  # noqa: E402
+from nas.core.pattern import abbreviate, expand, interleaved, network  # noqa: E402
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
 CANDIDATES = ("attention", "dense", "identity")
@@ -63,9 +64,9 @@ def kendall_tau(one: list[float], two: list[float]) -> float:
 
 
 def prepared(overrides: list[str]) -> tuple[Config, object]:
-    from nas.data import Corpus
-    from nas.device import set_up
-    from nas.prepare import prepare
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
+    from nas.training.device import set_up
 
     config = load_config(FOLDER / "ranking.yaml", overrides)
     set_up(config.seed, config.train)
@@ -74,8 +75,8 @@ def prepared(overrides: list[str]) -> tuple[Config, object]:
 
 def judge(model, operations, config: Config, corpus) -> float:
     """nll per token on the beginning of valid."""
-    from nas.device import machine_of
-    from nas.evaluation import count_looking_back, total_nll
+    from nas.training.device import machine_of
+    from nas.training.evaluation import count_looking_back, total_nll
 
     tokens, train = corpus.tokens("valid")[: JUDGED_TOKENS + 1], config.train
     looking_back, device = count_looking_back(operations), machine_of(train).device
@@ -85,8 +86,8 @@ def judge(model, operations, config: Config, corpus) -> float:
 
 def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
     """One pattern from scratch."""
-    from nas.assembly import build_fixed
-    from nas.retraining import Retraining
+    from nas.retraining.phase import Retraining
+    from nas.training.build import build_fixed
 
     config, corpus = prepared([*overrides, f"train.steps={ALONE_STEPS}", f"seed={seed}"])
     phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
@@ -100,8 +101,8 @@ def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
 
 def search(variant: str, seed: int, overrides: list[str]) -> dict:
     """One search; its weights judge the random patterns when the warm-up is over, and at the end."""
-    from nas.assembly import build_supernet
-    from nas.searching import Search
+    from nas.search.phase import Search
+    from nas.search.supernet import build_supernet
 
     config, corpus = prepared([*overrides, f"seed={seed}", *VARIANTS[variant]])
     phase = Search(build_supernet(config, corpus), corpus, config)

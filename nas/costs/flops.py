@@ -1,0 +1,51 @@
+"""nas.costs.flops."""
+
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from models.cutoffs import cluster_table
+from models.operations import OPERATIONS
+from models.softmax import AdaptiveSoftmax
+from models.transformer_xl import build_pattern
+from nas.core.config import Config
+from nas.core.pattern import SPARSE
+from nas.costs.table import FLOPS, CostTable
+from nas.training.build import backbone_options, evaluation_lengths, model_sizes
+
+
+def costed_shape(config: Config) -> tuple[int, int, int]:
+    """(batch, segment, memory) at which costs are counted and timed: evaluation's, or training's."""
+    if config.search.latency.timing == "training":
+        return config.train.batch_size, config.train.segment, config.train.memory
+    return config.evaluate.batch_size, *evaluation_lengths(config)
+
+
+# What tables from before a size was an option were measured with.
+SIZES_BEFORE = {"relative": True, "grid": [], "recompute": False}
+
+
+def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
+    """The sizes that costs of some operations depend on."""
+    batch, segment, memory = costed_shape(config)
+    model = asdict(model_sizes(config)) | backbone_options(config, vocab_size)
+    unused = ["deep"]
+    if config.search.latency.timing == "inference":
+        unused += ["dropout", "recompute"]
+    if not set(SPARSE) & set(operations):
+        unused += ["stride", "summary", "factorization"]
+    model = {key: value for key, value in model.items() if key not in unused}
+    return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
+
+
+def count_flops(config: Config, counts: np.ndarray) -> CostTable:
+    """FLOPs per token of a forward pass. They follow from the sizes and are the same on every machine; a multiply-add
+    counts as two. counts [V]: how often the training text has each token, for an adaptive output layer."""
+    sizes = model_sizes(config)
+    with torch.device("meta"):  # its shapes alone are needed
+        head = build_pattern([], sizes, len(counts), **backbone_options(config, len(counts))).head
+    shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
+    rest = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
+    blocks = {name: float(cls.flops(sizes, *costed_shape(config))) for name, cls in OPERATIONS.items()}
+    return CostTable(FLOPS, float(rest), blocks, sizes_of(config, len(counts), list(OPERATIONS)))

@@ -1,0 +1,198 @@
+"""Text <-> token ids: sentencepiece, bytes and words. Imports no torch.
+
+A tokenizer encodes a piece of text that ends anywhere but inside a word; a line end is a token of its own unless it is
+dropped. Ids here are the tokenizer's own; nas/prepare.py ranks them by frequency afterwards.
+"""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nas.core.errors import InputError
+
+TRAINING_BYTES = 20_000_000  # of text that sentencepiece learns its pieces from, spread evenly over the train split
+
+
+DEFAULT_PIECES = 8000
+
+
+LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
+
+
+UNKNOWN = "<unk>"
+
+
+class ByteTokenizer:
+    """The 256 bytes; any file can be read."""
+
+    kind = "bytes"
+    size = 256
+
+    def __init__(self, keep_newline: bool = True):
+        self.keep_newline = keep_newline
+
+    def encode(self, data: bytes) -> np.ndarray:
+        return np.frombuffer(data if self.keep_newline else data.replace(b"\n", b""), dtype=np.uint8).astype(np.uint32)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        return ids.astype(np.uint8).tobytes()
+
+    def save(self, folder: Path) -> None:
+        pass
+
+
+class LineTokenizer:
+    """What tokenizers of text share: UTF-8, and line ends as tokens. Subclasses encode lines without their ends."""
+
+    def __init__(self, size: int, keep_newline: bool):
+        self.newline = size if keep_newline else None
+        self.size = size + keep_newline
+
+    def encode(self, data: bytes) -> np.ndarray:
+        """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
+        lines = data.decode("utf-8").split("\n")
+        encoded = self.encode_lines(lines)
+        ids = [np.asarray(encoded[0], dtype=np.uint32)]
+        ends = np.asarray([] if self.newline is None else [self.newline], dtype=np.uint32)
+        for line in encoded[1:]:
+            ids += [ends, np.asarray(line, dtype=np.uint32)]
+        return np.concatenate(ids)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """ids [tokens] -> UTF-8"""
+        if self.newline is None:
+            return self.decode_line(ids).encode("utf-8")
+        lines = np.split(ids, np.flatnonzero(ids == self.newline))
+        texts = [self.decode_line(line[line != self.newline]) for line in lines]
+        return "\n".join(texts).encode("utf-8")
+
+
+class SentencePieceTokenizer(LineTokenizer):
+    """Pieces of a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226)."""
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes, keep_newline: bool = True):
+        import sentencepiece
+
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        super().__init__(self.processor.get_piece_size(), keep_newline)
+
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        return self.processor.encode(lines)
+
+    def decode_line(self, ids: np.ndarray) -> str:
+        return self.processor.decode(ids.tolist())
+
+    def save(self, folder: Path) -> None:
+        (folder / "tokenizer.model").write_bytes(self.model)
+
+    @classmethod
+    def read(cls, path: Path, keep_newline: bool) -> "SentencePieceTokenizer":
+        """Raises InputError where path is no SentencePiece model."""
+        try:
+            return cls(path.read_bytes(), keep_newline)
+        except OSError as error:
+            raise InputError(f"data.tokenizer={path}: {error.strerror}") from None
+        except RuntimeError:
+            raise InputError(f"data.tokenizer={path} is not a SentencePiece model") from None
+
+    @classmethod
+    def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "SentencePieceTokenizer":
+        """Learn a vocabulary losslessly: no normalisation, and bytes for characters that have no piece. A line end
+        that is kept is one of the vocab_size tokens; None: DEFAULT_PIECES, or as many as the text allows.
+
+        Raises InputError where the corpus cannot fill the vocabulary, or the vocabulary has no room for the bytes.
+        """
+        import sentencepiece
+
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(text),
+                model_writer=model,
+                vocab_size=(vocab_size or DEFAULT_PIECES) - keep_newline,
+                hard_vocab_limit=vocab_size is not None,
+                model_type="unigram",
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                add_dummy_prefix=False,
+                byte_fallback=True,
+                max_sentence_length=8 * LONGEST_LINE,
+                bos_id=-1,
+                eos_id=-1,
+                num_threads=8,  # a constant: the pieces depend on it
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise InputError(explain_training(str(error), vocab_size, keep_newline)) from None
+        return cls(model.getvalue(), keep_newline)
+
+
+def explain_training(reason: str, vocab_size: int, extra: int) -> str:
+    largest = re.search(r"value <= (\d+)", reason)
+    if largest:
+        return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"
+    smallest = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", reason)
+    if smallest:
+        needed = int(smallest[2]) + extra
+        return f"data.vocab_size={vocab_size} is too small: the 256 bytes and this text's characters alone are {needed}"
+    return f"data.tokenizer=sentencepiece could not be trained on this text: {reason}"
+
+
+class WordTokenizer(LineTokenizer):
+    """Words between white space, as the word-level literature has them; a rare word beyond the vocabulary is <unk>.
+
+    White space inside a line is not kept: it comes back as single spaces.
+    """
+
+    kind = "words"
+
+    def __init__(self, words: list[str], keep_newline: bool = True):
+        self.words = words
+        self.ids = {word: index for index, word in enumerate(words)}
+        super().__init__(len(words), keep_newline)
+
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        unknown = self.ids[UNKNOWN]
+        return [[self.ids.get(word, unknown) for word in line.split()] for line in lines]
+
+    def decode_line(self, ids: np.ndarray) -> str:
+        return " ".join(self.words[index] for index in ids)
+
+    def save(self, folder: Path) -> None:
+        (folder / "words.txt").write_text("\n".join(self.words), encoding="utf-8")
+
+    @classmethod
+    def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
+        """The most frequent words of the text and <unk>, vocab_size with the line end; None: all words."""
+        counts = Counter()
+        for line in text:
+            counts.update(line.split())
+        counts.setdefault(UNKNOWN, 0)
+        room = None if vocab_size is None else max(0, vocab_size - keep_newline - 1)
+        most = [word for word, _ in counts.most_common() if word != UNKNOWN][:room]
+        return cls([UNKNOWN, *most], keep_newline)
+
+
+def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
+    """Lines to learn pieces from: every k-th chunk, so that about TRAINING_BYTES are read."""
+    every = max(1, -(-total_bytes // TRAINING_BYTES))
+    for index, chunk in enumerate(text):
+        if index % every == 0:
+            for line in chunk.decode("utf-8").split("\n"):
+                yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
+
+
+def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
+    """The tokenizer that save() left in a prepared folder."""
+    if kind == "bytes":
+        return ByteTokenizer(keep_newline)
+    if kind == "words":
+        return WordTokenizer((folder / "words.txt").read_text(encoding="utf-8").split("\n"), keep_newline)
+    return SentencePieceTokenizer((folder / "tokenizer.model").read_bytes(), keep_newline)

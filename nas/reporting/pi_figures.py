@@ -1,0 +1,197 @@
+"""nas.reporting.pi_figures."""
+
+import math
+from pathlib import Path
+
+import imageio.v3 as imageio
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from nas.core.pattern import abbreviate
+from nas.derivation.confidence import entropy
+
+matplotlib.use("Agg")
+
+
+COLOURS = {
+    "attention": "#c8553d",
+    "sparse_strided": "#e09f3e",
+    "sparse_fixed": "#7b6d8d",
+    "dense": "#2f6690",
+    "identity": "#b9bfc7",
+}
+
+
+MOST_FRAMES = 150  # more would make neither the motion smoother nor the file smaller
+
+
+FRAME_MS, HELD_MS = 80, 3000
+
+
+GREYS = 18  # levels of grey in a GIF
+
+
+WIDE = 16  # blocks from which on labels get smaller
+
+
+def pi_array(history: list[dict]) -> np.ndarray:
+    """[T logged steps, N blocks, O operations]"""
+    return np.array([line["pi"] for line in history])
+
+
+def chosen_frames(count: int) -> list[int]:
+    """At most MOST_FRAMES indices, evenly spread, the first and the last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, MOST_FRAMES))})
+
+
+class PiPicture:
+    """Operations as rows, blocks as columns, darkness as probability; the likeliest carries its number.
+
+    The figure is drawn once; show() changes what differs, which makes an animation quick.
+    """
+
+    def __init__(self, operations: list[str], blocks: int):
+        width = min(16.0, max(6.0, 1.6 + 0.62 * blocks))
+        self.figure = Figure(figsize=(width, 1.5 + 0.5 * len(operations)), dpi=100, layout="constrained")
+        self.figure.set_facecolor("white")
+        self.canvas = FigureCanvasAgg(self.figure)
+        axes = self.figure.subplots()
+        self.image = axes.imshow(np.zeros((len(operations), blocks)), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        self.title = axes.set_title(" ", fontsize=10, family="monospace")
+        axes.set_yticks(range(len(operations)), operations)
+        every = 1 if blocks <= WIDE else 2
+        axes.set_xticks(range(0, blocks, every), range(1, blocks + 1, every))
+        axes.set_xlabel("block")
+        axes.set_xticks(np.arange(-0.5, blocks), minor=True)
+        axes.set_yticks(np.arange(-0.5, len(operations)), minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_visible(False)
+        size = 10 if blocks <= WIDE else 7
+        self.numbers = [axes.text(i, 0, "", ha="center", va="center", fontsize=size) for i in range(blocks)]
+
+    def show(self, line: dict) -> None:
+        pi = np.array(line["pi"])
+        self.image.set_data(pi.T)
+        for index, (text, row) in enumerate(zip(self.numbers, pi, strict=True)):
+            best = int(row.argmax())
+            text.set(
+                x=index, y=best, text=f"{row[best]:.2f}".lstrip("0"), color="white" if row[best] > 0.55 else "black"
+            )
+        self.title.set_text(
+            f"step {line['step']:>7,}   temperature {line['temperature']:.3f}   entropy {entropy(pi).mean():.3f}"
+        )
+
+    def pixels(self) -> np.ndarray:
+        """[height, width] of grey, uint8. Few levels of one channel need neither a palette nor dithering: that is what
+        keeps a GIF small and sharp."""
+        self.canvas.draw()
+        red = np.asarray(self.canvas.buffer_rgba())[..., 0]  # of grey, any channel
+        return np.round(red / 255 * (GREYS - 1)).astype(np.uint8) * np.uint8(255 // (GREYS - 1))
+
+
+def animate(history: list[dict], path: Path) -> int:
+    """Write the evolution of pi as a GIF that loops and holds its last frame; returns the number of frames.
+
+    Raises ValueError below two logged steps.
+    """
+    if len(history) < 2:
+        raise ValueError("an animation needs at least two logged steps")
+    picture = PiPicture(history[0]["operations"], len(history[0]["pi"]))
+    frames = []
+    for index in chosen_frames(len(history)):
+        picture.show(history[index])
+        frames.append(picture.pixels())
+    durations = [FRAME_MS] * (len(frames) - 1) + [HELD_MS]
+    imageio.imwrite(path, np.stack(frames), extension=".gif", duration=durations, loop=0)
+    return len(frames)
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130, facecolor="white")
+    plt.close(figure)
+
+
+def tidy(axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def final_pi(history: list[dict], path: Path) -> None:
+    picture = PiPicture(history[-1]["operations"], len(history[-1]["pi"]))
+    picture.show(history[-1])
+    picture.figure.savefig(path, dpi=130, facecolor="white")
+
+
+def pi_over_time(history: list[dict], path: Path) -> None:
+    """A small chart per block, a line per operation; grey where pi rests and the weights train alone."""
+    pi, steps, operations = pi_array(history), [line["step"] for line in history], history[0]["operations"]
+    blocks = pi.shape[1]
+    moved = np.flatnonzero((pi != pi[0]).any(axis=(1, 2)))
+    resting = steps[max(0, int(moved[0]) - 1)] if len(moved) else 0  # the warm-up, in which weights train alone
+    columns = min(blocks, 6 if blocks <= 24 else 8)
+    rows = -(-blocks // columns)
+    figure, grid = plt.subplots(
+        rows,
+        columns,
+        figsize=(1.9 * columns + 0.6, 1.5 * rows + 0.8),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for index, axes in enumerate(grid.flat):
+        if index >= blocks:
+            axes.set_visible(False)
+            continue
+        for number, name in enumerate(operations):
+            axes.plot(steps, pi[:, index, number], color=COLOURS.get(name, "black"), linewidth=1.6)
+        axes.axvspan(steps[0], resting, color="#f3f3f3", linewidth=0)
+        axes.set_title(f"block {index + 1}", fontsize=9)
+        axes.set_ylim(-0.02, 1.02)
+        axes.locator_params(axis="x", nbins=3)
+        axes.tick_params(labelsize=7)
+        tidy(axes)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("probability", fontsize=9)
+    handles = [Patch(color=COLOURS.get(name, "black"), label=name) for name in operations]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(operations), frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def entropy_over_time(history: list[dict], path: Path) -> None:
+    """Entropy of each block's pi, and their mean."""
+    values, steps = entropy(pi_array(history)), [line["step"] for line in history]
+    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    axes.plot(steps, values, color="#9aa5b1", linewidth=0.8)
+    axes.plot(steps, values.mean(axis=1), color="#1d3557", linewidth=2.2, label="mean of the blocks")
+    uniform = math.log(len(history[0]["operations"]))
+    axes.axhline(uniform, color="#c8553d", linestyle="--", linewidth=1, label="uniform")
+    axes.set(xlabel="step", ylabel="entropy of pi (nats)", ylim=(0, uniform * 1.08 or 1))
+    axes.legend(frameon=False, fontsize=9)
+    tidy(axes)
+    save(figure, path)
+
+
+def pattern_strip(blocks: list[str], path: Path) -> None:
+    """The pattern as a row of coloured blocks, input at the left."""
+    width = min(16.0, max(4.0, 0.55 * len(blocks)))
+    figure, axes = plt.subplots(figsize=(width, 1.45), layout="constrained")
+    for index, name in enumerate(blocks):
+        axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS.get(name, "black")))
+        ink = "black" if name == "identity" else "white"
+        axes.text(index + 0.5, 0.5, abbreviate([name]), ha="center", va="center", color=ink, fontsize=11, weight="bold")
+    axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
+    every = 1 if len(blocks) <= WIDE else 2
+    axes.set_xticks(np.arange(0, len(blocks), every) + 0.5, range(1, len(blocks) + 1, every))
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    names = [name for name in COLOURS if name in blocks]
+    handles = [Patch(color=COLOURS[name], label=f"{name} ({blocks.count(name)})") for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+    save(figure, path)

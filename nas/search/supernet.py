@@ -1,0 +1,133 @@
+"""The SuperNet: a Transformer-XL whose blocks each hold all candidate operations, and the logits that choose.
+
+Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operations.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from models.attention import Positions
+from models.operations import OPERATIONS, Sizes
+from models.transformer_xl import Memories, build_backbone
+from nas.core.config import Config
+from nas.data.corpus import Corpus
+from nas.training.build import backbone_options, model_sizes
+
+Choice = tuple[list[int], Tensor | None]  # the operations that a block is to run, and their weights (None: 1)
+
+
+def scalars(weights: Tensor) -> list[float] | tuple[Tensor, ...]:
+    """weights [O] one by one: numbers, which are faster on a CPU; of a GPU tensors, for numbers would have to be waited
+    for, and a CUDA graph cannot hold them."""
+    return weights.unbind() if weights.is_cuda else weights.tolist()
+
+
+class MixFunction(torch.autograd.Function):
+    """x + sum of weights[i] * branches[i], in one pass over each branch, forward and backward.
+
+    x [B, L, D], weights [O], branches [B, L, D] each, or a scalar where one adds nothing. Differentiable once.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weights, *branches):
+        ctx.values = scalars(weights)
+        ctx.save_for_backward(*branches)
+        total = x.clone()
+        for value, branch in zip(ctx.values, branches, strict=True):
+            if branch.ndim:
+                total.addcmul_(branch, value) if isinstance(value, Tensor) else total.add_(branch, alpha=value)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        flat, nothing = gradient.flatten(), gradient.new_zeros(())
+        branches, to_weights = ctx.saved_tensors, None
+        if ctx.needs_input_grad[1]:
+            products = [flat.dot(branch.flatten().to(flat.dtype)) if branch.ndim else nothing for branch in branches]
+            to_weights = torch.stack(products)
+        to_branches = [
+            gradient * value if branch.ndim else nothing for value, branch in zip(ctx.values, branches, strict=True)
+        ]
+        return gradient, to_weights, *to_branches
+
+
+class StochasticBlock(nn.Module):
+    """x + sum of weight * operation(x) over the operations that `choice` names; the others are not run.
+
+    Memory is kept whatever was chosen: the next segment may choose an operation that looks back.
+    """
+
+    def __init__(self, operations: list[str], sizes: Sizes):
+        super().__init__()
+        self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
+        self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
+        self.period = math.lcm(*(candidate.period for candidate in self.candidates))
+        self.choice: Choice | None = None  # until the SuperNet has mixed or taken a path
+
+    def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
+        if self.choice is None:
+            raise RuntimeError("choose first: SuperNet.mix() or SuperNet.take()")
+        chosen, weights = self.choice
+        branches = [self.candidates[index](x, memory, positions) for index in chosen]
+        return sum(branches, start=x) if weights is None else MixFunction.apply(x, weights, *branches)
+
+
+class SuperNet(nn.Module):
+    """A backbone of stochastic blocks and the architecture logits [N, O]; pi = softmax(logits), uniform at first."""
+
+    def __init__(self, blocks: int, operations: list[str], sizes: Sizes, vocab_size: int, **options):
+        super().__init__()
+        self.operations = list(operations)
+        self.backbone = build_backbone(
+            [StochasticBlock(operations, sizes) for _ in range(blocks)], sizes, vocab_size, **options
+        )
+        self.logits = nn.Parameter(torch.zeros(blocks, len(operations)))
+
+    def pi(self) -> Tensor:
+        """Probability of each operation in each block [N, O], detached."""
+        return self.logits.detach().softmax(dim=-1)
+
+    def argmax_path(self) -> list[int]:
+        return self.logits.detach().argmax(dim=-1).tolist()
+
+    def names(self, path: list[int]) -> list[str]:
+        return [self.operations[index] for index in path]
+
+    def operations_on(self, path: list[int]) -> list[nn.Module]:
+        """The operations that a path runs, one per block."""
+        return [block.candidates[index] for block, index in zip(self.backbone.blocks, path, strict=True)]
+
+    def mix(self, weights: Tensor) -> None:
+        """Let the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+        self.forget()
+        for block, row in zip(self.backbone.blocks, weights, strict=True):
+            block.choice = list(range(len(row))), row
+
+    def take(self, path: list[int], gates: Tensor | None = None) -> None:
+        """Let the next forward passes run one operation per block, with a gate of gates [N] on its branch where logits
+        learn straight through."""
+        self.forget()
+        gates = [None] * len(path) if gates is None else gates
+        for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
+            block.choice = [index], None if gate is None else gate[None]
+
+    def forget(self) -> None:
+        """Drop the last sample before the next is taken apart: rows of it keep the node of the graph that adds up its
+        gradient, which belongs to the stream of the GPU that it was made on, and a CUDA graph's is another."""
+        for block in self.backbone.blocks:
+            block.choice = None
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
+    ) -> tuple[Tensor, Memories]:
+        """As TransformerXL.forward, along what mix() or take() chose last."""
+        return self.backbone(tokens, targets, memories, memory_length)
+
+
+def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
+    options = backbone_options(config, corpus.vocab_size)
+    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **options)
