@@ -14,8 +14,8 @@ from nas.core.files import write_text
 from nas.core.pattern import abbreviate
 from nas.costs.table import latency_words
 from nas.derivation.budget import choose_within, read_budgets
-from nas.derivation.confidence import doubts
-from nas.derivation.pattern_record import describe, write_patterns
+from nas.derivation.confidence import confidence_warnings
+from nas.derivation.pattern_record import pattern_record, write_patterns
 from nas.derivation.runs import check_seeds, read_run, target_notice
 from nas.derivation.tables import confidence_table, pareto_table, removal_table
 
@@ -93,7 +93,7 @@ def main() -> None:
 
     patterns = {}
     for path, budget, how in zip_longest(paths, arguments.budgets or [None], found):
-        pattern = patterns[budget] = describe(path, runs, arguments.method, budget, losses)
+        pattern = patterns[budget] = pattern_record(path, runs, arguments.method, budget, losses)
         if how:
             pattern["derived_from"]["evolution"] = how
         if latency:
@@ -114,7 +114,7 @@ def main() -> None:
     for run in runs:
         if run.step < run.of_steps:
             print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
-    for doubt in doubts(last):
+    for doubt in confidence_warnings(last):
         print(f"WARNING: {doubt}")
     if len(runs) == 1:
         print("one run cannot tell whether another would choose the same: search with seed=2, ... and give all of them")

@@ -70,12 +70,12 @@ def main() -> None:
     run = open_run(arguments.run, config, "retrain", again, {"pattern": content["blocks"]}, free)
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
-    machine = set_up(config.seed, config.train)
-    with process_group(machine.device):
-        retrain(content, config, run, machine, arguments.eval_only)
+    context = set_up(config.seed, config.train)
+    with process_group(context.device):
+        retrain(content, config, run, context, arguments.eval_only)
 
 
-def retrain(content: dict, config: Config, run, machine, eval_only: bool) -> None:
+def retrain(content: dict, config: Config, run, context, eval_only: bool) -> None:
     """On each rank of the run."""
     from nas.core.files import read_yaml
     from nas.core.provenance import provenance
@@ -84,14 +84,14 @@ def retrain(content: dict, config: Config, run, machine, eval_only: bool) -> Non
     from nas.data.preprocess import prepare
     from nas.retraining.phase import Retraining
     from nas.retraining.results import evaluate_best
-    from nas.training.build import build_fixed, settle_cutoffs
-    from nas.training.distributed import first_on_each_machine
+    from nas.training.build import build_fixed, resolve_cutoffs
+    from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
-    corpus = Corpus(first_on_each_machine(lambda: prepare(config.data)))
-    settle_cutoffs(config, corpus)
+    corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
+    resolve_cutoffs(config, corpus)
     phase = Retraining(build_fixed(content["blocks"], config, corpus), corpus, config)
-    origin = provenance(config, corpus.meta, machine)
+    origin = provenance(config, corpus.meta, context)
 
     if eval_only:
         run.check_text(origin)

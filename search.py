@@ -22,12 +22,12 @@ def main() -> None:
     from nas.training.distributed import process_group
 
     run = open_run(arguments.run, config, "search", arguments.resume)
-    machine = set_up(config.seed, config.train)
-    with process_group(machine.device):
-        search(config, run, machine)
+    context = set_up(config.seed, config.train)
+    with process_group(context.device):
+        search(config, run, context)
 
 
-def search(config, run, machine) -> None:
+def search(config, run, context) -> None:
     """On each rank of the run."""
     from nas.core.provenance import provenance
     from nas.core.run_folder import OUTCOME
@@ -36,12 +36,12 @@ def search(config, run, machine) -> None:
     from nas.data.preprocess import prepare
     from nas.search.phase import Search, cut_streams
     from nas.search.supernet import build_supernet
-    from nas.training.build import settle_cutoffs
-    from nas.training.distributed import broadcast_from_main, first_on_each_machine
+    from nas.training.build import resolve_cutoffs
+    from nas.training.distributed import broadcast_from_main, first_on_each_node
     from nas.training.trainer import Trainer
 
-    corpus = Corpus(first_on_each_machine(lambda: prepare(config.data)))
-    settle_cutoffs(config, corpus)
+    corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
+    resolve_cutoffs(config, corpus)
     cut_streams(corpus, config)  # text that is too short is told before anything is measured
     latency = None
     if config.search.latency.source == "measured":
@@ -49,10 +49,10 @@ def search(config, run, machine) -> None:
     phase = Search(build_supernet(config, corpus), corpus, config, latency)
     trainer = Trainer(phase, run, config.train)
 
-    run.start(provenance(config, corpus.meta, machine))
-    run.write("flops.yaml", phase.flops.content())
+    run.start(provenance(config, corpus.meta, context))
+    run.write("flops.yaml", phase.flops.to_dict())
     if latency:
-        run.write("latency.yaml", latency.content())
+        run.write("latency.yaml", latency.to_dict())
         print(latency.text(config.model.blocks))
     trainer.fit()
 

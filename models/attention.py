@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.fused import AttendFunction, product_dtype
+from models.fused import FusedAttention, product_dtype
 
 MASKED = -1e30  # added to a score: its weight is zero; finite, so that a query that sees no key gives no NaN
 
@@ -26,7 +26,7 @@ class Positions(NamedTuple):
     start: int = 0
 
 
-def kept(maxsize: int | None = None) -> Callable:
+def cache_tensors(maxsize: int | None = None) -> Callable:
     """lru_cache for functions that make tensors which are not to be changed. While the compiler traces, the function
     itself, for the compiler fuses it with what uses it. What a CUDA graph reads must not be dropped: maxsize None."""
 
@@ -43,7 +43,7 @@ def kept(maxsize: int | None = None) -> Callable:
     return decorate
 
 
-@kept()
+@cache_tensors()
 def sinusoids(length: int, width: int, dtype=torch.float32, device=None) -> Tensor:
     """Sinusoidal encodings [length, width] of the distances length-1, ..., 1, 0, in that order.
 
@@ -56,7 +56,7 @@ def sinusoids(length: int, width: int, dtype=torch.float32, device=None) -> Tens
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
 
 
-@kept()
+@cache_tensors()
 def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
     """To be added to the scores of a segment [L, K]: MASKED where a key is in the future of its query, else 0.
 
@@ -65,7 +65,7 @@ def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Ten
     return torch.full((length, keys), MASKED, dtype=dtype, device=device).triu(keys - length + 1)
 
 
-def traced_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse):
+def plain_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse):
     """attend() in plain operations: what the compiler is given, which plans buffers and fuses passes by itself."""
     key, value = key_value
     length, keys = query.shape[-2], key.shape[-2]
@@ -111,7 +111,7 @@ def attend(
     """
     dtype, inputs = product_dtype(query), (query, key_value, position, content_bias, position_bias, mask)
     inputs = [None if x is None else x.to(dtype) for x in inputs]
-    function = traced_attend if torch.compiler.is_compiling() else AttendFunction.apply
+    function = plain_attend if torch.compiler.is_compiling() else FusedAttention.apply
     return function(*inputs, step, with_lse)
 
 

@@ -34,12 +34,12 @@ class LayerCost:
     """Nanoseconds per token that models.softmax.AdaptiveSoftmax trains for, forward and backward, on one thread.
 
     Every token computes the head, which has an entry per tail; the tokens of a tail are picked, projected where
-    division > 1, and computed. The four constants are those of an Intel Xeon (Sapphire Rapids, 2.6 GHz) as
+    div_value > 1, and computed. The four constants are those of an Intel Xeon (Sapphire Rapids, 2.6 GHz) as
     `python -m nas.cutoffs --cost layer --measure` found them; only their ratios matter for the cutoffs.
     """
 
     d_model: int = 128
-    division: int = 1
+    div_value: int = 1
     tokens: int = 1024  # in a batch
     per_multiply_add: float = 0.044  # of width * logits: three products
     per_logit: float = 0.87  # of the passes over the logits
@@ -56,8 +56,8 @@ class LayerCost:
 
     def tail(self, index, size, share):
         width, products, projection = self.d_model, 1, 0.0
-        if self.division > 1:
-            width, products = max(1, self.d_model // self.division**index), 2  # as in AdaptiveSoftmax
+        if self.div_value > 1:
+            width, products = max(1, self.d_model // self.div_value**index), 2  # as in AdaptiveSoftmax
             projection = self.d_model * width * self.per_multiply_add
         once = products * self.per_product / self.tokens
         return share * (size * self.per_size(width) + self.per_row + projection) + once
@@ -119,8 +119,8 @@ def next_cluster(best: np.ndarray, tail, first: int, ends: np.ndarray) -> tuple[
         least[j], start[j] = minima, at
         low, high = np.concatenate([low, middle + 1]), np.concatenate([middle, high])
         left, right = np.concatenate([left, at]), np.concatenate([at, right])
-        kept = low < high
-        low, high, left, right = low[kept], high[kept], left[kept], right[kept]
+        cache_tensors = low < high
+        low, high, left, right = low[cache_tensors], high[cache_tensors], left[cache_tensors], right[cache_tensors]
     return least, start
 
 
@@ -136,5 +136,5 @@ def total_cost(counts: np.ndarray, cutoffs: list[int], cost: Cost) -> float:
 def cluster_table(counts: np.ndarray, cutoffs: list[int]) -> list[tuple[int, float]]:
     """(words, share of all counted) of each cluster, head first. counts [N], descending."""
     total = counts.sum(dtype=np.float64) or 1.0
-    borders = pairwise([0, *cutoffs, len(counts)])
-    return [(high - low, counts[low:high].sum(dtype=np.float64) / total) for low, high in borders]
+    cluster_bounds = pairwise([0, *cutoffs, len(counts)])
+    return [(high - low, counts[low:high].sum(dtype=np.float64) / total) for low, high in cluster_bounds]

@@ -23,7 +23,7 @@ def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
     return scores.flatten(-2)[..., step * (length - 1) :].as_strided(scores.shape, strides)
 
 
-class AttendFunction(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):
     """attend() with a backward pass by hand.
 
     What autograd would do step by step costs three times the memory traffic: here the scores are made, shifted, masked
@@ -155,7 +155,7 @@ def layer_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> 
     return nll, difference.to(hidden.dtype), total
 
 
-class LinearNLLFunction(torch.autograd.Function):
+class FusedLinearNLL(torch.autograd.Function):
     """linear_nll in one buffer of logits, which the backward pass goes on using."""
 
     @staticmethod
@@ -189,13 +189,13 @@ class Tail(NamedTuple):
         return nll.index_add(0, self.rows, part)
 
 
-class ClusteredNLLFunction(torch.autograd.Function):
+class FusedClusteredNLL(torch.autograd.Function):
     """clustered_nll; every cluster writes its part of the table's gradient into one buffer."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, clusters, bias, targets, borders):
-        tables = weight.split([high - low for low, high in pairwise(borders)])
-        head_targets, tails = by_cluster(targets, borders)
+    def forward(ctx, hidden, weight, clusters, bias, targets, cluster_bounds):
+        tables = weight.split([high - low for low, high in pairwise(cluster_bounds)])
+        head_targets, tails = by_cluster(targets, cluster_bounds)
         (table, offset), *layers = cluster_layers(tables, clusters, bias)
         nll, difference, total = layer_nll(hidden, table, offset, head_targets)
         saved = [hidden, table, difference, total]
@@ -205,24 +205,24 @@ class ClusteredNLLFunction(torch.autograd.Function):
             nll = tail.add(nll, part)
             saved += [tail.rows, tail.inside, picked, table, difference, total]
         ctx.save_for_backward(*saved)
-        ctx.borders = borders
+        ctx.cluster_bounds = cluster_bounds
         return nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        saved, borders = ctx.saved_tensors, ctx.borders
+        saved, cluster_bounds = ctx.saved_tensors, ctx.cluster_bounds
         head, tails = saved[:4], [saved[start : start + 6] for start in range(4, len(saved), 6)]
-        to_weight, to_bias = head[0].new_empty(borders[-1], head[0].shape[1]), []
+        to_weight, to_bias = head[0].new_empty(cluster_bounds[-1], head[0].shape[1]), []
         to_hidden, to_head, offset = gradients(*head, gradient)
-        to_weight[: borders[1]] = to_head[: borders[1]]
+        to_weight[: cluster_bounds[1]] = to_head[: cluster_bounds[1]]
         to_bias.append(offset)
-        for (rows, inside, *layer), (low, high) in zip(tails, pairwise(borders[1:]), strict=True):
+        for (rows, inside, *layer), (low, high) in zip(tails, pairwise(cluster_bounds[1:]), strict=True):
             to_part = gradient * inside if rows is None else gradient.index_select(0, rows)
             to_picked, _, offset = gradients(*layer, to_part, out=to_weight[low:high])
             to_hidden = to_hidden.add_(to_picked) if rows is None else to_hidden.index_add_(0, rows, to_picked)
             to_bias.append(offset)
-        return to_hidden, to_weight, to_head[borders[1] :], torch.cat(to_bias), None, None
+        return to_hidden, to_weight, to_head[cluster_bounds[1] :], torch.cat(to_bias), None, None
 
 
 def cluster_layers(tables: Sequence[Tensor], clusters: Tensor, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -238,15 +238,15 @@ def is_static(targets: Tensor, vocab_size: int) -> bool:
     return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
 
 
-def by_cluster(targets: Tensor, borders: list[int]) -> tuple[Tensor, list[Tail]]:
+def by_cluster(targets: Tensor, cluster_bounds: list[int]) -> tuple[Tensor, list[Tail]]:
     """Targets [N] as labels of the head [N], in which cluster i has the label borders[1] + i - 1, and the tails."""
-    head_targets, tails, static = targets, [], is_static(targets, borders[-1])
-    for i in range(1, len(borders) - 1):
-        inside = (targets >= borders[i]) & (targets < borders[i + 1])
-        head_targets = head_targets.masked_fill(inside, borders[1] + i - 1)
+    head_targets, tails, static = targets, [], is_static(targets, cluster_bounds[-1])
+    for i in range(1, len(cluster_bounds) - 1):
+        inside = (targets >= cluster_bounds[i]) & (targets < cluster_bounds[i + 1])
+        head_targets = head_targets.masked_fill(inside, cluster_bounds[1] + i - 1)
         if static:
-            tails.append(Tail(None, torch.where(inside, targets - borders[i], 0), inside))
+            tails.append(Tail(None, torch.where(inside, targets - cluster_bounds[i], 0), inside))
         else:
             rows = inside.nonzero().squeeze(1)
-            tails.append(Tail(rows, targets.index_select(0, rows) - borders[i], None))
+            tails.append(Tail(rows, targets.index_select(0, rows) - cluster_bounds[i], None))
     return head_targets, tails

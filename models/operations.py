@@ -21,7 +21,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BlockConfig:
     """What every operation is built from. norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))); relative: whether
     attention looks at distances; stride, summary, factorization: of sparse attention, see models/sparse.py."""
 
@@ -47,7 +47,7 @@ class Operation(nn.Module):
     needs_memory = False
     period = 1
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: BlockConfig):
         super().__init__()
         self.post_norm = sizes.norm == "post"
         self.norm = nn.LayerNorm(sizes.d_model)
@@ -70,7 +70,7 @@ class Operation(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def flops(cls, sizes: Sizes, batch: int, segment: int, memory: int) -> float:
+    def flops(cls, sizes: BlockConfig, batch: int, segment: int, memory: int) -> float:
         """Floating-point operations of a forward pass, per token of the segment; a multiply-add counts as two.
         Matrix products alone are counted, as computed (with the masked half of the scores)."""
         raise NotImplementedError
@@ -81,12 +81,12 @@ class Attention(Operation):
 
     needs_memory = True
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: BlockConfig):
         super().__init__(sizes)
         self.attention = self.build(sizes)
 
     @staticmethod
-    def build(sizes: Sizes) -> RelativeAttention:
+    def build(sizes: BlockConfig) -> RelativeAttention:
         return RelativeAttention(sizes.d_model, sizes.heads, sizes.relative)
 
     def branch(self, context, length, positions):
@@ -104,7 +104,7 @@ class SparseOperation(Attention):
     """Sparse attention to the two sets of keys that subclasses name."""
 
     @staticmethod
-    def sets(sizes: Sizes) -> tuple[KeySet, KeySet]:
+    def sets(sizes: BlockConfig) -> tuple[KeySet, KeySet]:
         """Raises ValueError where the stride or the summary does not fit."""
         raise NotImplementedError
 
@@ -167,7 +167,7 @@ class FeedForwardFunction(torch.autograd.Function):
 class Dense(Operation):
     """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: BlockConfig):
         super().__init__(sizes)
         self.expand = nn.Linear(sizes.d_model, sizes.d_ffn)
         self.activation = ACTIVATIONS[sizes.activation]()
@@ -196,7 +196,7 @@ class Identity(nn.Module):
     needs_memory = False
     period = 1
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: BlockConfig):
         super().__init__()
 
     def forward(self, x, memory, positions):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.fused import ClusteredNLLFunction, LinearNLLFunction, by_cluster, cluster_layers, product_dtype
+from models.fused import FusedClusteredNLL, FusedLinearNLL, by_cluster, cluster_layers, product_dtype
 
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -18,11 +18,11 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
     Equals cross entropy over the logits, with a third of its passes over them. Differentiable once.
     """
     dtype = product_dtype(hidden)
-    return LinearNLLFunction.apply(hidden.to(dtype), weight.to(dtype), bias, targets)
+    return FusedLinearNLL.apply(hidden.to(dtype), weight.to(dtype), bias, targets)
 
 
 def clustered_nll(
-    hidden: Tensor, weight: Tensor, clusters: Tensor, bias: Tensor, targets: Tensor, borders: list[int]
+    hidden: Tensor, weight: Tensor, clusters: Tensor, bias: Tensor, targets: Tensor, cluster_bounds: list[int]
 ) -> Tensor:
     """nll [N] under an adaptive softmax whose K clusters, borders 0 to V, are consecutive rows of one table.
 
@@ -30,7 +30,7 @@ def clustered_nll(
     with those entries, then each tail's), targets [N]. Differentiable once.
     """
     inputs = [x.to(product_dtype(hidden)) for x in (hidden, weight, clusters)]
-    return ClusteredNLLFunction.apply(*inputs, bias, targets, borders)
+    return FusedClusteredNLL.apply(*inputs, bias, targets, cluster_bounds)
 
 
 class FullSoftmax(nn.Module):
@@ -58,9 +58,9 @@ class AdaptiveSoftmax(nn.Module):
     """Frequent tokens and one entry per tail cluster form the head; a tail is computed only for the tokens in it.
 
     p(token) = p_head(token) for tokens below cutoffs[0], else p_head(cluster) * p_tail(token | cluster).
-    Tail i projects to d_model // division**i first (arXiv 1609.04309, section 4.3); division 1 means no projection,
+    Tail i projects to d_model // div_value**i first (arXiv 1609.04309, section 4.3); div_value 1 means no projection,
     and only then can `weight` [V, D] tie the layer to an embedding.
-    Raises ValueError where the cutoffs do not increase within (0, V), or a tied layer has a division.
+    Raises ValueError where the cutoffs do not increase within (0, V), or a tied layer has a div_value.
     """
 
     def __init__(
@@ -68,26 +68,26 @@ class AdaptiveSoftmax(nn.Module):
         d_model: int,
         vocab_size: int,
         cutoffs: list[int],
-        division: int = 1,
+        div_value: int = 1,
         weight: nn.Parameter | None = None,
     ):
         super().__init__()
-        borders = [0, *cutoffs, vocab_size]
-        if not cutoffs or any(low >= high for low, high in pairwise(borders)):
+        cluster_bounds = [0, *cutoffs, vocab_size]
+        if not cutoffs or any(low >= high for low, high in pairwise(cluster_bounds)):
             raise ValueError(
                 f"cutoffs={list(cutoffs)} must increase strictly between 0 and the vocabulary size {vocab_size}"
             )
-        if weight is not None and division != 1:
-            raise ValueError(f"division={division} must be 1 where the output layer is tied to the embedding")
-        self.borders = borders
-        self.sizes = [high - low for low, high in pairwise(borders)]
+        if weight is not None and div_value != 1:
+            raise ValueError(f"div_value={div_value} must be 1 where the output layer is tied to the embedding")
+        self.cluster_bounds = cluster_bounds
+        self.sizes = [high - low for low, high in pairwise(cluster_bounds)]
         self.clusters = nn.Parameter(torch.empty(len(cutoffs), d_model))
         self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))
-        if division == 1:
+        if div_value == 1:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
             self.tables, self.projections = None, [None] * len(self.sizes)
         else:
-            widths = [max(1, d_model // division**i) for i in range(len(self.sizes))]
+            widths = [max(1, d_model // div_value**i) for i in range(len(self.sizes))]
             shapes = zip(self.sizes, widths, strict=True)
             self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in shapes)
             self.projections = nn.ModuleList(
@@ -107,8 +107,8 @@ class AdaptiveSoftmax(nn.Module):
         """hidden [N, D], targets [N] -> nll [N], in nats; `table`, where given, stands in for `weight`."""
         if self.tables is None:  # one table: its clusters write their gradients into one buffer
             weight = self.weight if table is None else table
-            return clustered_nll(hidden, weight, self.clusters, self.bias, targets, self.borders)
-        (head_targets, tails), (head, *layers) = by_cluster(targets, self.borders), self.layers()
+            return clustered_nll(hidden, weight, self.clusters, self.bias, targets, self.cluster_bounds)
+        (head_targets, tails), (head, *layers) = by_cluster(targets, self.cluster_bounds), self.layers()
         nll = linear_nll(hidden, *head, head_targets)
         for i, (layer, tail) in enumerate(zip(layers, tails, strict=True), start=1):
             # A tail without tokens has a gradient too, of zeros: all ranks of a run must have the same gradients.

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from models import attention
-from models.attention import MASKED, Positions, RelativeAttention, attend, join_heads, kept, split_heads
+from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
 from models.sparse_keys import KeySet
 
 FACTORIZATIONS = ("merged", "heads")
@@ -61,7 +61,7 @@ def additive(allowed: Tensor, dtype, device) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, MASKED).to(device)
 
 
-@kept(16)  # masks are large; where segments begin at many places of a row they are made anew, which is cheap
+@cache_tensors(16)  # masks are large; where segments begin at many places of a row they are made anew, which is cheap
 def geometry(keyset: KeySet, without: KeySet | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
     """Of a set's groups: the mask, additive, which broadcasts to their scores [.., Q, N]; and the distances of the keys
     from a group's last query, [N], or [G, N] with own_positions. Where `without` is given, its keys are left out.
@@ -77,7 +77,7 @@ def geometry(keyset: KeySet, without: KeySet | None, layout: Layout, dtype, devi
     return additive(allowed, dtype, device), distance.to(device)
 
 
-@kept(64)  # masks are small, and there are as many as places of a row at which segments begin
+@cache_tensors(64)  # masks are small, and there are as many as places of a row at which segments begin
 def dense_mask(unions: tuple, keys: int, length: int, place: int, dtype, device) -> Tensor:
     """Masks [len(unions), L, K], additive, of a context that begins at some place of its row; a union is a tuple of
     sets. Cached: not to be changed."""
@@ -87,7 +87,7 @@ def dense_mask(unions: tuple, keys: int, length: int, place: int, dtype, device)
     return additive(torch.stack(allowed), dtype, device)
 
 
-def few(keys: int) -> bool:
+def uses_dense_mask(keys: int) -> bool:
     """Whether dense attention under the mask is faster."""
     return keys <= DENSE_UP_TO
 
@@ -115,7 +115,7 @@ class SparseAttention(RelativeAttention):
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D] is memory and segment, of which the last `length` positions ask. Returns [B, L, D]."""
-        way = self.masked if few(context.shape[1]) else self.by_rows
+        way = self.masked if uses_dense_mask(context.shape[1]) else self.blocked
         return self.output(way(context, length, positions))
 
     def masked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
@@ -130,7 +130,7 @@ class SparseAttention(RelativeAttention):
             mixed = mixed * (mask == 0).any(dim=-1, keepdim=True)
         return join_heads(mixed)
 
-    def by_rows(self, context: Tensor, length: int, positions: Positions) -> Tensor:
+    def blocked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """Group by group: where there are many keys."""
         layout = lay_out(context.shape[1], length, positions.start, self.stride)
         if layout.before or layout.after:
@@ -183,7 +183,7 @@ def count_flops(
     """Floating-point operations of a forward pass of SparseAttention, per token of the segment, in matrix products, as
     computed (with masked scores); `memory` positions of the stream come before the segment."""
     keys, stride = memory + segment, sets[0].stride
-    if few(keys):
+    if uses_dense_mask(keys):
         return attention.count_flops(relative, d_model, batch, segment, memory)
     layout = lay_out(keys, segment, memory, stride)
     places = torch.empty(1, 1, layout.rows, stride, 1, device="meta")  # its shapes alone are needed

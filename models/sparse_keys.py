@@ -40,7 +40,7 @@ class KeySet:
         return groups
 
 
-class OwnRow(KeySet):
+class LocalBlock(KeySet):
     """The query's row. Groups are rows."""
 
     def contains(self, query, key):
@@ -50,7 +50,7 @@ class OwnRow(KeySet):
         return rows[..., -query_rows:, :, :]
 
 
-class Previous(KeySet):
+class LocalWindow(KeySet):
     """The query itself and the l positions before it. Groups are rows, whose keys are theirs and the row's before."""
 
     def contains(self, query, key):
@@ -60,7 +60,7 @@ class Previous(KeySet):
         return torch.cat([rows[..., -query_rows - 1 : -1, :, :], rows[..., -query_rows:, :, :]], dim=-2)
 
 
-class OwnColumn(KeySet):
+class StridedColumn(KeySet):
     """Every l-th position before the query, and itself. Groups are columns."""
 
     def contains(self, query, key):
@@ -77,7 +77,7 @@ class OwnColumn(KeySet):
 
 
 @dataclass(frozen=True)
-class Summaries(KeySet):
+class SummaryColumns(KeySet):
     """The last c columns of every row. Groups are the columns of queries, which all have the same keys."""
 
     summary: int  # c
@@ -108,9 +108,9 @@ class Summaries(KeySet):
 
 def strided(stride: int) -> tuple[KeySet, KeySet]:
     """The two sets of strided attention. Raises ValueError where the stride does not fit."""
-    return Previous(stride), OwnColumn(stride)
+    return LocalWindow(stride), StridedColumn(stride)
 
 
 def fixed(stride: int, summary: int) -> tuple[KeySet, KeySet]:
     """The two sets of fixed attention. Raises ValueError where the stride or the summary does not fit."""
-    return OwnRow(stride), Summaries(stride, summary)
+    return LocalBlock(stride), SummaryColumns(stride, summary)

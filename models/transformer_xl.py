@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Positions, sinusoids
-from models.operations import OPERATIONS, Operation, Sizes
+from models.operations import OPERATIONS, BlockConfig, Operation
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 
@@ -22,12 +22,12 @@ class Memories(NamedTuple):
     and how many positions of the stream have been read."""
 
     blocks: list[Tensor | None]
-    read: int
+    offset: int
 
     def split(self, parts: int) -> list["Memories"]:
         """The rows in so many equal parts."""
         blocks = [[None] * parts if memory is None else memory.chunk(parts) for memory in self.blocks]
-        return [Memories([block[part] for block in blocks], self.read) for part in range(parts)]
+        return [Memories([block[part] for block in blocks], self.offset) for part in range(parts)]
 
     @staticmethod
     def join(parts: list["Memories"]) -> "Memories":
@@ -35,7 +35,7 @@ class Memories(NamedTuple):
         if len(parts) == 1:
             return parts[0]
         blocks = zip(*(part.blocks for part in parts), strict=True)
-        return Memories([None if block[0] is None else torch.cat(block) for block in blocks], parts[0].read)
+        return Memories([None if block[0] is None else torch.cat(block) for block in blocks], parts[0].offset)
 
 
 class EmbeddingFunction(torch.autograd.Function):
@@ -122,7 +122,7 @@ class TransformerXL(nn.Module):
     embedding(tokens) -> inputs [B, L, D] and its table [V, D]; block(x, memory, positions) -> x;
     head(hidden [N, D], targets [N], table or None) -> nll [N]; grid(start, L) -> [L, D], what is added to embeddings
     where attention does not look at distances. recompute: keep no block's inner values for the backward pass, but its
-    input, and run it once more there (arXiv 1604.06174; arXiv 1904.10509, section 5.4). deep: see initialise.
+    input, and run it once more there (arXiv 1604.06174; arXiv 1904.10509, section 5.4). depth_scaled: see initialise.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class TransformerXL(nn.Module):
         embedding: nn.Module,
         blocks: Sequence[nn.Module],
         head: nn.Module,
-        sizes: Sizes,
+        sizes: BlockConfig,
         grid: nn.Module | None = None,
         recompute: bool = False,
-        deep: bool = False,
+        depth_scaled: bool = False,
     ):
         super().__init__()
         self.d_model, self.relative, self.stride = sizes.d_model, sizes.relative, sizes.stride
@@ -145,7 +145,7 @@ class TransformerXL(nn.Module):
         self.head = head
         self.tied = getattr(head, "weight", None) is embedding.weight
         self.dropout = nn.Dropout(sizes.dropout)
-        initialise(self, deep)
+        initialise(self, depth_scaled)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
@@ -155,16 +155,16 @@ class TransformerXL(nn.Module):
         Returns the nll of each target in nats, [B, L], and the memories for the next segment, each at most
         memory_length long; a block that never looks back gets None.
         """
-        blocks, read = memories or ([None] * len(self.blocks), 0)
+        blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
         embedded, table = self.embedding(tokens)
-        x = self.dropout(embedded if self.grid is None else embedded + self.grid(read, length))
+        x = self.dropout(embedded if self.grid is None else embedded + self.grid(offset, length))
         encodings = None
         if self.relative:
             longest = max((memory.shape[1] for memory in blocks if memory is not None), default=0)
             encodings = sinusoids(longest + length, self.d_model, x.dtype, x.device)
-        positions = Positions(encodings, read % self.stride)
-        extended = Memories([], read + length)
+        positions = Positions(encodings, offset % self.stride)
+        extended = Memories([], offset + length)
         for block, memory in zip(self.blocks, blocks, strict=True):
             extended.blocks.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)
             if self.recompute and torch.is_grad_enabled():
@@ -181,37 +181,37 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and not name.endswith("bias")
 
 
-def initialise(model: TransformerXL, deep: bool) -> None:
+def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     """Normal weights of standard deviation 1 / sqrt(inputs): an input of size 1 stays so. Biases stay zero.
 
-    deep: the last layer of each branch is scaled by 1 / sqrt(branches), so that the residual stream does not grow with
-    depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose N layers have two branches each; a block has one.
+    depth_scaled: the last layer of each branch is scaled by 1 / sqrt(branches), so that the residual stream does not grow
+    with depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose N layers have two branches each; a block has one.
     """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    if deep:
+    if depth_scaled:
         for operation in filter(lambda module: isinstance(module, Operation), model.modules()):
             operation.output_layer().weight.data *= len(model.blocks) ** -0.5
 
 
-def build_output(d_model: int, vocab_size: int, cutoffs: list[int], division: int, weight: nn.Parameter | None):
+def build_output(d_model: int, vocab_size: int, cutoffs: list[int], div_value: int, weight: nn.Parameter | None):
     """Adaptive softmax where there are cutoffs, full softmax otherwise; tied where a weight is given."""
     if cutoffs:
-        return AdaptiveSoftmax(d_model, vocab_size, cutoffs, division, weight)
+        return AdaptiveSoftmax(d_model, vocab_size, cutoffs, div_value, weight)
     return FullSoftmax(d_model, vocab_size, weight)
 
 
 def build_backbone(
     blocks: Sequence[nn.Module],
-    sizes: Sizes,
+    sizes: BlockConfig,
     vocab_size: int,
     cutoffs: Sequence[int] = (),
     tie_embeddings: bool = True,
-    division: int = 1,
+    div_value: int = 1,
     grid: Sequence[int] = (),
     recompute: bool = False,
-    deep: bool = False,
+    depth_scaled: bool = False,
 ) -> TransformerXL:
     """Compose a TransformerXL around the given blocks. grid: rows, columns and channels of images, where their
     embeddings take the place of relative positions. Raises ValueError where sizes.relative says otherwise."""
@@ -219,11 +219,11 @@ def build_backbone(
         raise ValueError(f"relative={sizes.relative} with grid={list(grid)}: attention needs distances or a grid")
     embedding = Embedding(vocab_size, sizes.d_model)
     tied = embedding.weight if tie_embeddings else None
-    head = build_output(sizes.d_model, vocab_size, list(cutoffs), division, tied)
+    head = build_output(sizes.d_model, vocab_size, list(cutoffs), div_value, tied)
     positions = GridPositions(*grid, sizes.d_model) if grid else None
-    return TransformerXL(embedding, blocks, head, sizes, positions, recompute, deep)
+    return TransformerXL(embedding, blocks, head, sizes, positions, recompute, depth_scaled)
 
 
-def build_pattern(pattern: Sequence[str], sizes: Sizes, vocab_size: int, **options) -> TransformerXL:
+def build_pattern(pattern: Sequence[str], sizes: BlockConfig, vocab_size: int, **options) -> TransformerXL:
     """The ordinary Transformer-XL of a fixed layer pattern, a list of operation names."""
     return build_backbone([Block(OPERATIONS[name](sizes)) for name in pattern], sizes, vocab_size, **options)

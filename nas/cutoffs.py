@@ -51,13 +51,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clusters", type=int, default=3, help="clusters, the head among them (default 3)")
     parser.add_argument("--cost", choices=["plain", "layer"], default="plain", help="cost model (default plain)")
     parser.add_argument("--d-model", type=int, default=128, help="layer: width of the hidden states (default 128)")
-    parser.add_argument("--division", type=int, default=1, help="layer: as model.division (default 1)")
+    parser.add_argument("--div-value", type=int, default=1, help="layer: as model.div_value (default 1)")
     parser.add_argument("--tokens", type=int, default=1024, help="layer: tokens in a batch (default 1024)")
     parser.add_argument("--measure", action="store_true", help="layer: with constants measured now, on one thread")
     arguments = parser.parse_args()
     if arguments.measure and arguments.cost != "layer":
         raise InputError("--measure needs --cost layer: the plain cost has no constants")
-    for name in ("clusters", "d_model", "division", "tokens"):
+    for name in ("clusters", "d_model", "div_value", "tokens"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be at least 1")
     return arguments
@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     counts = read_counts(arguments.counts, arguments.clusters)
-    layer = LayerCost(arguments.d_model, arguments.division, arguments.tokens)
+    layer = LayerCost(arguments.d_model, arguments.div_value, arguments.tokens)
     cost = layer if arguments.cost == "layer" else PlainCost()
     if arguments.measure:
         from nas.costs.benchmark import measure_output_layer

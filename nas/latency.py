@@ -12,7 +12,7 @@ from nas.core.provenance import processor
 from nas.costs.latency import measure_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.training.build import settle_cutoffs
+from nas.training.build import resolve_cutoffs
 from nas.training.device import set_up
 
 
@@ -30,11 +30,11 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config = load_config(arguments.config, arguments.overrides)
-    machine = set_up(config.seed, config.train)
+    context = set_up(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
-    settle_cutoffs(config, corpus)
+    resolve_cutoffs(config, corpus)
     table = measure_costs(config, corpus.counts())
-    where = machine.name if machine.is_gpu else f"{machine.threads} threads, {processor()}"
+    where = context.name if context.is_gpu else f"{context.threads} threads, {processor()}"
     print(f"d_model {config.model.d_model}, {where}")
     print(table.text(config.model.blocks))
     if arguments.out:

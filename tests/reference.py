@@ -60,12 +60,14 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
     """p(token) of an adaptive softmax, one token at a time from the parameters: hidden [N, D] -> [N, V]."""
-    borders, sizes = layer.borders, layer.sizes
+    cluster_bounds, sizes = layer.cluster_bounds, layer.sizes
     columns = []
-    for token in range(borders[-1]):
-        cluster = next(i for i in range(len(sizes)) if token < borders[i + 1])
+    for token in range(cluster_bounds[-1]):
+        cluster = next(i for i in range(len(sizes)) if token < cluster_bounds[i + 1])
         tables = (
-            layer.tables if layer.tables is not None else [layer.weight[a:b] for a, b in itertools.pairwise(borders)]
+            layer.tables
+            if layer.tables is not None
+            else [layer.weight[a:b] for a, b in itertools.pairwise(cluster_bounds)]
         )
         head_bias = layer.bias[: sizes[0] + len(sizes) - 1]
         head_scores = torch.cat([hidden @ tables[0].T, hidden @ layer.clusters.T], dim=1) + head_bias
@@ -75,10 +77,10 @@ def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
             continue
         projection = layer.projections[cluster]
         projected = hidden if projection is None else hidden @ projection.weight.T
-        start = borders[cluster] + len(sizes) - 1
+        start = cluster_bounds[cluster] + len(sizes) - 1
         tail_scores = projected @ tables[cluster].T + layer.bias[start : start + sizes[cluster]]
         tail = tail_scores.exp() / tail_scores.exp().sum(dim=1, keepdim=True)
-        columns.append(head[:, sizes[0] + cluster - 1] * tail[:, token - borders[cluster]])
+        columns.append(head[:, sizes[0] + cluster - 1] * tail[:, token - cluster_bounds[cluster]])
     return torch.stack(columns, dim=1)
 
 

@@ -15,7 +15,7 @@ def throughput():
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])
 def test_the_flops_of_the_throughput_table_are_those_that_a_step_computes(name, throughput, monkeypatch):
     monkeypatch.setattr(phase, "sample_path", throughput.balanced_path)
-    workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), division=1)
+    workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), div_value=1)
     workload.turn()  # fills the memories
     with FlopCounterMode(display=False) as counter:
         tokens = workload.turn()

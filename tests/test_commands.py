@@ -118,7 +118,7 @@ def test_five_candidates_on_bytes_through_all_four_stages(tmp_path, small_yaml):
     """With more keys than the mask is for, recomputation, the deep initialisation, and a measured price."""
     operations = ["attention", "sparse_strided", "sparse_fixed", "dense", "identity"]
     sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
-    sizes += ["model.init=deep", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
+    sizes += ["model.init=depth_scaled", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
     search = tmp_path / "search"
     shown = succeed(
         "search", small_yaml, "--run", search, *sizes, f"search.operations=[{','.join(operations)}]",
@@ -266,7 +266,7 @@ def test_a_search_with_measured_latency_keeps_its_table_and_goes_on_with_it(seed
     assert table["unit"] == "ms" and table["blocks"].keys() == {"attention", "dense", "identity"}
     assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
     first = json.loads((seeds[0] / "pi.jsonl").read_text().splitlines()[0])
-    assert first["expected_latency_ms"] == pytest.approx(table["rest"] + sum(table["blocks"].values()))
+    assert first["expected_latency_ms"] == pytest.approx(table["overhead"] + sum(table["blocks"].values()))
     stopped, price = tmp_path / "stopped", ["search.latency.source=measured", "search.latency.target=0.8"]
     shutil.copytree(seeds[0], stopped)
     for name in ("checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
@@ -298,10 +298,10 @@ def test_budgets_each_get_a_pattern_and_all_a_table(seeds, small_yaml, tmp_path)
     out = tmp_path / "p.yaml"
     shown = succeed("derive", seeds[0], "--pareto", "0.7,1,0.85", "--out", out)
     table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
-    usual = table["rest"] + 2 * table["blocks"]["attention"] + table["blocks"]["dense"]
+    usual = table["overhead"] + 2 * table["blocks"]["attention"] + table["blocks"]["dense"]
     for budget in ("0.7", "0.85", "1"):
         content = yaml.safe_load((tmp_path / f"p-{budget}.yaml").read_text())
-        cost = table["rest"] + sum(table["blocks"][name] for name in content["blocks"])
+        cost = table["overhead"] + sum(table["blocks"][name] for name in content["blocks"])
         assert cost <= float(budget) * usual * (1 + 1e-9)
         assert content["derived_from"]["latency_budget"] == float(budget)
     assert "| budget | pattern |" in shown and "| 0.85 |" in (tmp_path / "p-pareto.md").read_text()

@@ -8,7 +8,7 @@ from models import fused
 from nas.search import supernet
 from nas.training import compile
 from nas.training.compile import CapturedStep, graph_operations, has_fixed_shapes, is_same_everywhere
-from nas.training.device import machine_of
+from nas.training.device import device_context
 from nas.training.optimizer import WeightsOptimizer
 from nas.training.train_step import run_batch
 from tests.making import make_retraining, make_search
@@ -170,7 +170,7 @@ def test_operations_with_graphs_search_as_those_without(small_config, monkeypatc
     monkeypatch.setattr(compile, "capture", pretend_forward)
     options = ["model.dropout=0", "search.warmup_steps=0", "train.memory=12", "train.steps=30"]
     plain, phase = make_search(small_config(*options)), make_search(small_config(*options))
-    graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
+    graph_operations(phase.supernet.backbone, phase.config, phase.context, rows=4)
     assert torch.equal(torch.stack(losses(phase, 30)), torch.stack(losses(plain, 30)))
     assert torch.equal(phase.supernet.logits, plain.supernet.logits)
     blocks_that_run = 24 * 3 * 2 / 3  # of 24 steps of the weights, where identity is one of three
@@ -187,7 +187,7 @@ def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkey
     monkeypatch.setattr(compile, "graph_both_passes", pretend_both_passes)
     monkeypatch.setattr(compile, "capture", fail)
     phase, plain = (make_search(small_config("model.dropout=0")) for _ in range(2))
-    graph_operations(phase.supernet.backbone, phase.config, phase.machine, rows=4)
+    graph_operations(phase.supernet.backbone, phase.config, phase.context, rows=4)
     assert all(module.training for module in phase.supernet.modules())
     assert torch.equal(torch.stack(losses(phase, 6)), torch.stack(losses(plain, 6)))
     assert "NOTICE: no CUDA graphs of operations: RuntimeError: CUDA error" in capsys.readouterr().out
@@ -195,7 +195,7 @@ def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkey
 
 def test_large_vocabularies_are_not_captured_where_tails_are_picked(small_config):
     model = make_retraining(small_config("model.cutoffs=[5,20]"), ["dense"]).model
-    words = model.head.borders[-1]
+    words = model.head.cluster_bounds[-1]
     assert has_fixed_shapes(model, fused.STATIC_LOGITS // words)
     assert not has_fixed_shapes(model, fused.STATIC_LOGITS // words + 1)
     assert has_fixed_shapes(make_retraining(small_config(), ["dense"]).model, 10**9)
@@ -260,16 +260,18 @@ def test_mixing_by_tensors_equals_mixing_by_numbers(monkeypatch):
 
 
 def test_parts_of_a_batch_have_its_gradients(small_config):
-    config = small_config("model.dropout=0", "train.accumulate=2")
+    config = small_config("model.dropout=0", "train.grad_accum_steps=2")
     found = []
-    for accumulate in (1, 2):
-        config.train.accumulate = accumulate
+    for grad_accum_steps in (1, 2):
+        config.train.grad_accum_steps = grad_accum_steps
         phase = make_retraining(config, ["attention", "dense"])
         for _ in range(3):  # with memories, then
-            nll, phase.stream.memories = run_batch(phase.model, phase.stream.next(), config, machine_of(config.train))
+            nll, phase.stream.memories = run_batch(
+                phase.model, phase.stream.next(), config, device_context(config.train)
+            )
         phase.model.zero_grad()
         batch = phase.stream.next()
-        nll, memories = run_batch(phase.model, batch, config, machine_of(config.train), torch.Tensor.backward)
+        nll, memories = run_batch(phase.model, batch, config, device_context(config.train), torch.Tensor.backward)
         found.append([nll, *memories.blocks[:1], *(p.grad for p in phase.model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)

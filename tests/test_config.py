@@ -79,7 +79,7 @@ def test_a_runs_own_configuration_keeps_what_was_built_in_before_an_option_exist
         ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
         ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
-        ("model.division=4", "model.division=4 needs model.tie_embeddings=false"),
+        ("model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must name different operations"),
         ("search.operations=[dense,dense]", "must name different operations"),
@@ -159,8 +159,8 @@ def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_conte
 def test_options_that_need_each_other(load):
     with pytest.raises(InputError, match=r"model.heads=3 must be even with model.factorization=heads"):
         load("model.heads=3", "model.d_model=6", "model.factorization=heads")
-    with pytest.raises(InputError, match=r"model.init=deep needs model.norm=pre, not post"):
-        load("model.init=deep", "model.norm=post")
+    with pytest.raises(InputError, match=r"model.init=depth_scaled needs model.norm=pre, not post"):
+        load("model.init=depth_scaled", "model.norm=post")
     grid = ["model.positions=grid", "model.grid=[32,32,3]"]
     assert load(*grid, "data.tokenizer=bytes").model.grid == [32, 32, 3]
     for other in (["data.tokenizer=words"], ["data.tokenizer=bytes", "data.newline=drop"]):

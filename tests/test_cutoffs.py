@@ -10,7 +10,7 @@ from models.cutoffs import LayerCost, PlainCost, optimal_cutoffs, total_cost
 from tests import reference
 
 ROOT = Path(__file__).parents[1]
-COSTS = [PlainCost(), LayerCost(), LayerCost(division=4), LayerCost(per_product=0.0, per_row=0.0)]
+COSTS = [PlainCost(), LayerCost(), LayerCost(div_value=4), LayerCost(per_product=0.0, per_row=0.0)]
 
 
 def descending(values) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_the_plain_cost_is_size_times_share():
 
 
 def test_the_layer_cost_charges_head_tails_projections_and_products():
-    cost = LayerCost(d_model=8, division=2, tokens=10, per_multiply_add=1, per_logit=3, per_row=5, per_product=70)
+    cost = LayerCost(d_model=8, div_value=2, tokens=10, per_multiply_add=1, per_logit=3, per_row=5, per_product=70)
     counts = np.array([6.0, 2.0, 1.0, 1.0])
     head = (1 + 2) * (8 + 3) + 7  # the head's word and an entry for each tail, for every token
     first = 0.2 * (1 * (4 + 3) + 5 + 8 * 4) + 14  # two products: onto width 4, and onto the logits

@@ -13,8 +13,8 @@ from nas.core.errors import InputError
 from nas.core.pattern import interleaved, read_pattern
 from nas.costs.table import FLOPS, CostTable, read_costs
 from nas.derivation.budget import Frontier, choose_within, read_budgets
-from nas.derivation.confidence import doubts
-from nas.derivation.pattern_record import describe, write_patterns
+from nas.derivation.confidence import confidence_warnings
+from nas.derivation.pattern_record import pattern_record, write_patterns
 from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
 from nas.derivation.tables import confidence_table, pareto_table, removal_table
 
@@ -34,7 +34,7 @@ def seeds_of(*pis, **more):
 
 def argmax_pattern(*pis):
     runs = seeds_of(*pis)
-    return describe(np.mean(pis, axis=0).argmax(axis=1).tolist(), runs, "argmax")
+    return pattern_record(np.mean(pis, axis=0).argmax(axis=1).tolist(), runs, "argmax")
 
 
 def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
@@ -45,7 +45,7 @@ def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
     assert first["entropy"] == pytest.approx(0.801819, abs=1e-6)
     assert pattern["flops_per_token"] == 16
     assert pattern["flops_ratio_to_interleaved"] == pytest.approx(16 / 20)
-    assert doubts(pattern) == []
+    assert confidence_warnings(pattern) == []
     write_patterns({tmp_path / "pattern.yaml": pattern}, force=False)
     assert read_pattern(tmp_path / "pattern.yaml") == pattern
     table = confidence_table(pattern).splitlines()
@@ -54,7 +54,7 @@ def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
 
 def test_ties_and_undecided_blocks_are_said_loudly():
     pattern = argmax_pattern([[0.4, 0.4, 0.2], [0.36, 0.32, 0.32], [0.9, 0.05, 0.05]])
-    found = doubts(pattern)
+    found = confidence_warnings(pattern)
     assert len(found) == 2
     assert "block 1 is a TIE between attention and dense" in found[0]
     assert "block 2 is UNDECIDED: attention leads dense by only 0.040" in found[1]
@@ -63,7 +63,7 @@ def test_ties_and_undecided_blocks_are_said_loudly():
 
 def test_one_candidate_leaves_no_doubt():
     run = a_run([[1.0]], operations=["dense"])
-    assert doubts(describe([0], [run], "argmax")) == []
+    assert confidence_warnings(pattern_record([0], [run], "argmax")) == []
 
 
 def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seeds():
@@ -77,7 +77,11 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
     assert second["margin_error"] == pytest.approx(margins.std(ddof=1) / math.sqrt(3), abs=1e-6)
     # Its margin of 0.32 would be enough for one run; its spread over the seeds says that it is chance.
     assert (first["undecided"], second["undecided"]) == (False, True)
-    assert [text for text in doubts(pattern) if "block 2 is UNDECIDED" in text and "standard error of 0.64" in text]
+    assert [
+        text
+        for text in confidence_warnings(pattern)
+        if "block 2 is UNDECIDED" in text and "standard error of 0.64" in text
+    ]
     lines = confidence_table(pattern).splitlines()
     assert "100%" in lines[1] and lines[1].endswith("decided")
     assert "67%" in lines[2] and lines[2].endswith("undecided: dense as good")
@@ -87,14 +91,16 @@ def test_the_margin_below_which_a_block_is_undecided_is_the_runs_option():
     pi = [[0.5, 0.3, 0.2]]
     for margin, undecided in ((0.1, False), (0.25, True)):
         run = a_run(pi, search={"warnings": {"margin": margin}})
-        assert describe([0], [run], "argmax")["confidence"][0]["undecided"] == undecided
+        assert pattern_record([0], [run], "argmax")["confidence"][0]["undecided"] == undecided
 
 
 def test_a_choice_against_pi_is_told_as_that():
-    pattern = describe([1, 1], [a_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget", budget=0.8)
+    pattern = pattern_record([1, 1], [a_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget", budget=0.8)
     lines = confidence_table(pattern).splitlines()
     assert "pi prefers attention" in lines[1] and "undecided: attention as good" in lines[2]
-    assert doubts(pattern) == ["block 2 is UNDECIDED: attention leads dense by only 0.050; dense may be as good"]
+    assert confidence_warnings(pattern) == [
+        "block 2 is UNDECIDED: attention leads dense by only 0.050; dense may be as good"
+    ]
 
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
@@ -182,7 +188,7 @@ def test_budgets_are_positive_numbers():
 def test_the_table_of_budgets():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
     runs = [a_run(pi)]
-    patterns = {0.7: describe([1, 2], runs, "budget", 0.7), 1.0: describe([0, 1], runs, "budget", 1.0)}
+    patterns = {0.7: pattern_record([1, 2], runs, "budget", 0.7), 1.0: pattern_record([0, 1], runs, "budget", 1.0)}
     patterns[1.0]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
     rows = pareto_table(patterns, "ms").splitlines()[-2:]
     assert rows[0] == "| 0.7 | di | 0 | 0.700 |  |  |  | -3.22 |"
@@ -193,7 +199,7 @@ def test_removal_losses_are_in_the_file_and_in_the_table():
     run = a_run([[0.5, 0.4, 0.1]] * 2)
     sure = np.array([[1.0, 2.4, 1.25], [1.0, 2.6, 1.25], [1.0, 2.5, 1.25]])
     doubtful = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
-    pattern = describe([1, 1], [run], "perturbation", removal_losses=[sure, doubtful])
+    pattern = pattern_record([1, 1], [run], "perturbation", removal_losses=[sure, doubtful])
     first, second = pattern["confidence"]
     removal = first["removal"]
     assert removal["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
@@ -202,7 +208,7 @@ def test_removal_losses_are_in_the_file_and_in_the_table():
     assert (removal["undecided"], second["removal"]["undecided"]) == (False, True)
     assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # what pi says stays what it is
     assert "without dense 2.5000" in removal_table(pattern)
-    (doubt,) = doubts(pattern)
+    (doubt,) = confidence_warnings(pattern)
     assert "block 2 is UNDECIDED: to lose dense costs 0.3667 nats more" in doubt
 
 
@@ -227,9 +233,11 @@ def test_a_third_operation_can_be_the_rival():
 
 
 def test_a_choice_that_pi_clearly_prefers_another_to_is_not_undecided():
-    about = describe([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5)["confidence"][0]
+    about = pattern_record([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5)["confidence"][0]
     assert not about["undecided"] and (about["second"], about["margin"]) == ("dense", pytest.approx(-0.25))
-    assert "pi prefers dense" in confidence_table(describe([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5))
+    assert "pi prefers dense" in confidence_table(
+        pattern_record([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5)
+    )
 
 
 def test_a_pattern_far_from_the_searchs_target_is_told():
@@ -266,15 +274,19 @@ def test_costs_of_an_earlier_version_are_read_and_damaged_ones_named(tmp_path):
     path = tmp_path / "flops.yaml"
     path.write_text(yaml.safe_dump({"unit": FLOPS, "output": 10.0, "blocks": COSTS.blocks}))
     assert read_costs(path, NAMES).pattern(["dense"]) == 14
-    damages = [{"rest": 1.0}, {"rest": 1.0, "blocks": {"dense": 1.0}}, {"rest": "x", "blocks": COSTS.blocks}]
-    damages += [{"rest": 1.0, "blocks": {**COSTS.blocks, "dense": bad}} for bad in (-1.0, math.nan, math.inf)]
-    damages += [{"rest": 0.0, "blocks": dict.fromkeys(NAMES, 0.0)}]
-    damages += [{"rest": 1.0, "blocks": COSTS.blocks, "holds_for": 5}]
+    damages = [
+        {"overhead": 1.0},
+        {"overhead": 1.0, "blocks": {"dense": 1.0}},
+        {"overhead": "x", "blocks": COSTS.blocks},
+    ]
+    damages += [{"overhead": 1.0, "blocks": {**COSTS.blocks, "dense": bad}} for bad in (-1.0, math.nan, math.inf)]
+    damages += [{"overhead": 0.0, "blocks": dict.fromkeys(NAMES, 0.0)}]
+    damages += [{"overhead": 1.0, "blocks": COSTS.blocks, "holds_for": 5}]
     for damaged in damages:
         path.write_text(yaml.safe_dump(damaged))
         with pytest.raises(InputError, match="is damaged: it must give `rest`"):
             read_costs(path, NAMES)
-    path.write_text(yaml.safe_dump({"unit": FLOPS, "rest": 10.0, "blocks": COSTS.blocks}))
+    path.write_text(yaml.safe_dump({"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks}))
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread
 
 

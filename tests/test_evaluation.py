@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from models import sparse
-from models.operations import Sizes
+from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.supernet import SuperNet
 from nas.training import build
-from nas.training.device import Machine
+from nas.training.device import DeviceContext
 from nas.training.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
 
 
@@ -40,7 +40,7 @@ def test_every_token_but_the_first_is_predicted_exactly_once(length, batch_size,
 def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
     torch.manual_seed(0)
     pattern = ["attention", "dense", "attention", "attention"]
-    model = build_pattern(pattern, Sizes(16, 2, 24, dropout=0.5), 30).double()
+    model = build_pattern(pattern, BlockConfig(16, 2, 24, dropout=0.5), 30).double()
     stream = torch.randint(30, (231,), generator=torch.Generator().manual_seed(2)).numpy()
 
     model.eval()
@@ -67,7 +67,7 @@ def test_rows_of_evaluation_begin_where_a_place_is_like_the_first(options, sizes
     """Fixed sparse attention and grid positions depend on the place in the stream; figures not on the batch."""
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
-    sizes = Sizes(16, 2, 24, relative=not options, **sizes)
+    sizes = BlockConfig(16, 2, 24, relative=not options, **sizes)
     model = build_pattern(["sparse_fixed", "dense", "attention"], sizes, 30, **options).double()
     stream = torch.randint(30, (331,), generator=torch.Generator().manual_seed(2)).numpy()
     figures = [total_nll(model, stream, batch_size, 8, memory, 2, period)[0] for batch_size in (1, 2, 3, 5)]
@@ -94,7 +94,7 @@ def test_no_more_is_read_than_the_text_has(length, segment, memory, looking_back
 
 
 def test_a_period_is_that_of_all_blocks():
-    sizes = Sizes(16, 2, 24, stride=6)
+    sizes = BlockConfig(16, 2, 24, stride=6)
     blocks = build_pattern(["sparse_strided", "dense", "identity", "attention"], sizes, 30).blocks
     assert period_of(blocks) == 1 and period_of(blocks, 10) == 10
     assert period_of(build_pattern(["dense", "sparse_fixed"], sizes, 30).blocks, 10) == 30
@@ -125,7 +125,7 @@ def test_huge_losses_give_infinity_not_an_error():
 
 def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
     """A SuperNet's first parameter, its logits, may be elsewhere: on the CPU, in a hard search on a GPU."""
-    seen, elsewhere = [], Machine(torch.device("meta"), "fp32", False, 1)
+    seen, elsewhere = [], DeviceContext(torch.device("meta"), "fp32", False, 1)
     monkeypatch.setattr(build, "machine_of", lambda options: elsewhere)
 
     class Stopped(Exception):

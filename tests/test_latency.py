@@ -22,9 +22,9 @@ from nas.costs.latency import (
 from nas.costs.table import MILLISECONDS, CostTable, latency_words, read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.training.build import model_sizes
+from nas.training.build import block_config
 
-TRUE = {"rest": 4.0, "attention": 3.0, "dense": 1.25, "identity": 0.125}  # ms
+TRUE = {"overhead": 4.0, "attention": 3.0, "dense": 1.25, "identity": 0.125}  # ms
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def clockwork(monkeypatch):
         source = np.random.default_rng(len(measured))
         drift = np.repeat([1.0, 1.5, 0.9, 1.0], 5)
         measured.append(len(works))
-        milliseconds = [TRUE["rest"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
+        milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
         return {
             index: 1e-3 * time * drift * source.normal(1, 1e-4, len(drift)) for index, time in enumerate(milliseconds)
         }
@@ -56,7 +56,7 @@ def clockwork(monkeypatch):
 def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, counts, clockwork):
     table = measure_costs(small_config("model.blocks=8"), counts)
     for name, cost in TRUE.items():
-        found = table.rest if name == "rest" else table.blocks[name]
+        found = table.overhead if name == "overhead" else table.blocks[name]
         assert found == pytest.approx(cost, rel=0.02, abs=0.02)
         low, high = table.quartiles[name]
         assert low <= found <= high and high >= 1.1 * cost  # the drift is in the spread
@@ -66,7 +66,7 @@ def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, count
     """Where mixtures take 10% longer than the sum of their parts, costs are between the two, for both kinds count."""
 
     def rounds(works, rounds, seconds):
-        milliseconds = [TRUE["rest"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
+        milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
         mixed = [1.1 if len(set(pattern)) > 1 else 1.0 for pattern in works.values()]
         return {index: np.full(20, 1e-3 * t * m) for index, (t, m) in enumerate(zip(milliseconds, mixed, strict=True))}
 
@@ -76,7 +76,7 @@ def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, count
     )
     table = measure_costs(small_config("model.blocks=9"), counts)
     mixture = ["attention", "dense", "identity"] * 3
-    exact = TRUE["rest"] + sum(TRUE[name] for name in mixture)
+    exact = TRUE["overhead"] + sum(TRUE[name] for name in mixture)
     assert 1.02 * exact < table.pattern(mixture) < 1.09 * exact
 
 
@@ -163,11 +163,11 @@ def test_rounds_run_every_piece_of_work_equally_often_in_changing_order():
 def test_flops_are_those_of_the_operations_at_the_sizes_that_are_timed(small_config, counts):
     config = small_config("evaluate.memory=4")
     table = count_flops(config, counts)
-    assert table.blocks["attention"] == OPERATIONS["attention"].flops(model_sizes(config), 16, 8, 4)
-    assert table.rest == 2 * 16 * len(counts) and table.holds_for["memory"] == 4
+    assert table.blocks["attention"] == OPERATIONS["attention"].flops(block_config(config), 16, 8, 4)
+    assert table.overhead == 2 * 16 * len(counts) and table.holds_for["memory"] == 4
     training = count_flops(small_config("search.latency.timing=training"), counts)
-    assert training.blocks["attention"] == OPERATIONS["attention"].flops(model_sizes(config), 4, 8, 8)
-    assert count_flops(small_config("model.cutoffs=[5,20]"), counts).rest < table.rest
+    assert training.blocks["attention"] == OPERATIONS["attention"].flops(block_config(config), 4, 8, 8)
+    assert count_flops(small_config("model.cutoffs=[5,20]"), counts).overhead < table.overhead
 
 
 def test_expected_costs_are_sums_over_pi():

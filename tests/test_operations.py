@@ -3,7 +3,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import Positions, sinusoids
-from models.operations import OPERATIONS, Sizes
+from models.operations import OPERATIONS, BlockConfig
 from models.sparse import FACTORIZATIONS, SparseAttention
 from nas.core import config
 from nas.core.pattern import ATTENDING, SPARSE
@@ -12,7 +12,7 @@ from nas.core.pattern import OPERATIONS as NAMES
 
 def test_the_names_known_without_torch_are_the_operations():
     assert tuple(OPERATIONS) == NAMES and config.FACTORIZATIONS == FACTORIZATIONS
-    built = {name: cls(Sizes(8, 2, 12)) for name, cls in OPERATIONS.items()}
+    built = {name: cls(BlockConfig(8, 2, 12)) for name, cls in OPERATIONS.items()}
     assert tuple(name for name in NAMES if built[name].needs_memory) == ATTENDING
     assert tuple(name for name in ATTENDING if isinstance(built[name].attention, SparseAttention)) == SPARSE
 
@@ -21,7 +21,7 @@ def test_the_names_known_without_torch_are_the_operations():
 @pytest.mark.parametrize("memory", [0, 6])
 def test_flops_are_what_the_products_cost(name, memory):
     batch, segment = 3, 8
-    sizes = Sizes(d_model=16, heads=4, d_ffn=40)
+    sizes = BlockConfig(d_model=16, heads=4, d_ffn=40)
     operation = OPERATIONS[name](sizes)
     past = torch.randn(batch, memory, 16) if memory else None
     with FlopCounterMode(display=False) as counter:
@@ -35,7 +35,7 @@ def test_flops_are_what_the_products_cost(name, memory):
 @pytest.mark.parametrize("name", ["sparse_strided", "sparse_fixed"])
 @pytest.mark.parametrize(("segment", "memory"), [(16, 16), (128, 128), (400, 0), (300, 100), (256, 256)])
 def test_flops_of_sparse_attention_are_what_the_products_cost(name, segment, memory, factorization, relative):
-    sizes = Sizes(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
+    sizes = BlockConfig(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
     operation = OPERATIONS[name](sizes)
     past = torch.randn(2, memory, 16) if memory else None
     positions = Positions(sinusoids(memory + segment, 16) if relative else None, memory)
@@ -48,7 +48,7 @@ def test_flops_of_sparse_attention_are_what_the_products_cost(name, segment, mem
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_branch_is_what_the_block_adds(norm):
     torch.manual_seed(0)
-    sizes = Sizes(d_model=8, heads=2, d_ffn=12, norm=norm)
+    sizes = BlockConfig(d_model=8, heads=2, d_ffn=12, norm=norm)
     dense = OPERATIONS["dense"](sizes).double()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
 
@@ -61,13 +61,15 @@ def test_a_branch_is_what_the_block_adds(norm):
 
 def test_identity_adds_nothing():
     x = torch.randn(2, 3, 8)
-    assert torch.equal(x + OPERATIONS["identity"](Sizes(8, 2, 12))(x, None, None), x)
+    assert torch.equal(x + OPERATIONS["identity"](BlockConfig(8, 2, 12))(x, None, None), x)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_a_dense_block_and_its_gradients_equal_the_layers_it_is_made_of(activation, dropout):
-    dense = OPERATIONS["dense"](Sizes(d_model=8, heads=2, d_ffn=12, dropout=dropout, activation=activation)).double()
+    dense = OPERATIONS["dense"](
+        BlockConfig(d_model=8, heads=2, d_ffn=12, dropout=dropout, activation=activation)
+    ).double()
     x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(2, 3, 8, dtype=torch.float64)
 

@@ -55,7 +55,7 @@ def parts_of(text):
 def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
     path, phase = searched
     net = TrainedSuperNet(path, "perturbation")
-    phase.supernet.take([0, 1, 2])
+    phase.supernet.set_path([0, 1, 2])
     for found, text in zip(net.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
         total, counted = total_nll(phase.supernet, text, 16, 8, 8, 3)
         assert found == pytest.approx(total / counted, rel=1e-5)
@@ -65,7 +65,7 @@ def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searche
     path, phase = searched
     net, pi = TrainedSuperNet(path, "perturbation"), torch.full((3, 3), 1 / 3)
     assert (net.nll(pi) == net.nll(pi)).all()
-    phase.supernet.mix(pi)
+    phase.supernet.set_mixture(pi)
     mixed = [total_nll(phase.supernet, text, 4, 8, 8, 3) for text in parts_of(phase.corpus.tokens("valid"))]
     same = net.nll(pi) == pytest.approx([total / counted for total, counted in mixed], rel=1e-6)
     assert same == (net.config.search.sampling == "soft")

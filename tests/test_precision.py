@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from models import fused
-from models.attention import attend, causal_mask, sinusoids, traced_attend
+from models.attention import attend, causal_mask, plain_attend, sinusoids
 from models.fused import product_dtype
-from models.operations import OPERATIONS, Sizes
+from models.operations import OPERATIONS, BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
 
@@ -59,14 +59,14 @@ def test_attention(relative):
     def slow(query, key_value, position=None, u=None, v=None):
         mask = causal_mask(length, keys, query.dtype, query.device)
         others = in_bf16(position, u, v) if relative else [None] * 3
-        return traced_attend(*in_bf16(query, key_value), *others, *in_bf16(mask), 1, False)[0]
+        return plain_attend(*in_bf16(query, key_value), *others, *in_bf16(mask), 1, False)[0]
 
     assert_as_good(errors(inputs, fast, fast, slow))
 
 
 def test_the_feed_forward_network():
     torch.manual_seed(0)
-    dense = OPERATIONS["dense"](Sizes(32, 2, 64))
+    dense = OPERATIONS["dense"](BlockConfig(32, 2, 64))
     inputs = [torch.randn(4, 16, 32), *(parameter.detach().clone() for parameter in dense.parameters())]
     names = [name for name, _ in dense.named_parameters()]
 
@@ -121,7 +121,7 @@ class Probabilities(torch.nn.Module):
 @pytest.mark.parametrize("name", ["attention", "sparse_strided", "sparse_fixed", "dense"])
 def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     torch.manual_seed(0)
-    model = build_pattern([name, "attention"], Sizes(32, 2, 64, stride=8), 40, cutoffs=[10], tie_embeddings=True)
+    model = build_pattern([name, "attention"], BlockConfig(32, 2, 64, stride=8), 40, cutoffs=[10], tie_embeddings=True)
     tokens = torch.randint(40, (2, 49))
     nll, memories = model(tokens[:, :-1], tokens[:, 1:], None, 16)
     with torch.autocast(nll.device.type, torch.bfloat16):
@@ -142,7 +142,7 @@ def test_what_the_compiler_is_given_equals_what_runs_without_it():
         last = torch.arange(keys) - (keys - 1 - step * (length - 1 - torch.arange(length)[:, None]))
         mask = torch.where(last > 0, -1e30, 0.0).double()  # beyond a query's own place
         found = []
-        for function in (attend, traced_attend):
+        for function in (attend, plain_attend):
             mixed, lse = function(*inputs, mask, step, True)
             found.append([mixed, lse, *torch.autograd.grad((mixed.sin().sum() + lse.cos().sum()), inputs)])
         for a, b in zip(*found, strict=True):

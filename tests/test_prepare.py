@@ -180,7 +180,7 @@ def test_the_embedded_corpus_repeats_no_paragraph(tmp_path):
 def test_context_batches_are_contiguous_rows():
     stream = np.arange(107)
     batches = ContextBatches(stream, batch_size=3, segment=8)
-    assert batches.per_pass == 4
+    assert batches.segments_per_epoch == 4
     seen = []
     for step in range(6):
         batch = batches.next()
@@ -196,10 +196,10 @@ def test_context_batches_are_contiguous_rows():
 def test_rows_of_images_begin_with_an_image():
     batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
     batch = batches.next()
-    assert batch.tokens[:, 0].tolist() == [0, 24, 48] and batches.per_pass == 2
+    assert batch.tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
     with pytest.raises(InputError, match=r"needs 40\)"):
         ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)
-    assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).per_pass == 1
+    assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).segments_per_epoch == 1
 
 
 def test_context_batches_resume_where_they_were():

@@ -76,16 +76,20 @@ def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
 
 SEARCHES = {
     "hard": [],
-    "hard, shared, parts": ["search.split=shared", "train.accumulate=2"],
-    "straight-through": ["search.estimator=straight_through", "search.latency.source=flops", "train.accumulate=2"],
+    "hard, shared, parts": ["search.split=shared", "train.grad_accum_steps=2"],
+    "straight-through": [
+        "search.estimator=straight_through",
+        "search.latency.source=flops",
+        "train.grad_accum_steps=2",
+    ],
     "soft": ["search.sampling=soft", "search.split=shared", "model.cutoffs=[5,20]"],
-    "soft, held-out, parts": ["search.sampling=soft", "train.accumulate=2"],
+    "soft, held-out, parts": ["search.sampling=soft", "train.grad_accum_steps=2"],
 }
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 def test_two_processes_search_as_one(options, config, tmp_path):
-    alone = [option for option in options if not option.startswith("train.accumulate")]
+    alone = [option for option in options if not option.startswith("train.grad_accum_steps")]
     succeed(ALONE, "search", config, "--run", tmp_path / "one", *alone)
     shown = succeed(torchrun(2), "search", config, "--run", tmp_path / "two", *options)
     assert shown.count("likeliest pattern: ") == 1
@@ -101,13 +105,13 @@ def test_four_processes_search_as_one(config, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [["model.cutoffs=[5,20]"], ["model.cutoffs=[5,20]", "model.tie_embeddings=false", "model.division=2"]],
+    [["model.cutoffs=[5,20]"], ["model.cutoffs=[5,20]", "model.tie_embeddings=false", "model.div_value=2"]],
     ids=["tied", "divided"],
 )
 def test_two_processes_retrain_as_one(options, config, pattern, tmp_path):
     """A row alone often has no token of the last tail: its parameters still need a gradient on each rank."""
     succeed(ALONE, "retrain", pattern, config, "--run", tmp_path / "one", *options)
-    succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.accumulate=2")
+    succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.grad_accum_steps=2")
     assert_same_run(tmp_path / "one", tmp_path / "two")
     one, two = (yaml.safe_load((tmp_path / name / "results.yaml").read_text()) for name in ("one", "two"))
     assert one["test"]["tokens"] == two["test"]["tokens"] and one["best_step"] == two["best_step"]
@@ -303,9 +307,9 @@ def test_alone_everything_is_plain():
         and distributed.all_reduce_mean(x) is x
         and distributed.gather_rows(x) is x
     )
-    assert distributed.own_share(6, 3) == slice(0, 6) and distributed.broadcast_from_main(lambda: 5) == 5
-    with pytest.raises(InputError, match=r"multiple of the 1 processes times train.accumulate=4"):
-        distributed.own_share(6, 4)
+    assert distributed.rank_rows(6, 3) == slice(0, 6) and distributed.broadcast_from_main(lambda: 5) == 5
+    with pytest.raises(InputError, match=r"multiple of the 1 processes times train.grad_accum_steps=4"):
+        distributed.rank_rows(6, 4)
 
 
 def test_buckets_keep_the_order_and_the_size(monkeypatch):

@@ -24,7 +24,7 @@ def test_retraining_keeps_the_best_weights_and_stops_early(small_config, tmp_pat
     curve = iter([3.0, 2.0, 2.5, 2.4, 1.0])
     with monkeypatch.context() as patch:
         figures = {"perplexity": 1.0, "tokens": 9}
-        patch.setattr("nas.retraining.evaluate_with", lambda *_: {**figures, "nll_per_token": next(curve)})
+        patch.setattr("nas.retraining.phase.evaluate_with", lambda *_: {**figures, "nll_per_token": next(curve)})
         trainer = Trainer(phase, run, config.train)
         trainer.fit()
     assert trainer.step == 4

@@ -49,7 +49,7 @@ def test_a_hard_step_has_the_gradients_of_its_path_alone(scaling):
     step = scaling.SmallStep("hard", scaling.small_config())
     found = []
     for shift in range(3):  # together each operation of each block once
-        step.take(shift)
+        step.set_path(shift)
         step.optimizer.clear()
         step.forward().backward()
         found.append(entries(p.grad for p in step.optimizer.parameters if p.grad is not None))

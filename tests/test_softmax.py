@@ -7,10 +7,10 @@ from tests import reference
 from tests.making import generator
 
 
-def random_layer(cutoffs, division=1, tied=False, vocab=23, d_model=8):
+def random_layer(cutoffs, div_value=1, tied=False, vocab=23, d_model=8):
     torch.manual_seed(1)
     weight = torch.nn.Parameter(torch.empty(vocab, d_model)) if tied else None
-    layer = AdaptiveSoftmax(d_model, vocab, cutoffs, division, weight).double()
+    layer = AdaptiveSoftmax(d_model, vocab, cutoffs, div_value, weight).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer
@@ -26,9 +26,9 @@ def either_way(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("each_device", "either_way")
-@pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
-def test_adaptive_softmax_is_the_distribution_it_factorises(cutoffs, division, tied):
-    layer = random_layer(cutoffs, division, tied)
+@pytest.mark.parametrize(("cutoffs", "div_value", "tied"), CASES)
+def test_adaptive_softmax_is_the_distribution_it_factorises(cutoffs, div_value, tied):
+    layer = random_layer(cutoffs, div_value, tied)
     hidden = torch.randn(6, 8, dtype=torch.float64)
     expected = reference.adaptive_probabilities(hidden, layer)
     torch.testing.assert_close(expected.sum(dim=1), torch.ones(6, dtype=torch.float64))
@@ -39,9 +39,9 @@ def test_adaptive_softmax_is_the_distribution_it_factorises(cutoffs, division, t
 
 
 @pytest.mark.usefixtures("each_device", "either_way")
-@pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
-def test_adaptive_softmax_gradients(cutoffs, division, tied):
-    layer = random_layer(cutoffs, division, tied)
+@pytest.mark.parametrize(("cutoffs", "div_value", "tied"), CASES)
+def test_adaptive_softmax_gradients(cutoffs, div_value, tied):
+    layer = random_layer(cutoffs, div_value, tied)
     hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 1, 2, 5, 10, 11, 12, 22, 3])
     wanted = [hidden, *layer.parameters()]
@@ -71,10 +71,10 @@ def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(("cutoffs", "division", "tied"), CASES)
-def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, division, tied):
+@pytest.mark.parametrize(("cutoffs", "div_value", "tied"), CASES)
+def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, div_value, tied):
     """As DistributedDataParallel needs it: each rank has all gradients, whatever words its rows hold."""
-    layer = random_layer(cutoffs, division, tied)
+    layer = random_layer(cutoffs, div_value, tied)
     layer(torch.randn(4, 8, dtype=torch.float64), torch.zeros(4, dtype=torch.long)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
     last = layer.tables[-1] if layer.tables is not None else layer.weight
@@ -112,8 +112,8 @@ def test_cutoffs_that_cannot_be_are_named(cutoffs):
 
 
 def test_a_tied_layer_has_one_width():
-    with pytest.raises(ValueError, match="division=2 must be 1"):
-        AdaptiveSoftmax(8, 23, [5], division=2, weight=torch.nn.Parameter(torch.empty(23, 8)))
+    with pytest.raises(ValueError, match="div_value=2 must be 1"):
+        AdaptiveSoftmax(8, 23, [5], div_value=2, weight=torch.nn.Parameter(torch.empty(23, 8)))
 
 
 def test_flops_follow_the_mass_of_the_clusters():

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import sparse
 from models.attention import Positions, join_heads, sinusoids, split_heads
-from models.operations import OPERATIONS, Sizes
+from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import build_pattern
 from tests import reference
 
@@ -28,7 +28,9 @@ SHAPES = [  # stride, summary, segment, memory, positions of the stream before t
 def attention_of(kind, stride, summary=1, factorization="merged", relative=True, d_model=8, heads=4):
     """With parameters that make every term count."""
     torch.manual_seed(0)
-    sizes = Sizes(d_model, heads, 1, stride=stride, summary=summary, factorization=factorization, relative=relative)
+    sizes = BlockConfig(
+        d_model, heads, 1, stride=stride, summary=summary, factorization=factorization, relative=relative
+    )
     attention = OPERATIONS[f"sparse_{kind}"](sizes).attention.double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
@@ -81,7 +83,7 @@ def test_both_ways_equal_the_sets_one_score_at_a_time(kind, shape, factorization
     attention = attention_of(kind, stride, summary, factorization, relative)
     inputs = context_of(attention, segment, memory, start)
     expected = values_and_gradients(slow(attention, kind, summary, *inputs), inputs[0], attention)
-    for way in (attention.by_rows, attention.masked):
+    for way in (attention.blocked, attention.masked):
         found = values_and_gradients(attention.output(way(*inputs)), inputs[0], attention)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
@@ -134,7 +136,7 @@ def test_no_tensor_is_as_large_as_all_scores(kind, factorization):
 def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factorization, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
-    length, sizes = 22, Sizes(8, 2, 1, stride=5, summary=1, factorization=factorization)
+    length, sizes = 22, BlockConfig(8, 2, 1, stride=5, summary=1, factorization=factorization)
     blocks = [OPERATIONS[f"sparse_{kind}"](sizes).double() for _ in range(2)]
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
     positions, y = Positions(sinusoids(length, 8, torch.float64)), x
@@ -152,7 +154,7 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factoriz
 def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
     torch.manual_seed(0)
-    sizes = Sizes(8, 2, 12, stride=4, summary=1, factorization=factorization)
+    sizes = BlockConfig(8, 2, 12, stride=4, summary=1, factorization=factorization)
     model = build_pattern([f"sparse_{kind}", "dense", f"sparse_{kind}"], sizes, 11).double()
     tokens, targets = torch.randint(11, (2, 2, 30))
     uncut, _ = model(tokens, targets, None, 30)
@@ -174,7 +176,7 @@ def test_large_scores_stay_finite_and_right(kind):
     exact = attention.masked(context, *others)
     single = attention.float()
     encodings = others[1].encodings.float()
-    for way in (single.by_rows, single.masked):
+    for way in (single.blocked, single.masked):
         found = way(context.detach().float(), others[0], Positions(encodings, others[1].start))
         torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
 

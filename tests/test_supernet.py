@@ -2,13 +2,13 @@ import pytest
 import torch
 
 from models.attention import Positions, sinusoids
-from models.operations import Sizes
+from models.operations import BlockConfig
 from nas.search import estimators, sampling
 from nas.search.supernet import SuperNet
 from tests import reference
 from tests.making import generator
 
-SIZES = Sizes(d_model=8, heads=2, d_ffn=12)
+SIZES = BlockConfig(d_model=8, heads=2, d_ffn=12)
 OPERATIONS = ["attention", "dense", "identity"]
 VOCAB = 11
 
@@ -27,7 +27,7 @@ def batch(length=6):
 
 
 def loss_along(supernet, path, gates=None):
-    supernet.take(path, gates)
+    supernet.set_path(path, gates)
     return supernet(*batch(), None, 4)[0].mean()
 
 
@@ -65,7 +65,7 @@ def test_a_taken_path_runs_only_its_operations_and_equals_the_fixed_model():
     with_path = loss_along(supernet, [1, 0])
     assert ran == [(0, "dense"), (1, "attention")]
     one_hot = torch.tensor([[0.0, 1, 0], [1, 0, 0]], dtype=torch.float64)
-    supernet.mix(one_hot)
+    supernet.set_mixture(one_hot)
     torch.testing.assert_close(supernet(*batch(), None, 4)[0].mean(), with_path)
 
 
@@ -79,7 +79,7 @@ def test_operations_that_did_not_run_get_no_gradient():
 
 def test_memory_is_kept_whatever_ran():
     supernet = small_supernet()
-    supernet.take([2, 1])
+    supernet.set_path([2, 1])
     _, memories = supernet(*batch(), None, 4)
     assert [memory.shape for memory in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
 
@@ -138,8 +138,8 @@ def test_recomputation_changes_neither_the_mixture_nor_the_gates():
         supernet.backbone.recompute = recompute
         results = []
         for choose in (
-            lambda net=supernet: net.mix(weights.softmax(dim=-1)),
-            lambda net=supernet: net.take([0, 1], [weights[0, 0], weights[1, 1]]),
+            lambda net=supernet: net.set_mixture(weights.softmax(dim=-1)),
+            lambda net=supernet: net.set_path([0, 1], [weights[0, 0], weights[1, 1]]),
         ):
             choose()
             loss = supernet(*batch(), None, 4)[0].mean()

@@ -56,7 +56,7 @@ def test_a_validation_loss_that_is_not_finite_is_named(small_config, tmp_path, m
     run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
     run.start({})
     figures = {"perplexity": math.nan, "tokens": 9, "nll_per_token": math.nan}
-    monkeypatch.setattr("nas.retraining.evaluate_with", lambda *_: figures)
+    monkeypatch.setattr("nas.retraining.phase.evaluate_with", lambda *_: figures)
     with pytest.raises(RunError, match="step 7: the validation loss is nan; the checkpoint of step 5 is usable"):
         Trainer(make_retraining(config, ["dense"]), run, config.train).fit()
 

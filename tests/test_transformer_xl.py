@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from models import sparse, transformer_xl
-from models.operations import Sizes
+from models.operations import BlockConfig
 from models.transformer_xl import GridPositions, build_pattern, extend_memory
 from tests.making import generator
 
-SIZES = Sizes(d_model=16, heads=2, d_ffn=24)
+SIZES = BlockConfig(d_model=16, heads=2, d_ffn=24)
 VOCAB = 29
 
 
@@ -29,7 +29,7 @@ def stream(length, batch=2):
 @pytest.mark.parametrize("pattern", [["attention"], ["attention", "dense", "identity", "attention", "attention"]])
 def test_two_segments_with_memory_equal_one_long_segment(pattern, norm):
     """With a memory as long as all that came before, cutting a stream changes nothing at any depth."""
-    model = model_of(pattern, Sizes(16, 2, 24, norm=norm))
+    model = model_of(pattern, BlockConfig(16, 2, 24, norm=norm))
     tokens, targets = stream(12)
     whole, _ = model(tokens, targets, None, 0)
     first, memories = model(tokens[:, :5], targets[:, :5], None, 12)
@@ -75,7 +75,7 @@ def test_tied_embeddings_are_one_table():
 
 def test_weights_start_at_a_size_that_keeps_activations():
     torch.manual_seed(0)
-    model = build_pattern(["attention", "dense"], Sizes(64, 4, 256), 500)
+    model = build_pattern(["attention", "dense"], BlockConfig(64, 4, 256), 500)
     assert model.embedding.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
     assert model.blocks[1].operation.contract.weight.std().item() == pytest.approx(256**-0.5, rel=0.05)
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
@@ -93,11 +93,11 @@ class PlainEmbedding(torch.nn.Module):
 
 
 @pytest.mark.parametrize("cutoffs", [[], [5, 11]])
-@pytest.mark.parametrize(("tied", "division"), [(True, 1), (False, 1), (False, 2)])
-def test_all_gradients_equal_those_with_a_plain_embedding(tied, division, cutoffs):
+@pytest.mark.parametrize(("tied", "div_value"), [(True, 1), (False, 1), (False, 2)])
+def test_all_gradients_equal_those_with_a_plain_embedding(tied, div_value, cutoffs):
     """Over two segments, with tokens that repeat; tied, the table's gradients of both ends meet."""
     torch.manual_seed(0)
-    model = model_of(["attention", "dense"], cutoffs=cutoffs, tie_embeddings=tied, division=division)
+    model = model_of(["attention", "dense"], cutoffs=cutoffs, tie_embeddings=tied, div_value=div_value)
     tokens = torch.randint(23, (2, 9))
     tokens[:, 3] = tokens[:, 2]
     weights = torch.rand(2, 4, dtype=torch.float64)
@@ -126,7 +126,7 @@ ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "identity"]
 def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     """Over two segments, with dropout: losses, memories and gradients to the bit."""
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
-    sizes, found, kept = Sizes(16, 2, 24, dropout=0.3, activation=activation, stride=4), [], []
+    sizes, found, kept = BlockConfig(16, 2, 24, dropout=0.3, activation=activation, stride=4), [], []
     tokens, targets = stream(20)
     for recompute in (False, True):
         model = model_of(ALL, sizes, recompute=recompute).train()
@@ -145,19 +145,19 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
 
 
 def test_the_deep_initialisation_keeps_the_residual_stream_small():
-    sizes, blocks = Sizes(16, 2, 24, activation="gelu", stride=4), 100
-    plain, deep = (model_of(ALL * 20, sizes, deep=deep) for deep in (False, True))
-    for one, other in zip(plain.blocks, deep.blocks, strict=True):
+    sizes, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4), 100
+    plain, depth_scaled = (model_of(ALL * 20, sizes, depth_scaled=depth_scaled) for depth_scaled in (False, True))
+    for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
         before, after = dict(one.named_parameters()), dict(other.named_parameters())
         for name in before:
             last = name in ("operation.attention.output.weight", "operation.contract.weight")
             torch.testing.assert_close(after[name], before[name] * blocks**-0.5 if last else before[name])
     tokens, targets = stream(20)
-    loss = deep(tokens, targets, None, 0)[0].mean()
-    gradients = torch.autograd.grad(loss, list(deep.parameters()))
+    loss = depth_scaled(tokens, targets, None, 0)[0].mean()
+    gradients = torch.autograd.grad(loss, list(depth_scaled.parameters()))
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     sizes_of_stream = []
-    for model in (plain, deep):
+    for model in (plain, depth_scaled):
         with torch.no_grad():
             x, positions = torch.randn(2, 20, 16, dtype=torch.float64), transformer_xl.sinusoids(20, 16, torch.float64)
             for block in model.blocks:
@@ -183,12 +183,12 @@ def test_grid_positions_are_those_of_the_pixel():
 def test_distances_and_a_grid_exclude_each_other():
     for relative, grid in ((True, [2, 3, 2]), (False, [])):
         with pytest.raises(ValueError, match=f"relative={relative} with grid"):
-            model_of(["dense"], Sizes(16, 2, 24, relative=relative), grid=grid)
+            model_of(["dense"], BlockConfig(16, 2, 24, relative=relative), grid=grid)
 
 
 def test_a_grid_model_knows_where_it_is_by_its_embeddings_alone():
     """No distances in its attention; and a stream cut anywhere is the stream uncut."""
-    sizes = Sizes(16, 2, 24, relative=False, stride=4)
+    sizes = BlockConfig(16, 2, 24, relative=False, stride=4)
     model = model_of(ALL, sizes, grid=[2, 3, 2])
     assert not any("position" in name for name, _ in model.blocks.named_parameters())
     for table in model.grid.tables:

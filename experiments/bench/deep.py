@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: int, steps: int) -> dict:
     import torch
 
-    from models.operations import Sizes
+    from models.operations import BlockConfig
     from models.transformer_xl import build_pattern
     from nas.core.config import TrainOptions
     from nas.core.config_checks import default_stride
@@ -28,12 +28,12 @@ def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: in
     from nas.training.optimizer import WeightsOptimizer
 
     set_up(1, TrainOptions(threads=threads, device="cpu"))
-    sizes = Sizes(d_model, 4, 4 * d_model, activation="gelu", stride=default_stride(length))
+    sizes = BlockConfig(d_model, 4, 4 * d_model, activation="gelu", stride=default_stride(length))
     pattern = [("sparse_strided", "dense")[index % 2] for index in range(blocks)]
     seconds, finite = [], []
 
     def train() -> None:
-        model = build_pattern(pattern, sizes, 256, recompute=recompute, deep=True)
+        model = build_pattern(pattern, sizes, 256, recompute=recompute, depth_scaled=True)
         optimizer = WeightsOptimizer(model, TrainOptions(), total_steps=steps + 1)
         for step in range(1, steps + 1):
             tokens = torch.randint(256, (1, length + 1))

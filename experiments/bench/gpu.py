@@ -97,7 +97,7 @@ def step_seconds(phase, seconds: float, together: int = 5) -> float:
         for _ in range(count):
             steps += 1
             phase.step(steps)
-        phase.machine.synchronise()
+        phase.context.synchronize()
 
     go(WARM_UP)
     started, begun = time.perf_counter(), steps
@@ -106,28 +106,28 @@ def step_seconds(phase, seconds: float, together: int = 5) -> float:
     return (time.perf_counter() - started) / (steps - begun)
 
 
-def product_rate(machine, size: int) -> float:
+def product_rate(context, size: int) -> float:
     """FLOP/s of bf16 products of random square matrices; of float32 without a GPU."""
     import torch
 
-    dtype = torch.bfloat16 if machine.is_gpu else torch.float32
-    a, b = (torch.randn(size, size, device=machine.device, dtype=dtype) for _ in range(2))
+    dtype = torch.bfloat16 if context.is_gpu else torch.float32
+    a, b = (torch.randn(size, size, device=context.device, dtype=dtype) for _ in range(2))
     rates = []
     for _ in range(5):
-        machine.synchronise()
+        context.synchronize()
         started = time.perf_counter()
         for _ in range(10):
             a @ b
-        machine.synchronise()
+        context.synchronize()
         rates.append(10 * 2 * size**3 / (time.perf_counter() - started))
     return sorted(rates)[2]
 
 
-def peak_mb(machine) -> float:
+def peak_mb(context) -> float:
     import torch
 
-    if machine.is_gpu:
-        return torch.cuda.max_memory_allocated(machine.device) / 1e6
+    if context.is_gpu:
+        return torch.cuda.max_memory_allocated(context.device) / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
@@ -145,7 +145,7 @@ def tensorflow_training(arguments) -> dict:
     for step in range(1, steps + 1):
         nll, _ = phase.step(step)
         if step % 500 == 0 or step == steps:
-            phase.machine.synchronise()
+            phase.context.synchronize()
             marks.append((step, time.perf_counter()))
             if marks[-1][1] - begun > arguments.limit:
                 break
@@ -158,7 +158,7 @@ def tensorflow_training(arguments) -> dict:
         "last_step_ms": step_ms,
         "tokens_per_s": 1024e3 / step_ms,
         "nll": float(nll),
-        "peak_mb": peak_mb(phase.machine),
+        "peak_mb": peak_mb(phase.context),
     }
 
 
@@ -179,7 +179,7 @@ def retrain_base(arguments) -> dict:
     config, corpus = base(arguments, {})
     pattern = interleaved(config.model.blocks)
     phase = ready(config, corpus, pattern)
-    rate = product_rate(phase.machine, 512 if arguments.small else 8192)
+    rate = product_rate(phase.context, 512 if arguments.small else 8192)
     seconds = step_seconds(phase, arguments.seconds)
     tokens_per_s = config.train.batch_size * config.train.segment / seconds
     flops = 3 * count_flops(config, corpus.counts()).pattern(pattern)
@@ -190,7 +190,7 @@ def retrain_base(arguments) -> dict:
         "flops_per_token": flops,
         "product_tflops": rate / 1e12,
         "utilisation": flops * tokens_per_s / rate,
-        "peak_mb": peak_mb(phase.machine),
+        "peak_mb": peak_mb(phase.context),
     }
 
 
@@ -206,10 +206,10 @@ def search_base(arguments) -> dict:
     for name, search in kinds.items():
         config, corpus = base(arguments, search or {})
         phase = ready(config, corpus, None if search else interleaved(config.model.blocks))
-        if phase.machine.is_gpu:
+        if phase.context.is_gpu:
             torch.cuda.reset_peak_memory_stats()
         found[f"{name}_step_ms"] = 1e3 * step_seconds(phase, arguments.seconds)
-        found[f"{name}_peak_mb"] = peak_mb(phase.machine)
+        found[f"{name}_peak_mb"] = peak_mb(phase.context)
         del phase
         torch._dynamo.reset()  # and with it the graphs of what is gone
         if torch.cuda.is_available():
@@ -270,17 +270,17 @@ def main() -> None:
     import torch
 
     from nas.core.provenance import git_commit, processor
-    from nas.training.device import machine_of
+    from nas.training.device import device_context
 
-    machine = machine_of(configure(arguments.options).train)
-    about = {"device": machine.name, "precision": machine.precision, "compile": machine.compile}
+    context = device_context(configure(arguments.options).train)
+    about = {"device": context.name, "precision": context.precision, "compile": context.compile}
     about |= {"processor": processor(), "torch": str(torch.__version__), "commit": git_commit()}
     found = {}
     for part in arguments.parts:
         started = time.perf_counter()
         found[part] = run_part(part) | {"wall_s": round(time.perf_counter() - started, 1)}
         print(part, json.dumps(found[part]), flush=True)
-    for part, (key, aim) in AIMS.items() if machine.is_gpu and not arguments.small else ():
+    for part, (key, aim) in AIMS.items() if context.is_gpu and not arguments.small else ():
         if key in found.get(part, {}):
             value = found[part][key]
             met = value >= aim if key == "utilisation" else value <= aim

@@ -52,7 +52,7 @@ def main() -> None:
     usual, *measured = (about["median_ms"] for about in measured)
     batch, segment, memory = costed_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
-    print("  ".join(f"{name} {cost:.3f}" for name, cost in {"rest": table.rest, **table.blocks}.items()))
+    print("  ".join(f"{name} {cost:.3f}" for name, cost in {"overhead": table.overhead, **table.blocks}.items()))
     print(f"{'pattern':<14}{'predicted':>10}{'measured':>10}{'error':>8}{'ratio predicted':>17}{'measured':>10}")
     errors = []
     for pattern, seen in zip(patterns, measured, strict=True):

@@ -18,7 +18,7 @@ divided over the ranks. Words are as frequent as in a text of rank-frequency exp
 - memory of a rank: weights, gradients and both moments, fp32; activations that are kept for the backward pass; memories
   of the segment before; and what is needed for a moment (`working`): fp32 logits of the largest cluster, or the table's
   gradient beside the buffer from which it is sent. Activations grow with the rows of a rank, or of a part of them
-  (train.accumulate); with model.recompute a block keeps its input alone (`least`: both, a row at a time). Hard search
+  (train.grad_accum_steps); with model.recompute a block keeps its input alone (`least`: both, a row at a time). Hard search
   is told for the mean path; one of more attention keeps more.
 - FSDP: parameters, gradients and moments divided over the ranks; traffic 1.5 times (two gathers and a scatter instead
   of a scatter and a gather), and beside its shard a rank holds the largest unit whole: the table and its gradient.
@@ -97,9 +97,9 @@ class Prediction:
         self.config, self.value, vocab_size = config, value, len(counts)
         self.flops, self.clusters = count_flops(config, counts), cluster_table(counts, config.model.cutoffs)
         self.table = vocab_size * config.model.d_model
-        self.rest = count_parameters([], config, vocab_size)  # the table, the output layer's own, the last norm
+        self.overhead = count_parameters([], config, vocab_size)  # the table, the output layer's own, the last norm
         names = config.search.operations
-        self.operations = {name: count_parameters([name], config, vocab_size) - self.rest for name in names}
+        self.operations = {name: count_parameters([name], config, vocab_size) - self.overhead for name in names}
 
     # --- sizes and FLOPs
 
@@ -118,11 +118,11 @@ class Prediction:
 
     def gradients(self, mode: str) -> float:
         """Entries of the gradients that a step of the weights makes."""
-        return self.rest + sum(count * self.operations[name] for name, count in self.runs(mode).items())
+        return self.overhead + sum(count * self.operations[name] for name, count in self.runs(mode).items())
 
     def forward_flops(self, mode: str) -> float:
         """Per token."""
-        return self.flops.rest + sum(count * self.flops.blocks[name] for name, count in self.runs(mode).items())
+        return self.flops.overhead + sum(count * self.flops.blocks[name] for name, count in self.runs(mode).items())
 
     def logits_share(self, mode: str) -> float:
         """Of the steps, those that train no weights."""
@@ -268,10 +268,10 @@ def sizes_of(prediction: Prediction) -> dict:
     return {
         **operations,
         "table": prediction.table,
-        "blocks": parameters("retrain") - prediction.rest,
+        "blocks": parameters("retrain") - prediction.overhead,
         "whole": parameters("retrain"),
         "supernet": parameters("soft"),
-        "flops": {name: flops.blocks[name] for name in operations} | {"rest": flops.rest},
+        "flops": {name: flops.blocks[name] for name in operations} | {"overhead": flops.overhead},
         "tails": [share for _, share in prediction.clusters[1:]],
     }
 
@@ -358,7 +358,7 @@ def report_scale(name: str, about: dict, rows: int) -> None:
     )
     keys = ["attention", "dense", "table", "blocks", "whole", "supernet"]
     show("parameters, millions", ["", *keys], [["", *(f"{sizes[key] / 1e6:,.2f}" for key in keys)]])
-    keys = ["attention", "dense", "rest"]
+    keys = ["attention", "dense", "overhead"]
     show("FLOPs per token, forward, millions", ["", *keys], [["", *(f"{sizes['flops'][k] / 1e6:,.2f}" for k in keys)]])
     show(
         "kept for the backward pass, MB",
@@ -464,9 +464,9 @@ class SmallStep:
             self.model = build_supernet(config, corpus)
             self.weights = self.model.backbone
         if mode == "soft":
-            self.model.mix(self.model.pi().requires_grad_())
+            self.model.set_mixture(self.model.pi().requires_grad_())
         elif mode == "hard":
-            self.take(0)
+            self.set_path(0)
         self.optimizer = WeightsOptimizer(self.weights, train, total_steps=1)
         with torch.no_grad():
             _, self.memories = self.model(*self.inputs, None, self.memory)
@@ -474,7 +474,7 @@ class SmallStep:
     def take(self, shift: int) -> None:
         """Of hard search, one of the three paths that have each operation equally often, and no block's in common."""
         names, blocks = self.model.operations, len(self.model.backbone.blocks)
-        self.model.take([(block + shift) % len(names) for block in range(blocks)])
+        self.model.set_path([(block + shift) % len(names) for block in range(blocks)])
 
     def forward(self):
         """The mean nll; leaves the next memories in `next`."""
@@ -530,7 +530,7 @@ def peak_of(mode: str, rows: int, d_model: int) -> dict:
     step = SmallStep(mode, config)
     for shift in range(3):  # makes the moments
         if mode == "hard":
-            step.take(shift)
+            step.set_path(shift)
         step.update()
     step.optimizer.clear()
     predicted = step.prediction.memory(mode, rows, ranks=1)

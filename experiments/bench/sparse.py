@@ -35,10 +35,10 @@ class Pass:
         import torch
 
         from models.attention import Positions, sinusoids
-        from models.operations import OPERATIONS, Sizes
+        from models.operations import OPERATIONS, BlockConfig
         from nas.core.config_checks import default_stride
 
-        self.operation = OPERATIONS[name](Sizes(128, 4, 512, stride=default_stride(segment + memory)))
+        self.operation = OPERATIONS[name](BlockConfig(128, 4, 512, stride=default_stride(segment + memory)))
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
         self.memory = torch.randn(batch, memory, 128) if memory else None
         self.positions = Positions(sinusoids(segment + memory, 128), memory)

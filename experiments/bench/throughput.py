@@ -1,7 +1,7 @@
 """How fast the network trains and is evaluated on this CPU: `python experiments/bench/throughput.py [--threads 1]`.
 
 Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout, vocabulary 12,000 with cutoffs 250 and 2,500, tied to the
-embedding, tokens drawn by a Zipf law whose clusters are about as heavy as WikiText-2's. (--division 4: tails of width
+embedding, tokens drawn by a Zipf law whose clusters are about as heavy as WikiText-2's. (--div-value 4: tails of width
 32 and 8, no tie; a soft step then has the 8.7 M FLOPs per token that the TensorFlow implementation's known rate and
 utilisation amount to.) Everything runs in one process, through the classes that the commands use. The configurations
 take turns for a few rounds, each round with its own measurement of the peak, and the figures are medians over rounds:
@@ -82,12 +82,14 @@ class ZipfCorpus:
         return np.bincount(self.stream, minlength=self.vocab_size)
 
 
-def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False):
+def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = False):
     from nas.core.config import Config, ModelOptions, TrainOptions
     from nas.core.config_checks import settle_sparse
 
     shape = SHAPES[segment]
-    model = ModelOptions(blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, division=division, tie_embeddings=division == 1)
+    model = ModelOptions(
+        blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, div_value=div_value, tie_embeddings=div_value == 1
+    )
     config = Config(model=model)
     shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
     config.train = TrainOptions(steps=10**6, device="cpu", **shape)
@@ -103,7 +105,7 @@ def make_config(segment: int, division: int, blocks: int = 6, soft: bool = False
 class Workload:
     """A row of the table: rate() works for about so many seconds, and returns tokens/s."""
 
-    def __init__(self, name: str, segment: int, corpus: ZipfCorpus, division: int, blocks: int = 6):
+    def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
         from nas.retraining.phase import Retraining
         from nas.search.phase import Search
@@ -111,7 +113,7 @@ class Workload:
         from nas.training.build import build_fixed
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
-        self.config = make_config(segment, division, blocks, soft=name == "search_soft")
+        self.config = make_config(segment, div_value, blocks, soft=name == "search_soft")
         if name.startswith("search"):
             self.phase = Search(build_supernet(self.config, corpus), corpus, self.config)
         else:
@@ -123,9 +125,9 @@ class Workload:
         self.steps_per_turn = round(1 / search.arch_fraction)  # hard search: all of them but one are of the weights
         passes = (1 - search.arch_fraction) * 3 + search.arch_fraction * search.paths
         if name == "search_soft":
-            self.flops_per_token = 3 * (costs.rest + blocks * sum(candidates))
+            self.flops_per_token = 3 * (costs.overhead + blocks * sum(candidates))
         elif name == "search_hard":
-            self.flops_per_token = passes * (costs.rest + blocks * statistics.mean(candidates))
+            self.flops_per_token = passes * (costs.overhead + blocks * statistics.mean(candidates))
         elif name == "evaluate":
             self.flops_per_token = costs.pattern(pattern)
         else:
@@ -186,10 +188,10 @@ class AttentionBlock:
         import torch
 
         from models.attention import Positions, sinusoids
-        from models.operations import Attention, Sizes
+        from models.operations import Attention, BlockConfig
 
         shape = SHAPES[192]
-        self.operation = Attention(Sizes(128, 4, 512, 0.0, relative=with_position))
+        self.operation = Attention(BlockConfig(128, 4, 512, 0.0, relative=with_position))
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
         self.memory = torch.randn(shape["batch"], shape["memory"], 128)
         self.positions = Positions(sinusoids(192 + shape["memory"], 128))
@@ -202,7 +204,7 @@ class AttentionBlock:
         return (time.perf_counter() - started) / repeats
 
 
-def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
+def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     import torch
 
     from nas.core.config import TrainOptions
@@ -214,9 +216,9 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
     phase.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
-    peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, division).rate(0.5)) for row in rows}
-    workloads = {row: Workload(*row, corpus, division) for row in rows}
-    deep = {blocks: Workload("search_hard", 32, corpus, division, blocks) for blocks in (12, 24)}
+    peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, div_value).rate(0.5)) for row in rows}
+    workloads = {row: Workload(*row, corpus, div_value) for row in rows}
+    deep = {blocks: Workload("search_hard", 32, corpus, div_value, blocks) for blocks in (12, 24)}
     deep[6] = workloads["search_hard", 32]
     attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
     pairs = products()
@@ -242,7 +244,7 @@ def measure(threads: int, rounds: int, seconds: float, division: int) -> dict:
         note("position", attention[True].seconds() / attention[False].seconds())
         print(f"round {index} of {rounds}" if index else "warmed up", file=sys.stderr, flush=True)
 
-    return {"threads": threads, "division": division, **summary(found, workloads, peaks_mb)}
+    return {"threads": threads, "div_value": div_value, **summary(found, workloads, peaks_mb)}
 
 
 def summary(found: dict[object, list[float]], workloads: dict, peaks_mb: dict) -> dict:
@@ -301,13 +303,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="median over so many")
     parser.add_argument("--seconds", type=float, default=1.0, help="of work per measurement")
     parser.add_argument(
-        "--division",
+        "--div-value",
         type=int,
         default=1,
         help="of the tails' widths; above 1 the output layer is not tied",
     )
     arguments = parser.parse_args()
-    result = measure(arguments.threads, arguments.rounds, arguments.seconds, arguments.division)
+    result = measure(arguments.threads, arguments.rounds, arguments.seconds, arguments.div_value)
     report(result)
     print(json.dumps(result))
 

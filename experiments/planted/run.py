@@ -156,7 +156,7 @@ def trained_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> 
         phase.step(step)
     looking_back = count_looking_back(phase.model.blocks)
     total, counted = total_nll(
-        phase.model, corpus.tokens("valid"), 16, 16, 16, looking_back, device=phase.machine.device
+        phase.model, corpus.tokens("valid"), 16, 16, 16, looking_back, device=phase.context.device
     )
     return {"nll": total / counted, "ratio": count_flops(config, corpus.counts()).ratio(list(pattern))}
 

@@ -75,11 +75,11 @@ def prepared(overrides: list[str]) -> tuple[Config, object]:
 
 def judge(model, operations, config: Config, corpus) -> float:
     """nll per token on the beginning of valid."""
-    from nas.training.device import machine_of
+    from nas.training.device import device_context
     from nas.training.evaluation import count_looking_back, total_nll
 
     tokens, train = corpus.tokens("valid")[: JUDGED_TOKENS + 1], config.train
-    looking_back, device = count_looking_back(operations), machine_of(train).device
+    looking_back, device = count_looking_back(operations), device_context(train).device
     total, counted = total_nll(model, tokens, 16, train.segment, train.memory, looking_back, device=device)
     return total / counted
 
@@ -115,10 +115,10 @@ def search(variant: str, seed: int, overrides: list[str]) -> dict:
             judged[step] = []
             for pattern in random_patterns():
                 path = [net.operations.index(name) for name in pattern]
-                net.take(path)
+                net.set_path(path)
                 judged[step].append(judge(net, net.operations_on(path), config, corpus))
     path = net.argmax_path()
-    net.take(path)
+    net.set_path(path)
     return {
         "variant": variant,
         "found": abbreviate(net.names(path)),

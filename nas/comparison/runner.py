@@ -39,7 +39,7 @@ from nas.costs.table import CostTable
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.baselines import most_parameters, random_patterns
-from nas.training.build import count_parameters, settle_cutoffs
+from nas.training.build import count_parameters, resolve_cutoffs
 from nas.training.device import set_up
 
 ROOT = Path(__file__).resolve().parents[2]  # where the scripts stand
@@ -146,9 +146,9 @@ class Comparison:
             for contender in self.given:
                 self.check_pattern(contender)
             return
-        machine = set_up(self.recipe.seed, self.recipe.train)
-        settle_cutoffs(self.recipe, self.corpus)
-        self.run.start(provenance(self.recipe, self.corpus.meta, machine))
+        context = set_up(self.recipe.seed, self.recipe.train)
+        resolve_cutoffs(self.recipe, self.corpus)
+        self.run.start(provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)
         write_text(kept, text)

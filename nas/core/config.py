@@ -51,7 +51,7 @@ class ModelOptions:
         [], "adaptive softmax: ids at which its tails begin, increasing; auto: the cheapest; []: full softmax"
     )
     clusters: int = option(3, "cutoffs auto: clusters of the vocabulary, the head among them", minimum=2)
-    division: int = option(1, "adaptive softmax: width of tail i is d_model / division^i (1 where tied)", minimum=1)
+    div_value: int = option(1, "adaptive softmax: width of tail i is d_model / div_value^i (1 where tied)", minimum=1)
     tie_embeddings: bool = option(True, "output layer shares the embedding's table")
     stride: int | None = option(
         None,
@@ -73,7 +73,9 @@ class ModelOptions:
     grid: list[int] = option([], "positions grid: rows, columns, channels of images that follow each other as bytes")
     recompute: bool = option(False, "run blocks again in the backward pass instead of keeping their inner values")
     init: str = option(
-        "plain", "deep: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre", choices=("plain", "deep")
+        "plain",
+        "depth_scaled: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre",
+        choices=("plain", "depth_scaled"),
     )
 
 
@@ -85,7 +87,7 @@ class TrainOptions:
     segment: int = option(64, "tokens of a row per step", minimum=1)
     memory: int = option(64, "positions each block remembers", minimum=0)
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
-    lr_final: float = option(
+    min_lr_ratio: float = option(
         0.0, "learning rate at the end of the cosine, as a share of the peak", minimum=0, maximum=1
     )
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
@@ -97,7 +99,7 @@ class TrainOptions:
     checkpoint_every: int = option(500, "steps between checkpoints", minimum=1)
     patience: int = option(0, "retrain: evaluations without improvement before stopping early; 0: never", minimum=0)
     threads: int | None = option(None, "CPU threads of each process (null: PyTorch's choice)", minimum=1)
-    accumulate: int = option(
+    grad_accum_steps: int = option(
         1, "parts in which a process reads its rows one after the other: less memory, the same gradients", minimum=1
     )
     device: str = option("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))

@@ -26,18 +26,22 @@ def check(config: Config) -> None:
     check_cutoffs(model.cutoffs)
     check_sparse(model)
     check_grid(config)
-    if model.init == "deep" and model.norm != "pre":
-        raise InputError(f"model.init=deep needs model.norm=pre, not {model.norm}: it keeps the residual stream small")
-    if model.tie_embeddings and model.division != 1:
+    if model.init == "depth_scaled" and model.norm != "pre":
         raise InputError(
-            f"model.division={model.division} needs model.tie_embeddings=false: a tied table has one width"
+            f"model.init=depth_scaled needs model.norm=pre, not {model.norm}: it keeps the residual stream small"
+        )
+    if model.tie_embeddings and model.div_value != 1:
+        raise InputError(
+            f"model.div_value={model.div_value} needs model.tie_embeddings=false: a tied table has one width"
         )
     if train.steps is None and train.epochs is None:
         raise InputError("train.steps and train.epochs are both null: give one of them")
     if train.steps is not None and train.epochs is not None:
         raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
-    if train.batch_size % train.accumulate:
-        raise InputError(f"train.accumulate={train.accumulate} must divide train.batch_size={train.batch_size}")
+    if train.batch_size % train.grad_accum_steps:
+        raise InputError(
+            f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
+        )
     together = search.split == "shared" and (search.sampling == "soft" or search.estimator == "straight_through")
     if search.weights_paths == "uniform" and together:
         raise InputError(

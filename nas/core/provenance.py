@@ -36,7 +36,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        return platform.processor() or platform.context()
 
 
 def command_line() -> str:
@@ -47,19 +47,19 @@ def command_line() -> str:
     return shlex.join([*started, *arguments])
 
 
-def provenance(config: Config, corpus_meta: dict, machine) -> dict:
+def provenance(config: Config, corpus_meta: dict, context) -> dict:
     """What is needed to know where a run's figures come from. machine: a nas.device.Machine."""
     return {
         "command": command_line(),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
-        "device": machine.name,
-        "precision": machine.precision,
-        "compiled": machine.compile,
+        "device": context.name,
+        "precision": context.precision,
+        "compiled": context.compile,
         "processor": processor(),
         "processes": int(os.environ.get("WORLD_SIZE", 1)),
-        "threads": machine.threads,
+        "threads": context.threads,
         "platform": platform.platform(),
         "seed": config.seed,
         "data_sha256": {split: about["sha256"] for split, about in corpus_meta["splits"].items()},

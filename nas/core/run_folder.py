@@ -12,7 +12,12 @@ from nas.core.config_loading import BUILT_IN_BEFORE
 from nas.core.errors import InputError
 from nas.core.files import perplexity, read_lines, read_yaml, write_text, write_yaml
 
-FREE_TO_CHANGE = ("data.cache", "train.device", "train.compile", "train.accumulate")  # say where and how, not what
+FREE_TO_CHANGE = (
+    "data.cache",
+    "train.device",
+    "train.compile",
+    "train.grad_accum_steps",
+)  # say where and how, not what
 
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"

@@ -12,7 +12,7 @@ from models.transformer_xl import build_pattern
 from nas.core.config import Config
 from nas.core.pattern import SPARSE
 from nas.costs.table import FLOPS, CostTable
-from nas.training.build import backbone_options, evaluation_lengths, model_sizes
+from nas.training.build import backbone_options, block_config, evaluation_lengths
 
 
 def costed_shape(config: Config) -> tuple[int, int, int]:
@@ -29,8 +29,8 @@ SIZES_BEFORE = {"relative": True, "grid": [], "recompute": False}
 def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
     """The sizes that costs of some operations depend on."""
     batch, segment, memory = costed_shape(config)
-    model = asdict(model_sizes(config)) | backbone_options(config, vocab_size)
-    unused = ["deep"]
+    model = asdict(block_config(config)) | backbone_options(config, vocab_size)
+    unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
         unused += ["dropout", "recompute"]
     if not set(SPARSE) & set(operations):
@@ -42,7 +42,7 @@ def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
 def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     """FLOPs per token of a forward pass. They follow from the sizes and are the same on every machine; a multiply-add
     counts as two. counts [V]: how often the training text has each token, for an adaptive output layer."""
-    sizes = model_sizes(config)
+    sizes = block_config(config)
     with torch.device("meta"):  # its shapes alone are needed
         head = build_pattern([], sizes, len(counts), **backbone_options(config, len(counts))).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]

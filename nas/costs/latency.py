@@ -17,8 +17,8 @@ from nas.costs.flops import SIZES_BEFORE, costed_shape, sizes_of
 from nas.costs.table import MILLISECONDS, CostTable, read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.training.build import backbone_options, model_sizes
-from nas.training.device import machine_of, set_up
+from nas.training.build import backbone_options, block_config
+from nas.training.device import device_context, set_up
 from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # at least so many rounds, and for so long
@@ -29,12 +29,12 @@ MIXTURES = 6  # models of mixed operations to which costs are fitted, beside tho
 
 def conditions(config: Config, vocab_size: int, operations: list[str]) -> dict:
     """All that measured costs of some operations depend on: what is timed, this device, and the sizes."""
-    machine = machine_of(config.train)
+    context = device_context(config.train)
     return {
         "timing": config.search.latency.timing,
-        "processor": machine.name if machine.is_gpu else processor(),
-        "threads": machine.threads,
-        "precision": "float32" if machine.precision == "fp32" else machine.precision,
+        "processor": context.name if context.is_gpu else processor(),
+        "threads": context.threads,
+        "precision": "float32" if context.precision == "fp32" else context.precision,
         "torch": str(torch.__version__),
         **sizes_of(config, vocab_size, operations),
     }
@@ -48,13 +48,13 @@ class SegmentWork:
     """
 
     def __init__(self, model: TransformerXL, tokens: Tensor, config: Config):
-        self.machine = machine_of(config.train)
-        self.model, self.memory_length = model.to(self.machine.device), costed_shape(config)[2]
-        tokens = tokens.to(self.machine.device)
+        self.context = device_context(config.train)
+        self.model, self.memory_length = model.to(self.context.device), costed_shape(config)[2]
+        tokens = tokens.to(self.context.device)
         self.inputs = tokens[:, :-1], tokens[:, 1:]
         self.optimizer = None
         if config.search.latency.timing == "training":
-            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1, on_gpu=self.machine.is_gpu)
+            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1, on_gpu=self.context.is_gpu)
             self.optimizer.set_lr(step=1)
         self.memories = None
         self.model.eval()
@@ -63,7 +63,7 @@ class SegmentWork:
                 _, self.memories = self.forward()
 
     def forward(self):
-        with self.machine.autocast():
+        with self.context.autocast():
             return self.model(*self.inputs, self.memories, self.memory_length)
 
     def __call__(self) -> None:
@@ -76,7 +76,7 @@ class SegmentWork:
             nll, _ = self.forward()
             nll.mean().backward()
             self.optimizer.apply()
-        self.machine.synchronise()
+        self.context.synchronize()
 
 
 def segment_works(models: list[tuple[list[str], Config]], counts: np.ndarray) -> dict[int, SegmentWork]:
@@ -88,14 +88,14 @@ def segment_works(models: list[tuple[list[str], Config]], counts: np.ndarray) ->
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
     options = backbone_options(shared, len(counts))
-    built = [build_pattern(pattern, model_sizes(config), len(counts), **options) for pattern, config in models]
+    built = [build_pattern(pattern, block_config(config), len(counts), **options) for pattern, config in models]
     return {index: SegmentWork(model, tokens, shared) for index, model in enumerate(built)}
 
 
 def segment_times(models: list[tuple[list[str], Config]], counts: np.ndarray, rounds: int) -> list[np.ndarray]:
     """Seconds of each pattern in each round [R]. What is trained afterwards does not change by it: neither weights nor
     dropout, of which a timed training step draws too."""
-    with machine_of(models[0][1].train).own_random_numbers():
+    with device_context(models[0][1].train).fork_rng():
         return list(timed_rounds(segment_works(models, counts), rounds, SECONDS).values())
 
 
@@ -129,7 +129,7 @@ def measure_costs(config: Config, counts: np.ndarray) -> CostTable:
     fits = [np.linalg.lstsq(parts / taken[:, None], np.ones(len(parts)), rcond=None)[0] for taken in 1e3 * times.T]
     low, middle, high = np.maximum(0.0, np.quantile(fits, [0.25, 0.5, 0.75], axis=0))
     rest, *blocks = map(float, middle)
-    quartiles = {name: [float(a), float(b)] for name, a, b in zip(["rest", *names], low, high, strict=True)}
+    quartiles = {name: [float(a), float(b)] for name, a, b in zip(["overhead", *names], low, high, strict=True)}
     blocks = dict(zip(names, blocks, strict=True))
     return CostTable(MILLISECONDS, rest, blocks, conditions(config, len(counts), names), quartiles)
 

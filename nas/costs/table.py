@@ -23,14 +23,14 @@ class CostTable:
     """
 
     unit: str
-    rest: float
+    overhead: float
     blocks: dict[str, float]
     holds_for: dict = field(default_factory=dict)
     quartiles: dict[str, list[float]] = field(default_factory=dict)
 
     def pattern(self, blocks: list[str]) -> float:
         """Cost of a whole model with these blocks."""
-        return self.rest + sum(self.blocks[name] for name in blocks)
+        return self.overhead + sum(self.blocks[name] for name in blocks)
 
     def ratio(self, blocks: list[str]) -> float:
         """The same, over the interleaved pattern of as many blocks."""
@@ -45,7 +45,7 @@ class CostTable:
 
         pi: an array, or a torch tensor, whose gradients the result follows.
         """
-        return self.rest + sum(pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
+        return self.overhead + sum(pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
 
     def expected_ratio(self, pi, operations: list[str]):
         """expected() over the cost of the interleaved pattern."""
@@ -58,8 +58,8 @@ class CostTable:
     def rows(self, blocks: int) -> list[tuple[str, str, str, str]]:
         """(name, cost, its spread, its share in the interleaved pattern of so many blocks) for each cost, in words."""
         usual, found = self.pattern(interleaved(blocks)), []
-        for name, cost in {"embedding and output layer": self.rest, **self.blocks}.items():
-            quartiles = self.quartiles.get(name if name in self.blocks else "rest", [])
+        for name, cost in {"embedding and output layer": self.overhead, **self.blocks}.items():
+            quartiles = self.quartiles.get(name if name in self.blocks else "overhead", [])
             spread = " ... ".join(f"{quartile:.3f}" for quartile in quartiles)
             found.append((name, f"{cost:.3f}", spread, f"{cost / usual:.1%}"))
         return [*found, (f"interleaved, {blocks} blocks", f"{usual:.3f}", "", "")]
@@ -69,32 +69,32 @@ class CostTable:
         rows = [(self.unit, "median", "quartiles", "of interleaved"), *self.rows(blocks)]
         return "\n".join(f"{name:<28}{cost:>10}{spread:>20}{share:>16}".rstrip() for name, cost, spread, share in rows)
 
-    def content(self) -> dict:
+    def to_dict(self) -> dict:
         """What files hold."""
-        content = {"unit": self.unit, "rest": self.rest, "blocks": self.blocks}
+        content = {"unit": self.unit, "overhead": self.overhead, "blocks": self.blocks}
         if self.quartiles:
             content["quartiles"] = self.quartiles
         return content | {"holds_for": self.holds_for}
 
     def write(self, path: Path) -> None:
-        write_yaml(path, self.content())
+        write_yaml(path, self.to_dict())
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:
     """Raises InputError where the table lacks a cost of one of the operations, or of the interleaved pattern's."""
     content = read_yaml(path)
-    blocks, rest = content.get("blocks"), content.get("rest", content.get("output"))  # `output`: its earlier name
+    blocks, overhead = content.get("blocks"), content.get("overhead")
     needed = {*operations, *interleaved(2)}
-    costs = [rest, *blocks.values()] if isinstance(blocks, dict) else []
+    costs = [overhead, *blocks.values()] if isinstance(blocks, dict) else []
     numbers = all(isinstance(cost, (int, float)) and 0 <= cost < math.inf for cost in costs)
     about = [content.get(key) or {} for key in ("holds_for", "quartiles")]
     if not (
         costs and numbers and needed <= blocks.keys() and sum(costs) > 0 and all(isinstance(a, dict) for a in about)
     ):
         raise InputError(
-            f"{path} is damaged: it must give `rest` and, in `blocks`, each of {', '.join(operations)}: numbers from 0"
+            f"{path} is damaged: it must give `overhead` and, in `blocks`, each of {', '.join(operations)}: numbers from 0"
         )
-    return CostTable(content.get("unit", FLOPS), rest, blocks, *about)
+    return CostTable(content.get("unit", FLOPS), overhead, blocks, *about)
 
 
 TOLERATED = 0.10  # how far a measured latency may be from the predicted one before it is warned of

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.transformer_xl import Memories
 from nas.core.errors import InputError
-from nas.training.distributed import gather_rows, own_share
+from nas.training.distributed import gather_rows, rank_rows
 
 RESIDENT_SHARE = 0.1  # of a GPU's memory: a stream that takes no more is kept there
 
@@ -40,7 +40,7 @@ class ContextBatches:
     where images of that size follow each other, with one. What of the stream fills no row, and a remainder shorter than
     a segment at the end of a row, are not trained on. (Rows of fixed sparse attention are counted anew in each row.)
     Raises InputError where a row is shorter than one segment and its last target, or where the ranks, and the parts in
-    which each reads its rows (accumulate), do not divide the rows.
+    which each reads its rows (grad_accum_steps), do not divide the rows.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class ContextBatches:
         segment: int,
         name: str = "train",
         image: int = 1,
-        accumulate: int = 1,
+        grad_accum_steps: int = 1,
         device: torch.device | str = "cpu",
     ):
         row = len(stream) // batch_size // image * image
         self.segment = segment
-        self.per_pass = (row - 1) // segment
-        if self.per_pass < 1:
+        self.segments_per_epoch = (row - 1) // segment
+        if self.segments_per_epoch < 1:
             least = batch_size * -(-(segment + 1) // image) * image
             raise InputError(
                 f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
                 f"train.segment={segment} tokens and a target (needs {least:,}); "
                 "make one of them smaller, or give the stream more text"
             )
-        self.device, self.own = torch.device(device), own_share(batch_size, accumulate)
+        self.device, self.own = torch.device(device), rank_rows(batch_size, grad_accum_steps)
         self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
         self.position = 0  # segments read in this pass
         self.memories: Memories | None = None  # set by whoever has run the model on a batch
@@ -90,7 +90,7 @@ class ContextBatches:
         return window
 
     def next(self) -> Batch:
-        if self.position == self.per_pass:
+        if self.position == self.segments_per_epoch:
             self.position, self.memories = 0, None
         start = self.position * self.segment
         self.position += 1

@@ -55,7 +55,7 @@ def most_parameters(blocks: int, operations: list[str], parameters: dict[str, in
     the stand-in for quality; they do not say in which order, so operations are spread evenly. None where no pattern is
     so cheap."""
     scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
-    path = Frontier(scores, [costs.blocks[name] for name in operations]).best(budget - costs.rest)
+    path = Frontier(scores, [costs.blocks[name] for name in operations]).best(budget - costs.overhead)
     return None if path is None else spread({name: path.count(index) for index, name in enumerate(operations)})
 
 
@@ -76,7 +76,7 @@ def random_patterns(
     """
     prices = np.array([costs.blocks[name] for name in operations])
     counts = np.array(list(compositions(blocks, len(operations))))
-    counts = counts[abs((costs.rest + counts @ prices) / target - 1) <= tolerance]
+    counts = counts[abs((costs.overhead + counts @ prices) / target - 1) <= tolerance]
     if not len(counts):
         raise InputError(f"no pattern of {blocks} blocks costs {target:.4g} {costs.unit}, within {tolerance:.0%}")
     log_ways = np.array([-sum(math.lgamma(count + 1) for count in row) for row in counts])

@@ -62,9 +62,9 @@ def choose_within(budgets: list[float], pi: np.ndarray, operations: list[str], c
     usual = costs.pattern(interleaved(len(pi)))
     scores = np.log(np.maximum(pi, np.finfo(float).tiny))
     frontier = Frontier(scores, [costs.blocks[name] for name in operations])
-    paths = [frontier.best(budget * usual - costs.rest) for budget in budgets]
+    paths = [frontier.best(budget * usual - costs.overhead) for budget in budgets]
     if None in paths:
-        least = math.ceil(1000 * (costs.rest + frontier.cost[0]) / usual) / 1000
+        least = math.ceil(1000 * (costs.overhead + frontier.cost[0]) / usual) / 1000
         raise InputError(
             f"no pattern is within a budget of {budgets[0]:g}: the cheapest costs {least:.3f} of the interleaved "
             "pattern's; give at least that"

@@ -90,7 +90,7 @@ def undecided_words(block: int, first: str, second: str, margin: float) -> str:
     return f"block {block} is UNDECIDED: {first} leads {second} by only {margin:.3f}; {second} may be as good"
 
 
-def doubts(pattern: dict) -> list[str]:
+def confidence_warnings(pattern: dict) -> list[str]:
     """What a reader must not overlook, one sentence for each block that what chose it leaves undecided."""
     found = []
     for index, about in enumerate(pattern["confidence"], start=1):

@@ -60,9 +60,9 @@ def evolve(
     price = np.array([costs.blocks[name] for name in operations])
 
     def affordable(path: Choice) -> bool:
-        return costs.rest + price[list(path)].sum() <= budget * (1 + 1e-9)
+        return costs.overhead + price[list(path)].sum() <= budget * (1 + 1e-9)
 
-    most = min(budget, costs.rest + len(first) * price.max())
+    most = min(budget, costs.overhead + len(first) * price.max())
     population = [
         first,
         *(tuple(map(operations.index, p)) for p in drawn_below(most, len(first), operations, costs, seed)),
@@ -145,7 +145,7 @@ def choose_by_evolution(
     """
     begun, search, usual = time.monotonic(), runs[0], costs.pattern(interleaved(len(pi)))
     if budget is None:
-        dearest = costs.rest + len(pi) * max(costs.blocks[name] for name in search.operations)
+        dearest = costs.overhead + len(pi) * max(costs.blocks[name] for name in search.operations)
         budget = dearest / usual if search.target is None else search.target
     (first,) = choose_within([budget], pi, search.operations, costs)
     if search.options["search.weights_paths"] != "uniform":

@@ -11,7 +11,7 @@ from nas.derivation.confidence import block_confidence, removal_confidence
 from nas.derivation.runs import SearchRun
 
 
-def describe(
+def pattern_record(
     path: list[int],
     runs: list[SearchRun],
     method: str,

@@ -42,7 +42,7 @@ class SampledPaths(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def forward(self, *inputs):
-        self.supernet.take(sample_path(self.logits, self.generator))
+        self.supernet.set_path(sample_path(self.logits, self.generator))
         return self.supernet(*inputs)
 
 
@@ -59,13 +59,13 @@ class TrainedSuperNet:
         if "supernet" not in state:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
-        self.machine = set_up(self.config.seed, self.config.train)
+        self.context = set_up(self.config.seed, self.config.train)
         self.corpus = corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
         self.supernet = build_supernet(self.config, corpus)
         self.supernet.load_state_dict(state["supernet"])
-        self.supernet.backbone.to(self.machine.device)
+        self.supernet.backbone.to(self.context.device)
         self.period = period_of(self.supernet.backbone.blocks, image_size(self.config))
         size = -(-size // self.period) * self.period  # each part begins like the text
         starts = range(0, max(1, min(len(text) - size, PARTS * size)), size)
@@ -81,12 +81,12 @@ class TrainedSuperNet:
         for part, text in enumerate(self.parts):
             model = self.supernet
             if self.config.search.sampling == "soft":
-                self.supernet.mix(pi)
+                self.supernet.set_mixture(pi)
             else:
                 model = SampledPaths(self.supernet, pi, SEED + part)
-            with self.machine.autocast():
+            with self.context.autocast():
                 total, counted = total_nll(
-                    model, text, ROWS, train.segment, train.memory, looking_back, self.period, self.machine.device
+                    model, text, ROWS, train.segment, train.memory, looking_back, self.period, self.context.device
                 )
             losses.append(total / counted)
         return np.array(losses)
@@ -94,17 +94,17 @@ class TrainedSuperNet:
     @torch.no_grad()
     def path_nll(self, path: list[int]) -> float:
         """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
-        self.supernet.take(path)
+        self.supernet.set_path(path)
         looking_back = count_looking_back(self.supernet.operations_on(path))
         return self.nll_of(self.supernet, looking_back, self.parts[:PATH_PARTS])
 
     def nll_of(self, model: nn.Module, looking_back: int, parts: list) -> float:
         """Loss per token of a model, the SuperNet or another, on some parts of valid."""
         train = self.config.train
-        with self.machine.autocast(), self.machine.eagerly():
+        with self.context.autocast(), self.context.disable_compile():
             losses = [
                 total_nll(
-                    model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period, self.machine.device
+                    model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period, self.context.device
                 )
                 for text in parts
             ]

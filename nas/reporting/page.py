@@ -17,7 +17,7 @@ from nas.core.pi_history import read_pi
 from nas.core.provenance import git_commit
 from nas.core.run_folder import FREE_TO_CHANGE, METRICS, OUTCOME, RESULTS, flat_config
 from nas.costs.table import latency_words, read_costs
-from nas.derivation.pattern_record import describe
+from nas.derivation.pattern_record import pattern_record
 from nas.derivation.runs import read_run
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -80,7 +80,9 @@ def about_search(run: Path) -> dict:
     search, history = read_run(run), read_pi(run)
     path, outcome = search.pi.argmax(axis=1).tolist(), run / OUTCOME
     pattern = (
-        read_pattern(run / "pattern.yaml") if (run / "pattern.yaml").exists() else describe(path, [search], "argmax")
+        read_pattern(run / "pattern.yaml")
+        if (run / "pattern.yaml").exists()
+        else pattern_record(path, [search], "argmax")
     )
     valid = (
         f"; SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}" if outcome.exists() else ""

@@ -11,8 +11,8 @@ from nas.data.corpus import Corpus
 from nas.training import distributed as ranks
 from nas.training.build import check_splits, context_batches, count_steps, evaluate_with
 from nas.training.checkpoint import save_checkpoint
-from nas.training.device import machine_of
-from nas.training.train_step import WeightsStep
+from nas.training.device import device_context
+from nas.training.train_step import TrainStep
 
 BEST = "best.pt"
 
@@ -23,13 +23,13 @@ class Retraining:
     nonfinite = 0.0
 
     def __init__(self, model: TransformerXL, corpus: Corpus, config: Config):
-        self.machine = machine_of(config.train)
-        self.model, self.corpus, self.config = model.to(self.machine.device), corpus, config
+        self.context = device_context(config.train)
+        self.model, self.corpus, self.config = model.to(self.context.device), corpus, config
         check_splits(config, corpus)
         tokens = corpus.tokens("train")
         self.stream = context_batches(tokens, config)
         self.total_steps = count_steps(config, len(tokens))
-        self.weights = WeightsStep(model, config, self.total_steps, self.machine, sampled=False)
+        self.weights = TrainStep(model, config, self.total_steps, self.context, sampled=False)
         self.best_nll, self.best_step, self.without_improvement = math.inf, 0, 0
 
     def step(self, step: int) -> tuple[Tensor, int]:
@@ -38,7 +38,7 @@ class Retraining:
         batch = self.stream.next()
         return self.weights(step, batch, self.stream), batch.targets.numel() * ranks.world_size()
 
-    def must_be_same(self) -> dict[str, Tensor]:
+    def replicated_state(self) -> dict[str, Tensor]:
         return {"the sums of the weights": self.weights.optimizer.sums()}
 
     def scalars(self) -> dict[str, float]:

@@ -24,8 +24,8 @@ from nas.search.sampling import fair_paths, gumbel_like, relax, sample_path, str
 from nas.search.supernet import SuperNet
 from nas.training import distributed as ranks
 from nas.training.build import check_splits, context_batches, count_steps, evaluate_with, image_size
-from nas.training.device import machine_of
-from nas.training.train_step import WeightsStep, run_batch
+from nas.training.device import device_context
+from nas.training.train_step import TrainStep, run_batch
 
 SAMPLING_SEED = 0x5EED  # keeps the noise of the samples apart from that of initialisation and dropout
 
@@ -52,7 +52,7 @@ class Search:
 
     def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config, latency: CostTable | None = None):
         """latency: the table that search.latency.source=measured needs."""
-        self.machine = machine_of(config.train)
+        self.context = device_context(config.train)
         self.supernet, self.corpus, self.config, self.options = supernet, corpus, config, config.search
         if config.search.latency.source == "measured" and latency is None:
             raise ValueError("search.latency.source=measured needs the measured table")
@@ -68,14 +68,14 @@ class Search:
                 f"search.warmup_steps={self.warmup_steps} leaves the logits none of the {self.total_steps} "
                 "training steps: make it smaller, or train longer"
             )
-        supernet.to(self.machine.device)
+        supernet.to(self.context.device)
         hard, logits = config.search.sampling == "hard", supernet.logits
         if hard:  # where paths are chosen: else each choice would wait for the GPU
             logits.data = logits.data.cpu()
         shape = logits.shape[:1] if hard else logits.shape
-        self.leaf = torch.zeros(shape, device=self.machine.device, requires_grad=True)  # gates, or weights
+        self.leaf = torch.zeros(shape, device=self.context.device, requires_grad=True)  # gates, or weights
         self.leaf.grad = torch.zeros_like(self.leaf)  # it and its gradient stay where they are
-        self.weights = WeightsStep(supernet.backbone, config, self.total_steps, self.machine, sampled=hard)
+        self.weights = TrainStep(supernet.backbone, config, self.total_steps, self.context, sampled=hard)
         optimizer = self.options.optimizer
         self.logits_optimizer = torch.optim.Adam(
             [supernet.logits], lr=optimizer.lr, betas=(0.5, 0.999), weight_decay=optimizer.weight_decay
@@ -148,7 +148,7 @@ class Search:
         else:
             sample, begin = self.draw(self.supernet.logits)
             begin()
-            nll, memories = run_batch(self.supernet, batch, self.config, self.machine, self.follow_to_leaf)
+            nll, memories = run_batch(self.supernet, batch, self.config, self.context, self.follow_to_leaf)
             self.arch_stream.memories = memories
             self.follow_to_logits(sample)
         self.update_logits(step)
@@ -184,9 +184,9 @@ class Search:
             self.leaf.grad.zero_()
             values = self.leaf if logits.requires_grad else self.leaf.detach()
             if path is None:
-                self.supernet.mix(values)
+                self.supernet.set_mixture(values)
             else:
-                self.supernet.take(path, values)
+                self.supernet.set_path(path, values)
 
         return sample, begin
 
@@ -203,7 +203,7 @@ class Search:
             path = self.fair_queue.pop()
         else:
             path = sample_path(logits, self.generator)
-        return partial(self.supernet.take, path)
+        return partial(self.supernet.set_path, path)
 
     @torch.no_grad()
     def score_paths(self, batch: Batch, stream: ContextBatches) -> Tensor:
@@ -219,8 +219,8 @@ class Search:
         memories = None
         for path in paths:
             if tuple(path) not in known:
-                self.supernet.take(path)
-                known[tuple(path)], after = run_batch(self.supernet, batch, self.config, self.machine)
+                self.supernet.set_path(path)
+                known[tuple(path)], after = run_batch(self.supernet, batch, self.config, self.context)
                 memories = memories or after
         stream.memories = memories
         losses = torch.stack([known[tuple(path)] for path in paths]).to(logits.device)
@@ -265,7 +265,7 @@ class Search:
 
     # --- what is seen of it
 
-    def must_be_same(self) -> dict[str, Tensor]:
+    def replicated_state(self) -> dict[str, Tensor]:
         return {
             "the logits": self.supernet.logits,
             "the state of the sampling": self.generator.get_state(),
@@ -310,7 +310,7 @@ class Search:
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Along the likeliest path, without noise."""
         path = self.supernet.argmax_path()
-        self.supernet.take(path)
+        self.supernet.set_path(path)
         return evaluate_with(self.config, self.supernet, self.supernet.operations_on(path), self.corpus, "valid")
 
     def finished(self, step: int) -> str | None:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.attention import Positions
-from models.operations import OPERATIONS, Sizes
+from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import Memories, build_backbone
 from nas.core.config import Config
 from nas.data.corpus import Corpus
-from nas.training.build import backbone_options, model_sizes
+from nas.training.build import backbone_options, block_config
 
 Choice = tuple[list[int], Tensor | None]  # the operations that a block is to run, and their weights (None: 1)
 
@@ -61,7 +61,7 @@ class StochasticBlock(nn.Module):
     Memory is kept whatever was chosen: the next segment may choose an operation that looks back.
     """
 
-    def __init__(self, operations: list[str], sizes: Sizes):
+    def __init__(self, operations: list[str], sizes: BlockConfig):
         super().__init__()
         self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
@@ -79,7 +79,7 @@ class StochasticBlock(nn.Module):
 class SuperNet(nn.Module):
     """A backbone of stochastic blocks and the architecture logits [N, O]; pi = softmax(logits), uniform at first."""
 
-    def __init__(self, blocks: int, operations: list[str], sizes: Sizes, vocab_size: int, **options):
+    def __init__(self, blocks: int, operations: list[str], sizes: BlockConfig, vocab_size: int, **options):
         super().__init__()
         self.operations = list(operations)
         self.backbone = build_backbone(
@@ -101,13 +101,13 @@ class SuperNet(nn.Module):
         """The operations that a path runs, one per block."""
         return [block.candidates[index] for block, index in zip(self.backbone.blocks, path, strict=True)]
 
-    def mix(self, weights: Tensor) -> None:
+    def set_mixture(self, weights: Tensor) -> None:
         """Let the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
         self.forget()
         for block, row in zip(self.backbone.blocks, weights, strict=True):
             block.choice = list(range(len(row))), row
 
-    def take(self, path: list[int], gates: Tensor | None = None) -> None:
+    def set_path(self, path: list[int], gates: Tensor | None = None) -> None:
         """Let the next forward passes run one operation per block, with a gate of gates [N] on its branch where logits
         learn straight through."""
         self.forget()
@@ -130,4 +130,4 @@ class SuperNet(nn.Module):
 
 def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
     options = backbone_options(config, corpus.vocab_size)
-    return SuperNet(config.model.blocks, config.search.operations, model_sizes(config), corpus.vocab_size, **options)
+    return SuperNet(config.model.blocks, config.search.operations, block_config(config), corpus.vocab_size, **options)

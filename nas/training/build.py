@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from models.cutoffs import LayerCost, optimal_cutoffs
-from models.operations import Sizes
+from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.data.corpus import Corpus
 from nas.data.loader import ContextBatches
-from nas.training.device import machine_of
+from nas.training.device import device_context
 from nas.training.evaluation import count_looking_back, evaluate_split, period_of
 
 
-def model_sizes(config: Config) -> Sizes:
+def block_config(config: Config) -> BlockConfig:
     model = config.model
-    return Sizes(
+    return BlockConfig(
         d_model=model.d_model,
         heads=model.heads,
         d_ffn=model.d_ffn,
@@ -38,7 +38,7 @@ def image_size(config: Config) -> int:
     return math.prod(config.model.grid)
 
 
-def settle_cutoffs(config: Config, corpus: Corpus) -> None:
+def resolve_cutoffs(config: Config, corpus: Corpus) -> None:
     """Replace model.cutoffs: auto by the cutoffs that cost least on the training text: before anything is built from
     the configuration, or the run's config.yaml is written.
 
@@ -49,7 +49,7 @@ def settle_cutoffs(config: Config, corpus: Corpus) -> None:
         return
     if model.clusters > corpus.vocab_size:
         raise InputError(f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}")
-    cost = LayerCost(model.d_model, model.division, train.batch_size * train.segment)
+    cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
     model.cutoffs = optimal_cutoffs(corpus.counts(), model.clusters, cost)
     print(f"model.cutoffs=auto: {model.cutoffs} of {corpus.vocab_size:,} words")
 
@@ -57,7 +57,7 @@ def settle_cutoffs(config: Config, corpus: Corpus) -> None:
 def backbone_options(config: Config, vocab_size: int) -> dict:
     """How all but the blocks is built. Raises InputError where the cutoffs do not fit the vocabulary."""
     model = config.model
-    options = {"grid": model.grid, "recompute": model.recompute, "deep": model.init == "deep"}
+    options = {"grid": model.grid, "recompute": model.recompute, "depth_scaled": model.init == "depth_scaled"}
     return output_options(config, vocab_size) | options
 
 
@@ -66,17 +66,17 @@ def output_options(config: Config, vocab_size: int) -> dict:
     model = config.model
     if model.cutoffs and model.cutoffs[-1] >= vocab_size:
         raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
-    return {"cutoffs": model.cutoffs, "tie_embeddings": model.tie_embeddings, "division": model.division}
+    return {"cutoffs": model.cutoffs, "tie_embeddings": model.tie_embeddings, "div_value": model.div_value}
 
 
 def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
     options = backbone_options(config, corpus.vocab_size)
-    return build_pattern(pattern, model_sizes(config), corpus.vocab_size, **options)
+    return build_pattern(pattern, block_config(config), corpus.vocab_size, **options)
 
 
 def count_parameters(pattern: list[str], config: Config, vocab_size: int) -> int:
     with torch.device("meta"):  # shapes alone are needed
-        model = build_pattern(pattern, model_sizes(config), vocab_size, **backbone_options(config, vocab_size))
+        model = build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -104,18 +104,20 @@ def count_steps(config: Config, stream_tokens: int) -> int:
 
 def context_batches(stream: np.ndarray, config: Config, name: str = "train") -> ContextBatches:
     """Raises InputError where the stream is too short, or the ranks do not divide the batch."""
-    train, device = config.train, machine_of(config.train).device
-    return ContextBatches(stream, train.batch_size, train.segment, name, image_size(config), train.accumulate, device)
+    train, device = config.train, device_context(config.train).device
+    return ContextBatches(
+        stream, train.batch_size, train.segment, name, image_size(config), train.grad_accum_steps, device
+    )
 
 
 def evaluate_with(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str) -> dict:
     """The evaluation protocol at the configured lengths."""
-    machine = machine_of(config.train)
+    context = device_context(config.train)
     segment, memory = evaluation_lengths(config)
     looking_back, period = count_looking_back(blocks), period_of(blocks, image_size(config))
     rows = config.evaluate.batch_size
-    with machine.autocast(), machine.eagerly():
-        return evaluate_split(model, corpus, split, rows, segment, memory, looking_back, period, machine.device)
+    with context.autocast(), context.disable_compile():
+        return evaluate_split(model, corpus, split, rows, segment, memory, looking_back, period, context.device)
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:

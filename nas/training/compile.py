@@ -22,7 +22,7 @@ from models.operations import Operation, SparseOperation
 from models.softmax import AdaptiveSoftmax
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
-from nas.training.device import Machine
+from nas.training.device import DeviceContext
 
 BACKEND = "inductor"
 
@@ -51,7 +51,7 @@ def is_same_everywhere(network: TransformerXL) -> bool:
 def has_fixed_shapes(network: TransformerXL, tokens: int) -> bool:
     """Whether the output layer does the same for all batches of so many tokens, or tails for the tokens in them."""
     adaptive = isinstance(network.head, AdaptiveSoftmax)
-    return not adaptive or tokens * network.head.borders[-1] <= STATIC_LOGITS
+    return not adaptive or tokens * network.head.cluster_bounds[-1] <= STATIC_LOGITS
 
 
 def operations_of(network: nn.Module) -> list[Operation]:
@@ -64,16 +64,16 @@ Result = TypeVar("Result")
 Inputs = tuple[Tensor, Tensor | None, Positions]  # of an operation
 
 
-def usual_inputs(network: TransformerXL, config: Config, machine: Machine, rows: int) -> Inputs:
+def usual_inputs(network: TransformerXL, config: Config, context: DeviceContext, rows: int) -> Inputs:
     """Zeros in the shapes of training, with full memories."""
     train, d_model = config.train, network.d_model
-    x = torch.zeros(rows, train.segment, d_model, device=machine.device, requires_grad=True)
-    memory = torch.zeros(rows, train.memory, d_model, device=machine.device) if train.memory else None
+    x = torch.zeros(rows, train.segment, d_model, device=context.device, requires_grad=True)
+    memory = torch.zeros(rows, train.memory, d_model, device=context.device) if train.memory else None
     encodings = sinusoids(train.memory + train.segment, d_model, x.dtype, x.device) if network.relative else None
     return x, memory, Positions(encodings)
 
 
-def compile_operations(network: TransformerXL, config: Config, machine: Machine, rows: int) -> None:
+def compile_operations(network: TransformerXL, config: Config, context: DeviceContext, rows: int) -> None:
     """Compile the network's operations, for batches of so many rows, if that works, which is tried on one of each
     kind."""
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -83,12 +83,12 @@ def compile_operations(network: TransformerXL, config: Config, machine: Machine,
     operations, begun = operations_of(network), time.perf_counter()
     kinds = {type(operation): operation for operation in operations}
     try:
-        with machine.own_random_numbers(), warnings.catch_warnings(), machine.autocast():
+        with context.fork_rng(), warnings.catch_warnings(), context.autocast():
             warnings.simplefilter("ignore")
             for operation in operations:
                 operation.forward = torch.compile(operation.forward, backend=BACKEND, dynamic=False)
             for operation in kinds.values():
-                try_operation(operation, *usual_inputs(network, config, machine, rows))
+                try_operation(operation, *usual_inputs(network, config, context, rows))
     except Exception as error:  # whatever a compiler may raise, it must not end a run that can go on without
         restore(operations)
         print(f"NOTICE: train.compile is off: {one_line(error)}", flush=True)
@@ -161,14 +161,14 @@ def shape_of(x: Tensor | None) -> torch.Size | None:
     return None if x is None else x.shape
 
 
-def graph_operations(network: TransformerXL, config: Config, machine: Machine, rows: int) -> None:
+def graph_operations(network: TransformerXL, config: Config, context: DeviceContext, rows: int) -> None:
     """Give each operation its graphs."""
     operations = operations_of(network)
     before = [operation.forward for operation in operations]
     try:
-        with machine.own_random_numbers(), machine.autocast():
+        with context.fork_rng(), context.autocast():
             for operation in operations:
-                operation.forward = GraphedOperation(operation, usual_inputs(network, config, machine, rows))
+                operation.forward = GraphedOperation(operation, usual_inputs(network, config, context, rows))
     except Exception as error:
         for operation, forward in zip(operations, before, strict=True):
             operation.forward = forward

@@ -16,7 +16,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceContext:
     """Where a run computes and how: precision of matrix products (fp32 or bf16), whether to compile, CPU threads."""
 
     device: torch.device
@@ -55,17 +55,17 @@ class Machine:
             torch.cuda.set_rng_state(state["cuda"], self.device)
         return "cuda" in state or not self.is_gpu
 
-    def eagerly(self) -> AbstractContextManager:
+    def disable_compile(self) -> AbstractContextManager:
         """While it lasts nothing compiled is used (but graphs, where shapes are those of training): shapes that come
         rarely, such as those of evaluation and of memories that are not full yet, would take longer to compile than
         that saves."""
         return torch.compiler.set_stance("force_eager") if self.compile else nullcontext()
 
-    def own_random_numbers(self) -> AbstractContextManager:
+    def fork_rng(self) -> AbstractContextManager:
         """While it lasts, what is drawn changes nothing of what is drawn afterwards."""
         return torch.random.fork_rng(devices=[self.device] if self.is_gpu else [])
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the GPU, so that a clock can be read."""
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
@@ -106,14 +106,14 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     return "bf16" if has_bf16 and wanted != "fp32" else "fp32"
 
 
-def machine_of(options: TrainOptions) -> Machine:
+def device_context(options: TrainOptions) -> DeviceContext:
     """What these options mean here. Raises InputError where the device is not there, or cannot do it."""
     device = choose_device(options.device)
     wanted = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
-    return Machine(device, choose_precision(options.precision, device), wanted, torch.get_num_threads())
+    return DeviceContext(device, choose_precision(options.precision, device), wanted, torch.get_num_threads())
 
 
-def set_up(seed: int, options: TrainOptions) -> Machine:
+def set_up(seed: int, options: TrainOptions) -> DeviceContext:
     """Seed everything, set the CPU threads, get the device ready. Raises InputError as machine_of()."""
     keep_freed_memory()
     # Numbers below 1e-38 count as zero. Once attention is sharp, its weights and their gradients are full of them, and
@@ -121,9 +121,9 @@ def set_up(seed: int, options: TrainOptions) -> Machine:
     torch.set_flush_denormal(True)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    machine = machine_of(options)
-    if machine.is_gpu:
-        torch.cuda.set_device(machine.device)
+    context = device_context(options)
+    if context.is_gpu:
+        torch.cuda.set_device(context.device)
         torch.backends.cuda.matmul.allow_tf32 = options.precision != "fp32"  # whoever asks for fp32 gets it
         # No attention here goes through scaled_dot_product_attention, and should one ever: cuDNN's gave gradients of
         # NaN under a mask at some lengths (pytorch 196678), and misread fp32 masks of bf16 queries (pytorch 191612).
@@ -131,4 +131,4 @@ def set_up(seed: int, options: TrainOptions) -> Machine:
         # The optimizer steps as it is, too, before its graph is captured and where there is none.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
     torch.manual_seed(seed)
-    return machine
+    return context

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nas.core.errors import InputError, Interrupted, RunError
 
-PATIENCE = timedelta(minutes=30)  # for a rank to prepare a text or measure latencies while the others wait
+TIMEOUT = timedelta(minutes=30)  # for a rank to prepare a text or measure latencies while the others wait
 
 
 BUCKET = 2**22  # entries: smaller gradients are put together, so that each message is worth its latency
@@ -59,9 +59,9 @@ def process_group(device: torch.device):
         yield
         return
     if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=PATIENCE, device_id=device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=device)
     else:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         yield
         dist.barrier()  # none leaves while another still waits for it
@@ -87,12 +87,12 @@ def first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def own_share(rows: int, accumulate: int) -> slice:
+def rank_rows(rows: int, grad_accum_steps: int) -> slice:
     """Of the batch's rows those of this rank. Raises InputError where ranks and parts do not divide them."""
-    if rows % (world_size() * accumulate):
+    if rows % (world_size() * grad_accum_steps):
         raise InputError(
             f"train.batch_size={rows} must be a multiple of the {world_size()} processes"
-            + (f" times train.accumulate={accumulate}" if accumulate > 1 else "")
+            + (f" times train.grad_accum_steps={grad_accum_steps}" if grad_accum_steps > 1 else "")
         )
     own = rows // world_size()
     return slice(rank() * own, (rank() + 1) * own)
@@ -139,7 +139,7 @@ def all_gather(value) -> list:
     return values
 
 
-def check_same(values: dict[str, Tensor]) -> None:
+def check_replicated(values: dict[str, Tensor]) -> None:
     """Raises RunError where a tensor, by name, is not the same, bit by bit, on all ranks: they would drift apart."""
     for name, value in values.items():
         value = value.detach().double().cpu()
@@ -157,7 +157,7 @@ def barrier() -> None:
         dist.barrier()
 
 
-def first_on_each_machine(work: Callable[[], Result]) -> Result:
+def first_on_each_node(work: Callable[[], Result]) -> Result:
     """Its result, made by one rank of each machine before the others, which then find it in a cache."""
     if world_size() == 1:
         return work()
@@ -175,7 +175,7 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
     return box[0]
 
 
-def replicate(model: nn.Module) -> nn.Module:
+def wrap_ddp(model: nn.Module) -> nn.Module:
     """A model all of whose parameters get a gradient in each backward pass, which then averages them over the ranks
     while it is still going on (DistributedDataParallel)."""
     if world_size() == 1:
@@ -183,19 +183,19 @@ def replicate(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def share_parameters(model: nn.Module) -> None:
+def broadcast_parameters(model: nn.Module) -> None:
     """Give all ranks the parameters of rank 0, as replicate() does."""
     for parameter in model.parameters() if world_size() > 1 else ():
         dist.broadcast(parameter.data, src=0)
 
 
-def averaging(model: nn.Module, wanted: bool) -> AbstractContextManager:
+def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
     """Forward and backward passes in which a replicated model averages gradients only where wanted: of several parts of
     a batch, in the last."""
     return nullcontext() if wanted or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace the gradients that are there by their means over the ranks.
 
     For a sampled path, whose operations alone have gradients, the same on all ranks: DistributedDataParallel expects

@@ -44,7 +44,7 @@ class WeightsOptimizer:
 
     def set_lr(self, step: int) -> None:
         options = self.options
-        lr = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.lr_final)
+        lr = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.min_lr_ratio)
         for group in self.adam.param_groups:
             if self.on_gpu:
                 group["lr"].fill_(lr)

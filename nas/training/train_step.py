@@ -20,7 +20,7 @@ from nas.training.compile import (
     is_launch_bound,
     is_same_everywhere,
 )
-from nas.training.device import Machine
+from nas.training.device import DeviceContext
 from nas.training.optimizer import WeightsOptimizer
 
 
@@ -28,19 +28,19 @@ def run_batch(
     model: nn.Module,
     batch: Batch,
     config: Config,
-    machine: Machine,
+    context: DeviceContext,
     backward: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Memories]:
     """Mean nll of a batch over all ranks, detached, and the memories for the stream's next batch.
 
-    The rows are read in train.accumulate parts, and backward(), where given, gets each part's share of this rank's
+    The rows are read in train.grad_accum_steps parts, and backward(), where given, gets each part's share of this rank's
     mean. On a CPU a loss that is not finite raises FloatingPointError; on a GPU nobody waits for it: see Trainer.
     """
-    parts, total, memories = batch.parts(config.train.accumulate), 0.0, []
+    parts, total, memories = batch.parts(config.train.grad_accum_steps), 0.0, []
     for number, part in enumerate(parts, start=1):
-        usual = nullcontext() if has_full_memories(part, config) else machine.eagerly()
-        with ranks.averaging(model, wanted=number == len(parts)), usual:
-            with machine.autocast():
+        usual = nullcontext() if has_full_memories(part, config) else context.disable_compile()
+        with ranks.sync_gradients(model, wanted=number == len(parts)), usual:
+            with context.autocast():
                 nll, after = model(part.tokens, part.targets, part.memories, config.train.memory)
             loss = nll.mean() / len(parts)
             if backward:
@@ -48,38 +48,38 @@ def run_batch(
         total = total + loss.detach()
         memories.append(after)
     total = ranks.all_reduce_mean(total)
-    if not machine.is_gpu and not math.isfinite(total.item()):
+    if not context.is_gpu and not math.isfinite(total.item()):
         raise FloatingPointError(f"the training loss is {total.item()}")
     return total, Memories.join(memories)
 
 
 def has_full_memories(batch: Batch, config: Config) -> bool:
-    return batch.memories is not None and batch.memories.read >= config.train.memory
+    return batch.memories is not None and batch.memories.offset >= config.train.memory
 
 
-class WeightsStep:
+class TrainStep:
     """Trains the weights of a network, a batch at a time."""
 
-    def __init__(self, network: TransformerXL, config: Config, total_steps: int, machine: Machine, sampled: bool):
+    def __init__(self, network: TransformerXL, config: Config, total_steps: int, context: DeviceContext, sampled: bool):
         """sampled: whether steps run different operations, as those of a hard search do."""
-        self.config, self.machine, self.sampled = config, machine, sampled
-        self.optimizer = WeightsOptimizer(network, config.train, total_steps, machine.is_gpu)
-        self.captured = self.speed_up(network) if machine.compile else None
+        self.config, self.context, self.sampled = config, context, sampled
+        self.optimizer = WeightsOptimizer(network, config.train, total_steps, context.is_gpu)
+        self.captured = self.speed_up(network) if context.compile else None
         if sampled:
-            ranks.share_parameters(network)
-        self.replica = network if sampled else ranks.replicate(network)
+            ranks.broadcast_parameters(network)
+        self.replica = network if sampled else ranks.wrap_ddp(network)
 
     def speed_up(self, network: TransformerXL) -> CapturedStep | None:
         """Compile, and capture what is worth it. Parts of a batch would overwrite each other's gradients in a graph,
         recomputation draws random numbers anew, and DistributedDataParallel has work beside the step."""
-        train, machine = self.config.train, self.machine
-        rows = train.batch_size // (ranks.world_size() * train.accumulate)
-        compile_operations(network, self.config, machine, rows)
-        plain = machine.is_gpu and train.accumulate == 1 and not self.config.model.recompute
+        train, context = self.config.train, self.context
+        rows = train.batch_size // (ranks.world_size() * train.grad_accum_steps)
+        compile_operations(network, self.config, context, rows)
+        plain = context.is_gpu and train.grad_accum_steps == 1 and not self.config.model.recompute
         if not plain or not is_launch_bound(self.config, rows) or not is_same_everywhere(network):
             return None
         if self.sampled:
-            graph_operations(network, self.config, machine, rows)
+            graph_operations(network, self.config, context, rows)
             return None
         fixed = has_fixed_shapes(network, rows * train.segment)
         return CapturedStep(self.update_flat) if fixed and ranks.world_size() == 1 else None
@@ -98,15 +98,15 @@ class WeightsStep:
             nll, stream.memories = self.update(batch)
             return nll
         nll, *blocks = self.captured(kind, batch.tokens, batch.targets, *batch.memories.blocks)
-        stream.memories = Memories(blocks, batch.memories.read + batch.tokens.shape[1])
+        stream.memories = Memories(blocks, batch.memories.offset + batch.tokens.shape[1])
         return nll.clone()  # the next replay writes into it
 
     def update(self, batch: Batch) -> tuple[Tensor, Memories]:
         self.begin()
         self.optimizer.clear()
-        nll, memories = run_batch(self.replica, batch, self.config, self.machine, Tensor.backward)
+        nll, memories = run_batch(self.replica, batch, self.config, self.context, Tensor.backward)
         if self.sampled:
-            ranks.average_gradients(self.optimizer.parameters)
+            ranks.all_reduce_gradients(self.optimizer.parameters)
         return nll + self.optimizer.apply(), memories
 
     def update_flat(self, tokens: Tensor, targets: Tensor, *blocks: Tensor | None) -> tuple:

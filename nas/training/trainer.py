@@ -20,7 +20,7 @@ from nas.core.files import perplexity
 from nas.core.run_folder import RunFolder
 from nas.training import distributed as ranks
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
-from nas.training.device import Machine
+from nas.training.device import DeviceContext
 
 
 class Phase(Protocol):
@@ -28,7 +28,7 @@ class Phase(Protocol):
 
     total_steps: int
     config: Config
-    machine: Machine
+    context: DeviceContext
     nonfinite: Tensor | float  # 0; on a GPU NaN, once something was not finite that no nll tells of
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
@@ -49,7 +49,7 @@ class Phase(Protocol):
     def finished(self, step: int) -> str | None:
         """Why to stop before the last step, or None."""
 
-    def must_be_same(self) -> dict[str, Tensor]:
+    def replicated_state(self) -> dict[str, Tensor]:
         """What every rank must hold alike, bit by bit, by name."""
 
     def state_dict(self) -> dict:
@@ -100,7 +100,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Raises RunError on a non-finite loss, Interrupted on a signal; the last checkpoint stays usable."""
-        self.say(f"{self.phase.machine}, {ranks.world_size()} process{'es' if ranks.world_size() > 1 else ''}")
+        self.say(f"{self.phase.context}, {ranks.world_size()} process{'es' if ranks.world_size() > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
         shown = sys.stderr.isatty() and ranks.is_main()
@@ -154,7 +154,7 @@ class Trainer:
             self.window_nll = self.window_nll + (nll.double() if nll.is_cuda else nll.item()) * tokens
             self.window_tokens += tokens
         if self.due(self.options.log_every):
-            self.phase.machine.synchronise()  # else the time of what still runs would count for nobody
+            self.phase.context.synchronize()  # else the time of what still runs would count for nobody
         seconds = time.perf_counter() - started
         self.rate_tokens += tokens
         self.rate_seconds += seconds
@@ -176,7 +176,7 @@ class Trainer:
     def log_train(self) -> None:
         window_nll = self.check_finite()
         if ranks.world_size() > 1:
-            ranks.check_same(self.phase.must_be_same())
+            ranks.check_replicated(self.phase.replicated_state())
         self.phase.record(self.run, self.step)
         if not self.window_tokens:  # the weights have not trained since the last line
             return
@@ -227,7 +227,7 @@ class Trainer:
             "window": [self.check_finite(), self.window_tokens],
             "stopped": self.stopped,
             "valid": self.valid,
-            "random": ranks.all_gather(self.phase.machine.random_state()),
+            "random": ranks.all_gather(self.phase.context.random_state()),
             "phase": self.phase.state_dict(),
         }
         if ranks.is_main():
@@ -265,7 +265,7 @@ class Trainer:
     def restore_random(self, states: list | Tensor) -> None:
         """Of dropout. Where there were other ranks, or another device, it is drawn anew, from this step on."""
         states = [{"cpu": states}] if isinstance(states, Tensor) else states  # from before there were ranks
-        if len(states) == ranks.world_size() and self.phase.machine.set_random_state(states[ranks.rank()]):
+        if len(states) == ranks.world_size() and self.phase.context.set_random_state(states[ranks.rank()]):
             return
         self.draw_apart(1 + self.step * ranks.world_size() + ranks.rank())
         if self.phase.config.model.dropout:
