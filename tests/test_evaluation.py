@@ -12,7 +12,7 @@ from nas.data.preprocess import prepare
 from nas.search.supernet import SuperNet
 from nas.training import build
 from nas.training.device import DeviceContext
-from nas.training.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
+from nas.training.evaluation import count_memory_blocks, evaluate_split, exp, period_of, total_nll
 
 
 class CountingModel(torch.nn.Module):
@@ -53,7 +53,7 @@ def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
 
     model.train()
     for batch_size in (1, 2, 7, 100):
-        total, counted = total_nll(model, stream, batch_size, 8, memory, count_looking_back(model.blocks))
+        total, counted = total_nll(model, stream, batch_size, 8, memory, count_memory_blocks(model.blocks))
         assert counted == 230
         assert total == pytest.approx(plain, abs=1e-9)
     assert model.training
