@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import read_lines, read_yaml
-from nas.core.pi_history import read_pi
+from nas.core.files import read_jsonl, read_yaml
+from nas.core.metrics import read_pi
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -28,7 +28,7 @@ def main() -> None:
         raise InputError(f"--out: {run} is a retrain run and has no pi to animate; leave --out away for its curves")
     if arguments.out and arguments.out.suffix.lower() != ".gif":
         raise InputError(f"--out {arguments.out} must end in .gif")
-    metrics = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
+    metrics = read_jsonl(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
 
     from nas.reporting import curves, pi_figures
 

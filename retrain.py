@@ -94,11 +94,12 @@ def retrain(content: dict, config: Config, run, context, eval_only: bool) -> Non
     origin = provenance(config, corpus.meta, context)
 
     if eval_only:
-        run.check_text(origin)
+        run.check_config(config)
+        run.check_data(origin)
         results = evaluate_best(phase, run, content)
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
-        run.start(origin)
+        run.start(config, origin)
         trainer, out = Trainer(phase, run, config.train), RESULTS
         trainer.fit()
         if (run.path / out).exists():  # an earlier call had finished

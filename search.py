@@ -49,7 +49,7 @@ def search(config, run, context) -> None:
     phase = Search(build_supernet(config, corpus), corpus, config, latency)
     trainer = Trainer(phase, run, config.train)
 
-    run.start(provenance(config, corpus.meta, context))
+    run.start(config, provenance(config, corpus.meta, context))
     run.write("flops.yaml", phase.flops.to_dict())
     if latency:
         run.write("latency.yaml", latency.to_dict())

@@ -120,6 +120,7 @@ class Comparison:
         self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
         extra = {"search_seeds": settings.search_seeds if search else None}
         self.run = open_run(path, recipe, "compare", resume=True, extra=extra)
+        self.recipe = self.run.resolve_auto(recipe)
         self.check_derived()
         self.training(self.known())  # that all can go on
         self.searches()
@@ -148,7 +149,7 @@ class Comparison:
             return
         context = set_up(self.recipe.seed, self.recipe.train)
         resolve_cutoffs(self.recipe, self.corpus)
-        self.run.start(provenance(self.recipe, self.corpus.meta, context))
+        self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)
         write_text(kept, text)

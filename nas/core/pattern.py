@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from nas.core.errors import InputError
-from nas.core.files import read_hand_written
+from nas.core.files import read_user_yaml
 
 FORMAT = "par-pattern/1"
 
@@ -51,7 +51,7 @@ def read_pattern(path: str | Path) -> dict:
     Raises InputError that names the file and what is wrong in it.
     """
     path = Path(path)
-    content = read_hand_written(path, "the pattern file")
+    content = read_user_yaml(path, "the pattern file")
     if not isinstance(content, dict) or "format" not in content:
         raise InputError(
             f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"

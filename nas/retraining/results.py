@@ -23,7 +23,7 @@ def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict
     started = time.perf_counter()
     splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
     seconds = time.perf_counter() - started
-    pattern, counts = run.config["pattern"], corpus.counts()
+    pattern, counts = run.extra["pattern"], corpus.counts()
     costs, predicted = count_flops(config, counts), prediction(pattern_file, config, corpus.vocab_size)
     return {
         "format": RESULTS_FORMAT,

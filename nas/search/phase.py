@@ -247,11 +247,8 @@ class Search:
         self.note_changes(step)
 
     def charges(self, logits: Tensor, step: int) -> Tensor:
-        """The price of the expected cost, and of the mean entropy of pi, in nats: exact functions of the logits."""
-        latency, entropy, total = self.options.latency, self.options.entropy, logits.new_zeros(())
-        weight = entropy.start + (entropy.end - entropy.start) * self.progress(step)
-        if weight:
-            total = total + weight * entropy_of(logits.softmax(dim=-1)).mean()
+        """The price of the expected cost in nats: an exact function of the logits."""
+        latency, total = self.options.latency, logits.new_zeros(())
         if latency.source != "none":
             ratio = self.price.expected_ratio(logits.softmax(dim=-1), self.supernet.operations)
             above = ratio if latency.mode == "penalty" else (ratio - latency.target).clamp_min(0)

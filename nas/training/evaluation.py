@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.training import distributed as ranks
 
@@ -86,16 +87,11 @@ def evaluate_split(model: nn.Module, corpus: Corpus, split: str, *reading) -> di
         "nll": total,
         "tokens": counted,
         "nll_per_token": total / counted,
-        "perplexity": exp(total / counted),
+        "perplexity": perplexity(total / counted),
         "words": about["words"],
-        "word_perplexity": exp(total / about["words"]),
+        "word_perplexity": perplexity(total / about["words"]),
         "word_perplexity_comparable": about["words_kept"],
         "bytes": about["bytes"],
         "bits_per_byte": total / math.log(2) / about["bytes"],
         "bits_per_byte_comparable": about["lossless"],
     }
-
-
-def exp(x: float) -> float:
-    """exp that says `infinite` instead of raising OverflowError."""
-    return math.exp(x) if x < 700 else math.inf

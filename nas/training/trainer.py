@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from nas.core.config import Config, TrainOptions
 from nas.core.errors import InputError, Interrupted, RunError
-from nas.core.files import perplexity
+from nas.core.metrics import perplexity
 from nas.core.run_folder import RunFolder
 from nas.training import distributed as ranks
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
