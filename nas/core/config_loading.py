@@ -5,6 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from nas.core.config import Config, default_of, options
 from nas.core.config_checks import check, nearest, settle_sparse
 from nas.core.errors import InputError
@@ -51,8 +55,6 @@ def options_help() -> str:
 
 def load_config(path: str | Path, overrides: list[str]) -> Config:
     """Read and check a configuration file with overrides such as "train.lr=0.1". Raises InputError."""
-    from omegaconf import OmegaConf
-
     config = OmegaConf.structured(Config)
     layers = [(f"{path}: ", read_config_file(path)), *(("", read_override(text)) for text in overrides)]
     for origin, values in layers:
@@ -72,10 +74,6 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
     """{dotted key: value} of a YAML file."""
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         content = OmegaConf.load(path)
     except OSError as error:  # without strerror from OmegaConf itself, for a file that holds a single value
@@ -92,10 +90,6 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
 def read_override(text: str) -> dict[str, Any]:
     """{dotted key: value} of one section.key=value."""
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     key, separator, _ = text.partition("=")
     if not separator or not key:
         raise InputError(f"{text!r} is not of the form section.key=value")
@@ -108,9 +102,6 @@ def read_override(text: str) -> dict[str, Any]:
 
 def set_option(config, key: str, value: Any, origin: str) -> None:
     """Set an option of an OmegaConf configuration, which checks the type. origin: prefix of the error message."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     kind = {known: item.type for known, item in options()}[key]
     if "${" in str(value) or value == "???":
         raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}} and ???) is not supported; give the value")

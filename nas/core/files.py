@@ -45,8 +45,13 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
+def to_yaml(content: dict) -> str:
+    """YAML text with the keys in their order and short lists on one line."""
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+
+
 def write_yaml(path: Path, content: dict) -> None:
-    write_text(path, yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120))
+    write_text(path, to_yaml(content))
 
 
 def read_yaml(path: Path) -> dict:
@@ -71,9 +76,10 @@ def read_user_yaml(path: Path, what: str) -> Any:
 
 
 def yaml_message(path: str | Path, error: Exception) -> str:
-    """Say why a file is not YAML. PyYAML's own message does not name a tab."""
-    if "found character '\\t'" in str(error):
-        return f"{path} is not YAML: line {error.problem_mark.line + 1} has a tab; indent with spaces"
+    """Say why a file is not YAML. The parser's own message does not name a tab."""
+    mark = getattr(error, "problem_mark", None)
+    if mark and "\t" in "".join(Path(path).read_text(encoding="utf-8").splitlines()[mark.line : mark.line + 1]):
+        return f"{path} is not YAML: line {mark.line + 1} has a tab; indent with spaces"
     return f"{path} is not YAML: {error}"
 
 
