@@ -94,11 +94,12 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
     origin = provenance(config, corpus.meta, context)
 
     if eval_only:
-        run.check_text(origin)
+        run.check_config(config)
+        run.check_data(origin)
         results = evaluate_best(phase, run, pattern_file)
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
-        run.start(origin)
+        run.start(config, origin)
         trainer, out = Trainer(phase, run), RESULTS
         trainer.fit()
         if (run.path / out).exists():  # an earlier call had finished

@@ -48,7 +48,7 @@ def search(config, run, context) -> None:
         latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), run.path / "latency.yaml"))
     phase = SearchPhase(build_supernet(config, corpus), corpus, config, context, latency)
 
-    run.start(provenance(config, corpus.meta, context))
+    run.start(config, provenance(config, corpus.meta, context))
     run.write("flops.yaml", phase.flops.to_dict())
     if latency:
         run.write("latency.yaml", latency.to_dict())

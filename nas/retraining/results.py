@@ -28,7 +28,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         split: evaluate_split(config, model, model.blocks, corpus, split, phase.context) for split in ("valid", "test")
     }
     seconds = time.perf_counter() - start
-    pattern, counts = run.config["pattern"], corpus.counts()
+    pattern, counts = run.extra["pattern"], corpus.counts()
     costs, predicted = count_flops(config, counts), prediction(pattern_file, config, corpus.vocab_size)
     return {
         "format": RESULTS_FORMAT,

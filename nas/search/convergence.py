@@ -1,7 +1,7 @@
-"""Whether a search has settled: how long each block has kept its likeliest operation, and warnings about the outcome."""
+"""Whether a search has settled: since when each block has kept its choice, and warnings about the outcome."""
 
 from nas.core.config import SearchOptions
-from nas.derivation.confidence import undecided_words
+from nas.search.pi_statistics import undecided_message
 from nas.search.supernet import SuperNet
 
 
@@ -37,7 +37,7 @@ class Convergence:
         ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))
         for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
             if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
-                result.append(undecided_words(number, *self.supernet.names(order), pi[0] - pi[1]))
+                result.append(undecided_message(number, *self.supernet.names(order), pi[0] - pi[1]))
         late = [str(i) for i, since in enumerate(self.changed_at, 1) if since > (1 - limits.late_share) * step]
         if late:
             when = f"the last {limits.late_share:.0%} of the steps"

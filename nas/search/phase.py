@@ -14,10 +14,10 @@ from nas.core.run_folder import RunFolder
 from nas.costs.flops import count_flops
 from nas.costs.table import CostTable
 from nas.data.corpus import Corpus
-from nas.derivation.confidence import entropy
 from nas.search.convergence import Convergence
 from nas.search.estimators import estimator_class
 from nas.search.objective import LatencyPenalty
+from nas.search.pi_statistics import entropy
 from nas.search.sampling import WeightsSampler, temperature_at
 from nas.search.supernet import SuperNet
 from nas.training import distributed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from nas.core.config import TrainOptions
-from nas.core.errors import InputError
-from nas.training.distributed import local_rank, local_world_size
+from nas.core.errors import InputError, local_rank
+from nas.training.distributed import local_world_size
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 

@@ -15,15 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nas.core.errors import InputError, Interrupted, RunError
+from nas.core import errors
+from nas.core.errors import InputError, Interrupted, RunError, local_rank
 
 TIMEOUT = timedelta(minutes=30)  # one rank may prepare a text or measure latencies while the others wait
 
 Result = TypeVar("Result")
-
-
-def started_by_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 def world_size() -> int:
@@ -40,11 +37,6 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def local_rank() -> int:
-    """The number of this rank on its machine."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if started_by_torchrun() else 0
-
-
 def local_world_size() -> int:
     """The number of ranks on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -56,7 +48,7 @@ def process_group(device: torch.device):
 
     Raises RunError if another rank is lost; the error of that rank says why, and torchrun ends all ranks.
     """
-    if not started_by_torchrun():
+    if errors.world_size() == 1:
         yield
         return
     if device.type == "cuda":
@@ -100,7 +92,7 @@ def rank_rows(rows: int, grad_accum_steps: int) -> slice:
 
 
 def gather_rows(own: Tensor) -> Tensor | None:
-    """The rows of all ranks in order, on rank 0; None on the others. own: this rank's rows, of the same shape on all."""
+    """The rows of all ranks in order, on rank 0; None on the others. own: this rank's rows, equally many on all."""
     if world_size() == 1:
         return own
     parts = [torch.empty_like(own) for _ in range(world_size())] if is_main() else None

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from nas.core.config import Config
-from nas.core.files import perplexity
+from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.device import DeviceContext

@@ -14,10 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nas.core.config import Config
-from nas.core.errors import InputError, Interrupted, RunError
-from nas.core.files import perplexity
+from nas.core.errors import InputError, Interrupted, RunError, StopSignal
+from nas.core.metrics import perplexity
 from nas.core.run_folder import RunFolder
-from nas.core.signals import StopSignal
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
