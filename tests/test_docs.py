@@ -11,11 +11,8 @@ import yaml
 from nas.core.config import options
 
 ROOT = Path(__file__).parents[1]
-MARKDOWN = [
-    str(path.relative_to(ROOT))
-    for where in ("*.md", "docs/*.md", "experiments/**/*.md")
-    for path in sorted(ROOT.glob(where))
-]
+FOLDERS = ("*.md", "docs/*.md", "experiments/**/*.md")
+MARKDOWN = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in ROOT.glob(folder))
 GUIDES = ["README.md", *(name for name in MARKDOWN if name.startswith("docs/"))]
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
