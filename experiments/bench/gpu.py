@@ -80,9 +80,9 @@ def ready(config, corpus, pattern: list[str] | None = None):
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
     from nas.training.build import build_fixed
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(config.seed, config.train)
+    set_up_device(config.seed, config.train)
     if pattern:
         return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config)
     return SearchPhase(build_supernet(config, corpus), corpus, config)

@@ -210,9 +210,9 @@ def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     from nas.core.config import TrainOptions
     from nas.costs.benchmark import peak_memory_mb
     from nas.search import phase
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(1, TrainOptions(threads=threads, device="cpu"))
+    set_up_device(1, TrainOptions(threads=threads, device="cpu"))
     phase.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]

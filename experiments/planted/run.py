@@ -118,10 +118,10 @@ class MadeCorpus:
 
 
 def configured(name: str, seed: int, overrides: list[str]) -> Config:
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
     config = load_config(FOLDER / "planted.yaml", [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides])
-    set_up(seed, config.train)
+    set_up_device(seed, config.train)
     return config
 
 

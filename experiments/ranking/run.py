@@ -66,10 +66,10 @@ def kendall_tau(one: list[float], two: list[float]) -> float:
 def prepared(overrides: list[str]) -> tuple[Config, object]:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
     config = load_config(FOLDER / "ranking.yaml", overrides)
-    set_up(config.seed, config.train)
+    set_up_device(config.seed, config.train)
     return config, Corpus(prepare(config.data))
 
 
