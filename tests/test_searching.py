@@ -325,7 +325,7 @@ def test_the_state_of_a_search_is_whole(small_config):
     phase = make_search(small_config("search.warmup_steps=0"))
     for step in range(1, 8):
         phase.step(step)
-    phase.path, phase.convergence.changed_at = [2, 1, 0], torch.tensor([5, 6, 7])
+    phase.convergence.path, phase.convergence.changed_at = [2, 1, 0], [5, 6, 7]
     phase.estimator.temperature, phase.heldout_nll = 0.25, 1.5
     phase.sampler.fair_queue = [[0, 1, 2]]
     other = make_search(small_config("search.warmup_steps=0", "seed=9"))
