@@ -58,7 +58,7 @@ def test_words_come_back_with_single_spaces(text_folder, tmp_path):
     assert about["words_kept"] and not about["lossless"]
 
 
-def test_a_word_vocabulary_that_leaves_words_out_says_so(text_folder, tmp_path):
+def test_a_small_word_vocabulary_records_that_words_are_lost(text_folder, tmp_path):
     corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=12)))
     assert corpus.vocab_size == 12
     assert not corpus.meta["splits"]["valid"]["words_kept"]
@@ -97,7 +97,7 @@ def test_words_and_bytes_are_counted_on_the_original_text(text_folder, tmp_path)
 
 
 @pytest.mark.skipif("PAR_WIKITEXT2" not in os.environ, reason="PAR_WIKITEXT2 names no folder with WikiText-2")
-def test_word_counts_are_wikitexts_own(tmp_path):
+def test_word_counts_are_those_of_wikitext(tmp_path):
     meta = Corpus(prepare(options(os.environ["PAR_WIKITEXT2"], tmp_path, tokenizer="words", vocab_size=None))).meta
     words = {split: about["words"] for split, about in meta["splits"].items()}
     assert words == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
