@@ -4,8 +4,7 @@ for what only a GPU can."""
 import pytest
 import torch
 
-from models import fused
-from nas.search import supernet
+from models import softmax
 from nas.training import compile
 from nas.training.compile import CapturedStep, graph_operations, has_fixed_shapes, is_same_everywhere
 from nas.training.device import device_context
@@ -196,8 +195,8 @@ def test_operations_that_cannot_be_captured_run_as_they_are(small_config, monkey
 def test_large_vocabularies_are_not_captured_where_tails_are_picked(small_config):
     model = make_retraining(small_config("model.cutoffs=[5,20]"), ["dense"]).model
     words = model.head.cluster_bounds[-1]
-    assert has_fixed_shapes(model, fused.STATIC_LOGITS // words)
-    assert not has_fixed_shapes(model, fused.STATIC_LOGITS // words + 1)
+    assert has_fixed_shapes(model, softmax.STATIC_LOGITS // words)
+    assert not has_fixed_shapes(model, softmax.STATIC_LOGITS // words + 1)
     assert has_fixed_shapes(make_retraining(small_config(), ["dense"]).model, 10**9)
 
 
@@ -242,21 +241,6 @@ def test_the_optimizer_for_gpus_steps_as_the_one_for_cpus(small_config):
         optimizers[0].state_dict()["param_groups"][0]["lr"], float
     )
     assert isinstance(optimizers[1].adam.param_groups[0]["lr"], torch.Tensor)
-
-
-def test_mixing_by_tensors_equals_mixing_by_numbers(monkeypatch):
-    """On a GPU nobody waits for the weights of a mixture."""
-    torch.manual_seed(0)
-    x, weights, *branches = (
-        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3), 2, (2, 3))
-    )
-    found = []
-    for scalars in (supernet.scalars, torch.Tensor.unbind):
-        monkeypatch.setattr(supernet, "scalars", scalars)
-        total = supernet.MixFunction.apply(x, weights, *branches, torch.zeros((), dtype=torch.float64))
-        found.append([total, *torch.autograd.grad(total.sin().sum(), [x, weights, *branches])])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_parts_of_a_batch_have_its_gradients(small_config):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import Positions, sinusoids
+from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig
 from models.sparse import FACTORIZATIONS, SparseAttention
 from nas.core import config
@@ -25,7 +25,7 @@ def test_flops_are_what_the_products_cost(name, memory):
     operation = OPERATIONS[name](sizes)
     past = torch.randn(batch, memory, 16) if memory else None
     with FlopCounterMode(display=False) as counter:
-        operation(torch.randn(batch, segment, 16), past, Positions(sinusoids(memory + segment, 16), memory))
+        operation(torch.randn(batch, segment, 16), past, Positions(sinusoidal_encodings(memory + segment, 16), memory))
     expected = OPERATIONS[name].flops(sizes, batch, segment, memory) * batch * segment
     assert counter.get_total_flops() == pytest.approx(expected)
 
@@ -38,7 +38,7 @@ def test_flops_of_sparse_attention_are_what_the_products_cost(name, segment, mem
     sizes = BlockConfig(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
     operation = OPERATIONS[name](sizes)
     past = torch.randn(2, memory, 16) if memory else None
-    positions = Positions(sinusoids(memory + segment, 16) if relative else None, memory)
+    positions = Positions(sinusoidal_encodings(memory + segment, 16) if relative else None, memory)
     with FlopCounterMode(display=False) as counter:
         operation(torch.randn(2, segment, 16), past, positions)
     expected = OPERATIONS[name].flops(sizes, 2, segment, memory) * 2 * segment

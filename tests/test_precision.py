@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models import fused
-from models.attention import attend, causal_mask, plain_attend, sinusoids
-from models.fused import product_dtype
-from models.operations import OPERATIONS, BlockConfig
+from models import softmax
+from models.attention import attend, causal_mask, plain_attend, sinusoidal_encodings
+from models.fused import cast_inputs
+from models.operations import BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
 
@@ -38,11 +38,6 @@ def assert_as_good(found, factor=1.5) -> None:
         assert 1e-4 < fast < factor * slow, (number, fast, slow)  # above 1e-4: it was bf16 indeed
 
 
-def in_bf16(*tensors):
-    """As autocast would give them to a product."""
-    return [x.to(product_dtype(x)) for x in tensors]
-
-
 @pytest.mark.parametrize("relative", [True, False])
 def test_attention(relative):
     torch.manual_seed(0)
@@ -58,24 +53,8 @@ def test_attention(relative):
 
     def slow(query, key_value, position=None, u=None, v=None):
         mask = causal_mask(length, keys, query.dtype, query.device)
-        others = in_bf16(position, u, v) if relative else [None] * 3
-        return plain_attend(*in_bf16(query, key_value), *others, *in_bf16(mask), 1, False)[0]
-
-    assert_as_good(errors(inputs, fast, fast, slow))
-
-
-def test_the_feed_forward_network():
-    torch.manual_seed(0)
-    dense = OPERATIONS["dense"](BlockConfig(32, 2, 64))
-    inputs = [torch.randn(4, 16, 32), *(parameter.detach().clone() for parameter in dense.parameters())]
-    names = [name for name, _ in dense.named_parameters()]
-
-    def fast(x, *parameters):
-        return torch.func.functional_call(dense, dict(zip(names, parameters, strict=True)), (x, None, None))
-
-    def slow(x, gain, shift, expand, expand_bias, contract, contract_bias):
-        x = F.layer_norm(x, (32,), gain, shift)
-        return F.linear(F.linear(x, expand, expand_bias).relu(), contract, contract_bias)
+        others = cast_inputs(position, u, v) if relative else [None] * 3
+        return plain_attend(*cast_inputs(query, key_value), *others, *cast_inputs(mask), 1, False)[0]
 
     assert_as_good(errors(inputs, fast, fast, slow))
 
@@ -84,7 +63,7 @@ def test_the_feed_forward_network():
 @pytest.mark.parametrize("cutoffs", [[], [5, 20]])
 def test_output_layers(cutoffs, static, monkeypatch):
     """The nll is summed up in float32, and so no worse than that of cross entropy over logits made in bf16."""
-    monkeypatch.setattr(fused, "is_static", lambda targets, vocab_size: static)
+    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: static)
     torch.manual_seed(0)
     layer = AdaptiveSoftmax(16, 50, cutoffs) if cutoffs else FullSoftmax(16, 50)
     names = [name for name, _ in layer.named_parameters()]
@@ -133,23 +112,7 @@ def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     assert memories.blocks[1].shape == kept.blocks[1].shape
 
 
-def test_what_the_compiler_is_given_equals_what_runs_without_it():
-    """In float64, output, log-sum-exp and gradients; also where the shift goes by several columns."""
-    torch.manual_seed(0)
-    for step, length, keys in ((1, 5, 9), (2, 3, 8)):
-        shapes = [(2, 3, length, 4), (2, 2, 3, keys, 4), (2, keys, 4), (2, 4), (2, 4)]
-        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-        last = torch.arange(keys) - (keys - 1 - step * (length - 1 - torch.arange(length)[:, None]))
-        mask = torch.where(last > 0, -1e30, 0.0).double()  # beyond a query's own place
-        found = []
-        for function in (attend, plain_attend):
-            mixed, lse = function(*inputs, mask, step, True)
-            found.append([mixed, lse, *torch.autograd.grad((mixed.sin().sum() + lse.cos().sum()), inputs)])
-        for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a, b)
-
-
 def test_positions_are_not_kept_while_the_compiler_traces():
-    assert sinusoids(4, 6) is sinusoids(4, 6)
-    traced = torch.compile(lambda x: x + sinusoids(4, 6, device=x.device), backend="eager", fullgraph=True)
-    torch.testing.assert_close(traced(torch.zeros(4, 6)), sinusoids(4, 6))
+    assert sinusoidal_encodings(4, 6) is sinusoidal_encodings(4, 6)
+    traced = torch.compile(lambda x: x + sinusoidal_encodings(4, 6, device=x.device), backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(torch.zeros(4, 6)), sinusoidal_encodings(4, 6))

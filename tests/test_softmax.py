@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models import fused
+from models import softmax
 from models.softmax import AdaptiveSoftmax, FullSoftmax, linear_nll
 from tests import reference
 from tests.making import generator
@@ -22,7 +22,7 @@ CASES = [([5], 1, False), ([3, 11], 1, True), ([3, 11], 1, False), ([1, 2, 22], 
 @pytest.fixture(params=[False, True], ids=["picked", "static"])
 def either_way(request, monkeypatch):
     """Tails computed for their tokens alone, and for all, as on a GPU."""
-    monkeypatch.setattr(fused, "is_static", lambda targets, vocab_size: request.param)
+    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: request.param)
 
 
 @pytest.mark.usefixtures("each_device", "either_way")

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import sparse
-from models.attention import Positions, join_heads, sinusoids, split_heads
+from models.attention import Positions, join_heads, sinusoidal_encodings, split_heads
 from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import build_pattern
 from tests import reference
@@ -41,7 +41,7 @@ def context_of(attention, segment, memory, start, batch=2):
     d_model = attention.output.in_features
     context = torch.randn(batch, memory + segment, d_model, dtype=torch.float64, requires_grad=True)
     longer = memory + segment + 5  # a table may be, where another block remembers more
-    encodings = sinusoids(longer, d_model, torch.float64) if attention.position is not None else None
+    encodings = sinusoidal_encodings(longer, d_model, torch.float64) if attention.position is not None else None
     return context, segment, Positions(encodings, start)
 
 
@@ -57,7 +57,7 @@ def slow(attention, kind, summary, context, segment, positions):
 
     (query,) = split_heads(attention.query(context[:, -segment:]), heads)
     key, value = split_heads(attention.key_value(context), heads, 2)
-    position = attention.project(positions, slice(-keys, None))
+    position = attention.project_positions(positions, slice(-keys, None))
     mixed = reference.relative_attention(
         *(x.transpose(0, 1) for x in (query, key, value)),
         position,
@@ -90,9 +90,9 @@ def test_both_ways_equal_the_sets_one_score_at_a_time(kind, shape, factorization
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_keys_go_by_rows_and_few_under_the_mask(kind, monkeypatch):
+def test_many_keys_use_groups_and_few_a_dense_mask(kind, monkeypatch):
     attention, taken = attention_of(kind, 4), []
-    for way in ("by_rows", "masked"):
+    for way in ("blocked", "masked"):
         original = getattr(attention, way)
         monkeypatch.setattr(attention, way, lambda *inputs, way=way, f=original: taken.append(way) or f(*inputs))
     results = []
@@ -102,7 +102,7 @@ def test_many_keys_go_by_rows_and_few_under_the_mask(kind, monkeypatch):
         torch.manual_seed(1)
         with torch.no_grad():
             results.append(attention(torch.randn(2, 12, 8, dtype=torch.float64), *inputs[1:]))
-    assert taken == ["masked", "by_rows"]
+    assert taken == ["masked", "blocked"]
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
 
@@ -122,7 +122,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_tensor_is_as_large_as_all_scores(kind, factorization):
-    sparse.geometry.cache_clear()
+    sparse.group_masks.cache_clear()
     segment, memory, heads = 512, 512, 2
     attention = attention_of(kind, 32, 1, factorization, heads=heads)
     inputs = context_of(attention, segment, memory, memory, batch=1)
@@ -139,7 +139,7 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factoriz
     length, sizes = 22, BlockConfig(8, 2, 1, stride=5, summary=1, factorization=factorization)
     blocks = [OPERATIONS[f"sparse_{kind}"](sizes).double() for _ in range(2)]
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
-    positions, y = Positions(sinusoids(length, 8, torch.float64)), x
+    positions, y = Positions(sinusoidal_encodings(length, 8, torch.float64)), x
     for block in blocks:
         y = y + block(y, None, positions)
     for i in range(length):
@@ -162,7 +162,7 @@ def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border
     for start, end in itertools.pairwise([0, 7, 8, 14, 23, 30]):
         nll, memories = model(tokens[:, start:end], targets[:, start:end], memories, 30)
         pieces.append(nll)
-        assert memories.read == end
+        assert memories.offset == end
     torch.testing.assert_close(torch.cat(pieces, dim=1), uncut, rtol=0, atol=1e-10)
 
 

@@ -81,44 +81,6 @@ def test_weights_start_at_a_size_that_keeps_activations():
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
 
 
-class PlainEmbedding(torch.nn.Module):
-    """What models.transformer_xl.Embedding does, left to autograd."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, tokens):
-        return torch.nn.functional.embedding(tokens, self.weight) * self.weight.shape[1] ** 0.5, self.weight
-
-
-@pytest.mark.parametrize("cutoffs", [[], [5, 11]])
-@pytest.mark.parametrize(("tied", "div_value"), [(True, 1), (False, 1), (False, 2)])
-def test_all_gradients_equal_those_with_a_plain_embedding(tied, div_value, cutoffs):
-    """Over two segments, with tokens that repeat; tied, the table's gradients of both ends meet."""
-    torch.manual_seed(0)
-    model = model_of(["attention", "dense"], cutoffs=cutoffs, tie_embeddings=tied, div_value=div_value)
-    tokens = torch.randint(23, (2, 9))
-    tokens[:, 3] = tokens[:, 2]
-    weights = torch.rand(2, 4, dtype=torch.float64)
-    found = []
-    for embedding in (model.embedding, PlainEmbedding(model.embedding.weight)):
-        model.embedding, memories, loss = embedding, None, 0.0
-        for start in (0, 4):
-            window = tokens[:, start : start + 5]
-            nll, memories = model(window[:, :-1], window[:, 1:], memories, 4)
-            loss = loss + (nll * weights).sum()
-        parameters = dict(model.named_parameters())
-        found.append([loss, *torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)])
-    assert (
-        dict(zip(parameters, found[0][1:], strict=True)).get("head.weight", loss) is not None
-    )  # untied, it has its own
-    for name, a, b in zip(["loss", *parameters], *found, strict=True):
-        assert (a is None) == (b is None), name
-        if a is not None:
-            torch.testing.assert_close(a, b, msg=name)
-
-
 ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "identity"]
 
 
@@ -159,7 +121,10 @@ def test_the_deep_initialisation_keeps_the_residual_stream_small():
     sizes_of_stream = []
     for model in (plain, depth_scaled):
         with torch.no_grad():
-            x, positions = torch.randn(2, 20, 16, dtype=torch.float64), transformer_xl.sinusoids(20, 16, torch.float64)
+            x, positions = (
+                torch.randn(2, 20, 16, dtype=torch.float64),
+                transformer_xl.sinusoidal_encodings(20, 16, torch.float64),
+            )
             for block in model.blocks:
                 x = block(x, None, transformer_xl.Positions(positions))
         sizes_of_stream.append(x.square().mean().sqrt().item())

@@ -16,10 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from models.attention import Positions, sinusoids
-from models.fused import STATIC_LOGITS
+from models.attention import Positions, sinusoidal_encodings
 from models.operations import Operation, SparseOperation
-from models.softmax import AdaptiveSoftmax
+from models.softmax import STATIC_LOGITS, AdaptiveSoftmax
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.training.device import DeviceContext
@@ -69,7 +68,9 @@ def usual_inputs(network: TransformerXL, config: Config, context: DeviceContext,
     train, d_model = config.train, network.d_model
     x = torch.zeros(rows, train.segment, d_model, device=context.device, requires_grad=True)
     memory = torch.zeros(rows, train.memory, d_model, device=context.device) if train.memory else None
-    encodings = sinusoids(train.memory + train.segment, d_model, x.dtype, x.device) if network.relative else None
+    encodings = (
+        sinusoidal_encodings(train.memory + train.segment, d_model, x.dtype, x.device) if network.relative else None
+    )
     return x, memory, Positions(encodings)
 
 
