@@ -7,12 +7,13 @@ import torch
 from models import sparse
 from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
+from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.supernet import SuperNet
 from nas.training import build
 from nas.training.device import DeviceContext
-from nas.training.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
+from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, total_nll
 
 
 class CountingModel(torch.nn.Module):
@@ -53,7 +54,7 @@ def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
 
     model.train()
     for batch_size in (1, 2, 7, 100):
-        total, counted = total_nll(model, stream, batch_size, 8, memory, count_looking_back(model.blocks))
+        total, counted = total_nll(model, stream, batch_size, 8, memory, count_memory_blocks(model.blocks))
         assert counted == 230
         assert total == pytest.approx(plain, abs=1e-9)
     assert model.training
@@ -120,7 +121,7 @@ def test_word_and_byte_figures_refer_to_the_original_text(memory_corpus):
 
 
 def test_huge_losses_give_infinity_not_an_error():
-    assert exp(1e4) == math.inf
+    assert perplexity(1e4) == math.inf
 
 
 def test_evaluation_is_where_the_network_is(small_config, monkeypatch):

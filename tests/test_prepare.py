@@ -152,7 +152,7 @@ def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
     fails("must be sentencepiece, bytes, words or a .model file that exists", tokenizer="wordpiece")
     fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
     prepare(options(text_folder, tmp_path / "cache", vocab_size=None))  # as many pieces as the text allows
-    fails("too small: the 256 bytes and this text's characters alone are", vocab_size=100)
+    fails("too small: the 256 bytes and the text's characters need", vocab_size=100)
 
 
 def test_a_line_without_end_is_cut_between_words(tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_context_batches_resume_where_they_were():
     two.load_state_dict(one.state_dict())
     assert (one.next().tokens == two.next().tokens).all()
     assert_same_state(list(two.memories), list(one.memories))
-    assert two.memories.read == 15
+    assert two.memories.offset == 15
 
 
 def test_a_stream_too_short_for_a_row_is_refused():

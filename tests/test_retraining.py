@@ -20,7 +20,7 @@ def test_retraining_keeps_the_best_weights_and_stops_early(small_config, tmp_pat
     config = small_config("train.patience=2", "train.evaluate_every=1", "train.steps=50")
     phase = make_retraining(config, ["dense"])
     run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
-    run.start({})
+    run.start(config, {})
     curve = iter([3.0, 2.0, 2.5, 2.4, 1.0])
     with monkeypatch.context() as patch:
         figures = {"perplexity": 1.0, "tokens": 9}
@@ -45,7 +45,7 @@ def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(smal
     config = small_config("train.evaluate_every=4", "train.steps=12")
     phase = make_retraining(config, ["attention", "dense"])
     run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["attention", "dense"]})
-    run.start({})
+    run.start(config, {})
     Trainer(phase, run, config.train).fit()
     first = total_nll(phase.model, phase.corpus.tokens("valid"), 5, 8, 8, 1)[0]
     assert phase.evaluate(run, 12)["nll"] == pytest.approx(first, rel=1e-6)

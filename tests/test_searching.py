@@ -121,23 +121,6 @@ def test_a_target_that_nothing_reaches_is_refused_with_the_least(small_config):
     make_search(small_config("search.latency.source=flops", *reachable))
 
 
-def test_entropy_is_charged_on_its_schedule(small_config):
-    phase = make_search(small_config("search.entropy.start=-0.5", "search.entropy.end=1.5", "search.warmup_steps=4"))
-    logits = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    pi = logits.softmax(dim=-1)
-    entropy = -(pi * pi.log()).sum(dim=-1).mean().item()
-    for step, weight in ((4, -0.5), (14, 0.5), (24, 1.5)):
-        assert phase.charges(logits, step).item() == pytest.approx(weight * entropy)
-    for sign in (1, -1):  # above 0 it makes pi decide, below 0 it keeps it open
-        phase = make_search(small_config(f"search.entropy.start={sign}", f"search.entropy.end={sign}"))
-        with torch.no_grad():
-            phase.supernet.logits[0, 0] = 0.5
-        phase.supernet.logits.grad = torch.zeros_like(phase.supernet.logits)
-        before = phase.supernet.pi()[0, 0].item()
-        phase.update_logits(24)
-        assert (phase.supernet.pi()[0, 0].item() - before) * sign > 0
-
-
 def test_the_expected_cost_is_logged(small_config):
     phase = make_search(small_config("search.latency.source=measured"), latency=LATENCY)
     lines = []

@@ -21,10 +21,10 @@ from nas.derivation.baselines import random_patterns
 from nas.derivation.budget import choose_within
 from nas.derivation.runs import SearchRun
 from nas.derivation.supernet_evaluator import TrainedSuperNet
-from nas.retraining.phase import Retraining
+from nas.retraining.phase import RetrainPhase
 from nas.training.build import build_fixed
 from nas.training.device import set_up
-from nas.training.evaluation import count_looking_back
+from nas.training.evaluation import count_memory_blocks
 
 POPULATION, PARENTS, GENERATIONS = 36, 12, 10
 
@@ -125,11 +125,11 @@ def trial(net: TrainedSuperNet, pattern: list[str], steps: int) -> float:
     config.train.steps, config.train.epochs = steps, None
     config.train.warmup_steps = min(config.train.warmup_steps, steps // 4)
     set_up(config.seed, config.train)  # all begin with the same seed
-    phase = Retraining(build_fixed(pattern, config, net.corpus), net.corpus, config)
+    phase = RetrainPhase(build_fixed(pattern, config, net.corpus), net.corpus, config)
     for step in range(1, steps + 1):
         phase.step(step)
     phase.model.eval()
-    return net.nll_of(phase.model, count_looking_back(phase.model.blocks), net.parts)
+    return net.nll_of(phase.model, count_memory_blocks(phase.model.blocks), net.parts)
 
 
 def choose_by_evolution(

@@ -19,7 +19,7 @@ from nas.search.supernet import build_supernet
 from nas.training.build import image_size
 from nas.training.checkpoint import load_checkpoint
 from nas.training.device import set_up
-from nas.training.evaluation import count_looking_back, period_of, total_nll
+from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 4, 8_192  # of valid, from its beginning: each measures a loss once, and their spread is its error
 
@@ -77,7 +77,7 @@ class TrainedSuperNet:
 
         The sampled paths of a part come from the same noise at each call, so that a difference is not one of noise.
         """
-        looking_back, train, losses = count_looking_back(self.supernet.backbone.blocks), self.config.train, []
+        looking_back, train, losses = count_memory_blocks(self.supernet.backbone.blocks), self.config.train, []
         for part, text in enumerate(self.parts):
             model = self.supernet
             if self.config.search.sampling == "soft":
@@ -95,7 +95,7 @@ class TrainedSuperNet:
     def path_nll(self, path: list[int]) -> float:
         """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
         self.supernet.set_path(path)
-        looking_back = count_looking_back(self.supernet.operations_on(path))
+        looking_back = count_memory_blocks(self.supernet.operations_on(path))
         return self.nll_of(self.supernet, looking_back, self.parts[:PATH_PARTS])
 
     def nll_of(self, model: nn.Module, looking_back: int, parts: list) -> float:
