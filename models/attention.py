@@ -1,4 +1,4 @@
-"""Relative attention of Transformer-XL (Dai et al. 2019, arXiv 1901.02860, section 3.3 and appendix B).
+"""Multi-head attention with relative positions (Transformer-XL, Dai et al. 2019, arXiv 1901.02860).
 
 Shape letters, here and in the other files of this folder:
 B batch, L segment (queries), M memory, K = M + L keys, D model width, H heads, E = D / H head width.
@@ -12,23 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.fused import FusedAttention, product_dtype
+from models.fused import FusedAttention, cast_inputs
 
-MASKED = -1e30  # added to a score: its weight is zero; finite, so that a query that sees no key gives no NaN
+MASKED = -1e30  # added to the scores of masked keys; finite, so that a query that sees no key does not give NaN
 
 
 class Positions(NamedTuple):
-    """Where a segment stands. encodings [>= K, D]: those of the distances ..., 1, 0, in that order, or None where
-    attention does not look at them. start: how many positions of the stream come before the segment, as far as that
-    matters to sparse attention: its remainder by the stride, so that what is compiled for a place is used again."""
+    """Positions of a segment in its stream.
+
+    encodings [>= K, D]: encodings of the distances ..., 2, 1, 0, in this order; None for attention without positions.
+    start: number of positions before the segment, modulo the stride of sparse attention. The remainder is
+    enough for sparse masks, and it lets them be cached.
+    """
 
     encodings: Tensor | None
     start: int = 0
 
 
 def cache_tensors(maxsize: int | None = None) -> Callable:
-    """lru_cache for functions that make tensors which are not to be changed. While the compiler traces, the function
-    itself, for the compiler fuses it with what uses it. What a CUDA graph reads must not be dropped: maxsize None."""
+    """Cache the tensors that a function returns (lru_cache). Callers must not modify them.
+
+    While torch.compile traces, the function runs uncached, because the compiler fuses it with its users.
+    """
 
     def decorate(function):
         cached = lru_cache(maxsize)(function)
@@ -44,47 +49,54 @@ def cache_tensors(maxsize: int | None = None) -> Callable:
 
 
 @cache_tensors()
-def sinusoids(length: int, width: int, dtype=torch.float32, device=None) -> Tensor:
-    """Sinusoidal encodings [length, width] of the distances length-1, ..., 1, 0, in that order.
+def sinusoidal_encodings(length: int, width: int, dtype=torch.float32, device=None) -> Tensor:
+    """Encodings [length, width] of the distances length-1, ..., 1, 0, in this order. Cached: do not modify.
 
-    The sines stand before the cosines, as in Transformer-XL (arXiv 1901.02860, appendix B); width must be even.
-    Cached: not to be changed.
+    All sines come before the cosines, as in Transformer-XL (arXiv 1901.02860, appendix B). width must be even.
     """
-    distance = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)
-    frequency = 10000 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
-    angle = distance[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
+    distance = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)  # [length]
+    frequency = 10000 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)  # [width / 2]
+    angle = distance[:, None] * frequency  # [length, width / 2]
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)  # [length, width]
 
 
 @cache_tensors()
 def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
-    """To be added to the scores of a segment [L, K]: MASKED where a key is in the future of its query, else 0.
-
-    Cached: not to be changed.
-    """
+    """Additive mask [L, K]: MASKED where the key lies in the query's future, else 0. Cached: do not modify."""
     return torch.full((length, keys), MASKED, dtype=dtype, device=device).triu(keys - length + 1)
 
 
+def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
+    """Move scores from columns of distances to columns of keys: [..., L, K] -> [..., L, K].
+
+    Column c of the input holds the score of distance K-1-c. Query i stands at place M+i, so its distance to key j
+    is M+i-j, and the score is in column j + (L-1-i). The last row stays; each row above moves one column further left.
+    `step` generalises this to queries that are `step` keys apart: output (i, j) is input (i, j + step * (L-1-i)).
+
+    Padding each row with `step` zeros in front makes the shift a reshape (arXiv 1901.02860, appendix B). In the flat
+    padded scores, row i of the output is then the K values from L * step + i * K on. Values that a row takes from
+    beyond its end belong to keys in the query's future; the caller must mask them.
+    """
+    length, keys = scores.shape[-2:]
+    padded = F.pad(scores, (step, 0))  # [..., L, step + K]
+    return padded.flatten(-2)[..., length * step :].unflatten(-1, (length, keys))  # [..., L, K]
+
+
 def plain_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse):
-    """attend() in plain operations: what the compiler is given, which plans buffers and fuses passes by itself."""
-    key, value = key_value
-    length, keys = query.shape[-2], key.shape[-2]
+    """The definition of attend() in ordinary operations. torch.compile gets this version and fuses it by itself."""
+    key, value = key_value  # [*H, *B, K, E] each
     if position is None:
-        scores = query @ key.transpose(-2, -1)
+        scores = query @ key.transpose(-2, -1)  # [*H, *B, L, K]
     else:
-        heads = (*[slice(None)] * (position.ndim - 2), *[None] * (query.ndim - position.ndim))
-        position, content_bias, position_bias = (
-            position[heads],
-            content_bias[(*heads, None)],
-            position_bias[(*heads, None)],
-        )
-        by_distance = (query + position_bias) @ position.transpose(-2, -1)
-        # relative_shift() without strides: each row `step` longer, all but the first L * step entries, read by rows
-        padded = F.pad(by_distance, (step, 0)).flatten(-2)[..., length * step :]
-        scores = (query + content_bias) @ key.transpose(-2, -1) + padded.unflatten(-1, (length, keys))
-    scores = scores * query.shape[-1] ** -0.5 + mask
-    lse = scores.logsumexp(dim=-1, keepdim=True) if with_lse else None
-    return scores.softmax(dim=-1) @ value, lse
+        batch = (None,) * (query.ndim - position.ndim)
+        heads = (slice(None),) * (position.ndim - 2)
+        position = position[(*heads, *batch)]  # [*H, *1, K, E]
+        content_bias, position_bias = content_bias[(*heads, *batch, None)], position_bias[(*heads, *batch, None)]
+        by_distance = (query + position_bias) @ position.transpose(-2, -1)  # [*H, *B, L, K], terms (b) and (d)
+        scores = (query + content_bias) @ key.transpose(-2, -1) + relative_shift(by_distance, step)
+    scores = scores * query.shape[-1] ** -0.5 + mask  # [*H, *B, L, K]
+    lse = scores.logsumexp(dim=-1, keepdim=True) if with_lse else None  # [*H, *B, L, 1]
+    return scores.softmax(dim=-1) @ value, lse  # [*H, *B, L, E]
 
 
 def attend(
@@ -97,50 +109,56 @@ def attend(
     step: int = 1,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with relative positions (arXiv 1901.02860, equation for A^rel in section 3.3, terms a to d).
+    """Attention with relative positions (arXiv 1901.02860, section 3.3, terms (a) to (d) of A^rel).
 
-    query [*heads, *batch, L, E]; key_value [2, *heads, *batch, K, E]; position [*heads, K, E], the projected encodings
-    of the distances, descending, to which column j of query L-1 belongs, or None for plain attention (q k alone);
-    content_bias (u) and position_bias (v) [*heads, E]; mask, to be added to the scores, broadcasts to
-    [*heads, *batch, L, K]; step: see relative_shift. Where position is given, a key that the shift takes from beyond a
-    query's row must be masked.
+    The fused version is differentiable once.
 
-    Returns the mixed values [*heads, *batch, L, E] and, where with_lse, the log-sum-exp of the scores
-    [*heads, *batch, L, 1], by whose exp results over disjoint sets of keys are weighed against each other. Of a query
-    that sees no key they are the mean of the values and about MASKED: to be given no weight. Differentiable once.
+    Args:
+        query: [*H, *B, L, E], with any number of head and batch dimensions.
+        key_value: [2, *H, *B, K, E].
+        position: [*H, K, E], projected encodings; column j belongs to the distance between key j and the last query.
+            None means plain attention: scores are query . key alone.
+        content_bias, position_bias: u and v of the paper, [*H, E].
+        mask: added to the scores; broadcasts to [*H, *B, L, K]. It must mask what relative_shift() leaves undefined.
+        step: number of keys between neighbouring queries, see relative_shift().
+        with_lse: whether to return the log-sum-exp of the scores. It weighs results over disjoint sets of keys.
+
+    Returns:
+        The mixed values [*H, *B, L, E], and the log-sum-exp [*H, *B, L, 1] or None. For a query that sees no key they
+        are the mean of the values and about MASKED; the caller must ignore them.
     """
-    dtype, inputs = product_dtype(query), (query, key_value, position, content_bias, position_bias, mask)
-    inputs = [None if x is None else x.to(dtype) for x in inputs]
+    inputs = cast_inputs(query, key_value, position, content_bias, position_bias, mask)
     function = plain_attend if torch.compiler.is_compiling() else FusedAttention.apply
     return function(*inputs, step, with_lse)
 
 
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:
-    """[B, N, parts * D], for each head its columns of each part, -> [parts, H, B, N, E], a view."""
+    """[B, N, parts * D] -> [parts, H, B, N, E], a view. Each head's columns hold its parts one after another."""
     return x.unflatten(-1, (heads, parts, -1)).permute(3, 2, 0, 1, 4)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """[H, B, N, E] -> [B, N, D]; heads stand one after the other in its columns."""
+    """[H, B, N, E] -> [B, N, D], the heads side by side."""
     return x.permute(1, 2, 0, 3).flatten(2)
 
 
 def count_flops(relative: bool, d_model: int, batch: int, segment: int, memory: int) -> float:
-    """Floating-point operations of a forward pass of RelativeAttention, per token of the segment, in matrix products,
-    as computed (with the masked half of the scores)."""
+    """FLOPs of a forward pass of RelativeAttention per token of the segment.
+
+    Only matrix products count, including the masked half of the scores.
+    """
     keys_per_query = (segment + memory) / segment
     square = 2 * d_model**2
-    positions = keys_per_query / batch if relative else 0  # once a batch
-    projections = square * (2 + 2 * keys_per_query + positions)  # q, o; k, v
-    scores = (3 if relative else 2) * 2 * d_model * (segment + memory)  # content, position; the mixture
+    positions = keys_per_query / batch if relative else 0  # the batch shares them
+    projections = square * (2 + 2 * keys_per_query + positions)  # query and output; key and value; position
+    scores = (3 if relative else 2) * 2 * d_model * (segment + memory)  # content, position; weights @ values
     return projections + scores
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention over a memory and the segment that follows it, with relative positions or, where `relative`
-    is off, without any.
+    """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
 
-    Raises ValueError where heads does not divide d_model.
+    Raises ValueError if heads does not divide d_model.
     """
 
     def __init__(self, d_model: int, heads: int, relative: bool = True):
@@ -152,28 +170,28 @@ class RelativeAttention(nn.Module):
         self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
         self.position = nn.Linear(d_model, d_model, bias=False) if relative else None
         self.output = nn.Linear(d_model, d_model, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None
-        self.position_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None
+        self.content_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None  # u
+        self.position_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None  # v
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, K, D] is memory and segment, of which the last `length` positions ask. Returns [B, L, D]."""
-        mask = causal_mask(length, context.shape[1], context.dtype, context.device)
-        return self.output(join_heads(self.dense(context, length, positions, mask)))
+        """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
+        mask = causal_mask(length, context.shape[1], context.dtype, context.device)  # [L, K]
+        return self.output(join_heads(self.attend_masked(context, length, positions, mask)))  # [B, L, D]
 
-    def dense(self, context: Tensor, length: int, positions: Positions, mask: Tensor) -> Tensor:
-        """Mixed values [H, B, L, E] of a score for every query and key, to which a mask [.., L, K] is added."""
-        (query,) = split_heads(self.query(context[:, -length:]), self.heads)
-        key_value = split_heads(self.key_value(context), self.heads, 2).contiguous()
-        position = self.project(positions, slice(-context.shape[1], None))
+    def attend_masked(self, context: Tensor, length: int, positions: Positions, mask: Tensor) -> Tensor:
+        """Mixed values [H, B, L, E] under an additive mask that broadcasts to [H, B, L, K]."""
+        (query,) = split_heads(self.query(context[:, -length:]), self.heads)  # [H, B, L, E]
+        key_value = split_heads(self.key_value(context), self.heads, 2).contiguous()  # [2, H, B, K, E]
+        position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
         mixed, _ = attend(query, key_value, position, self.content_bias, self.position_bias, mask)
         return mixed
 
-    def project(self, positions: Positions, rows) -> Tensor | None:
-        """The projected encodings [H, .., E] of some rows of the positions' table: a slice, or indices [..]."""
+    def project_positions(self, positions: Positions, rows) -> Tensor | None:
+        """Projected encodings [H, .., E] of the given rows of the table: a slice, or indices [..]."""
         if self.position is None:
             return None
-        if isinstance(rows, Tensor) and rows.numel() > len(positions.encodings):  # many times the same
-            projected = F.embedding(rows, self.position(positions.encodings))
+        if isinstance(rows, Tensor) and rows.numel() > len(positions.encodings):  # rows repeat: project each once
+            projected = F.embedding(rows, self.position(positions.encodings))  # [.., D]
         else:
-            projected = self.position(positions.encodings[rows])
+            projected = self.position(positions.encodings[rows])  # [.., D]
         return projected.unflatten(-1, (self.heads, -1)).movedim(-2, 0)

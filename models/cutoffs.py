@@ -1,5 +1,9 @@
-"""models.cutoffs."""
+"""Optimal cutoffs of an adaptive softmax (Grave et al. 2017, arXiv 1609.04309, section 4.2), without torch.
 
+N words, most frequent first, are cut into K clusters of consecutive words with the lowest total cost.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -8,17 +12,20 @@ import numpy as np
 
 
 class Cost(Protocol):
-    """What clusters cost. Arrays of one shape in, an array of that shape out; `share` is of all counted words."""
+    """Cost of the clusters. All arguments and results are arrays of one shape.
+
+    size: words in the cluster. share: their share of all counted words.
+    """
 
     def head(self, size: np.ndarray, share: np.ndarray, clusters: int) -> np.ndarray: ...
 
     def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """Cluster `index`, from 1. Must be of the form share * (a * size + b) + c, a >= 0, with a, b and c its own."""
+        """Cost of cluster `index`, from 1: share * (a * size + b) + c; a >= 0, b and c may depend on the index."""
 
 
 @dataclass(frozen=True)
 class PlainCost:
-    """Size times share for every cluster, the head too: logits per token, were each token only in its own cluster."""
+    """Size times share for every cluster: the logits per token, if each token were only in its own cluster."""
 
     unit = "logits per token"
 
@@ -31,20 +38,20 @@ class PlainCost:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Nanoseconds per token that models.softmax.AdaptiveSoftmax trains for, forward and backward, on one thread.
+    """Training time of models.softmax.AdaptiveSoftmax per token in nanoseconds, forward and backward, on one thread.
 
-    Every token computes the head, which has an entry per tail; the tokens of a tail are picked, projected where
-    div_value > 1, and computed. The four constants are those of an Intel Xeon (Sapphire Rapids, 2.6 GHz) as
-    `python -m nas.cutoffs --cost layer --measure` found them; only their ratios matter for the cutoffs.
+    Every token computes the head, which has an entry per tail. The tokens of a tail are selected, projected if
+    div_value > 1, and computed. The four constants were measured on an Intel Xeon (Sapphire Rapids, 2.6 GHz). Only
+    their ratios matter for the cutoffs.
     """
 
     d_model: int = 128
     div_value: int = 1
     tokens: int = 1024  # in a batch
-    per_multiply_add: float = 0.044  # of width * logits: three products
-    per_logit: float = 0.87  # of the passes over the logits
-    per_row: float = 30.0  # to pick a token's hidden state for a tail, and to add its gradient back
-    per_product: float = 91_000.0  # of each cluster in each batch, whatever its size
+    per_multiply_add: float = 0.044  # of width * logits, in three matrix products
+    per_logit: float = 0.87  # passes over the logits
+    per_row: float = 30.0  # selecting a token's hidden state for a tail, and adding its gradient back
+    per_product: float = 91_000.0  # per cluster and batch, independent of size
 
     unit = "ns per token"
 
@@ -64,46 +71,46 @@ class LayerCost:
 
 
 def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: Cost) -> list[int]:
-    """The K - 1 borders between the clusters, increasing; of several that cost the same, one.
+    """The K - 1 cutoffs with the lowest cost, increasing. Ties are broken arbitrarily.
 
-    counts [N]: how often each word occurs, descending. Raises ValueError below K words.
+    counts [N]: occurrences of each word, descending. Raises ValueError if there are fewer than K words.
 
-    Exact in O(K N log N): best[k, j], the least cost of the first j words in k clusters, is the minimum over i of
+    Exact in O(K N log N). best[k, j], the lowest cost of the first j words in k clusters, is the minimum over i of
     best[k-1, i] + cost of words i to j. share * size satisfies the quadrangle inequality, so the best i never
-    decreases with j (Yao 1980, "Efficient dynamic programming using quadrangle inequalities"), and the i of a middle
-    j bounds those of both halves.
+    decreases with j (Yao 1980, "Efficient dynamic programming using quadrangle inequalities"). Therefore the best i of
+    a middle j bounds those of both halves.
     """
     words = len(counts)
     if words < clusters:
         raise ValueError(f"{clusters} clusters need as many words, got {words}")
-    upto = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
-    total = upto[-1] or 1.0
-    sizes = np.arange(words + 1, dtype=np.float64)
+    cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])  # [N + 1]
+    total = cumulative[-1] or 1.0
+    sizes = np.arange(words + 1, dtype=np.float64)  # [N + 1]
 
-    best, chosen = cost.head(sizes, upto / total, clusters), []
+    best, starts = cost.head(sizes, cumulative / total, clusters), []
     for index in range(1, clusters):
 
-        def tail(i, j, index=index):
-            return cost.tail(index, sizes[j] - sizes[i], (upto[j] - upto[i]) / total)
+        def tail_cost(i, j, index=index):
+            return cost.tail(index, sizes[j] - sizes[i], (cumulative[j] - cumulative[i]) / total)
 
         ends = np.array([words]) if index == clusters - 1 else np.arange(index + 1, words + 1)
-        best, start = next_cluster(best, tail, index, ends)
-        chosen.append(start)
+        best, start = add_cluster(best, tail_cost, index, ends)
+        starts.append(start)
     cutoffs, end = [], words
-    for start in reversed(chosen):
+    for start in reversed(starts):
         end = int(start[end])
         cutoffs.append(end)
     return cutoffs[::-1]
 
 
-def next_cluster(best: np.ndarray, tail, first: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each j of `ends`, the least best[i] + tail(i, j) over first <= i < j, and the first i that gives it.
+def add_cluster(best: np.ndarray, tail_cost: Callable, first: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each j in `ends`: the minimum of best[i] + tail_cost(i, j) over first <= i < j, and the first i with it.
 
-    Both come as [N + 1] arrays, of which the other entries mean nothing. The halves of all intervals of one depth are
-    handled in one go, as arrays.
+    Both are [N + 1] arrays; their entries outside of `ends` are undefined. All intervals of one depth of the divide and
+    conquer are computed at once.
     """
     least, start = np.full(len(best), np.inf), np.zeros(len(best), dtype=np.int64)
-    # Intervals of `ends`, from `low` up to but without `high`, whose i lies between `left` and `right`.
+    # Intervals low <= index < high of `ends`, whose best i lies in left <= i <= right.
     low, high = np.array([0]), np.array([len(ends)])
     left, right = np.array([first]), np.array([len(best) - 1])
     while len(low):
@@ -112,20 +119,20 @@ def next_cluster(best: np.ndarray, tail, first: int, ends: np.ndarray) -> tuple[
         counts = np.minimum(right, j - 1) - left + 1
         offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
         i = np.arange(counts.sum()) + np.repeat(left - offsets, counts)
-        values = best[i] + tail(i, np.repeat(j, counts))
+        values = best[i] + tail_cost(i, np.repeat(j, counts))
         minima = np.minimum.reduceat(values, offsets)
         hits = np.flatnonzero(values == np.repeat(minima, counts))
         at = i[hits[np.searchsorted(hits, offsets)]]
         least[j], start[j] = minima, at
         low, high = np.concatenate([low, middle + 1]), np.concatenate([middle, high])
         left, right = np.concatenate([left, at]), np.concatenate([at, right])
-        cache_tensors = low < high
-        low, high, left, right = low[cache_tensors], high[cache_tensors], left[cache_tensors], right[cache_tensors]
+        nonempty = low < high
+        low, high, left, right = low[nonempty], high[nonempty], left[nonempty], right[nonempty]
     return least, start
 
 
 def total_cost(counts: np.ndarray, cutoffs: list[int], cost: Cost) -> float:
-    """What a layer with these cutoffs costs, in the model's unit. counts [N], descending."""
+    """Cost of a layer with the given cutoffs, in the unit of the cost. counts [N], descending."""
     (head, share), *tails = cluster_table(counts, cutoffs)
     result = cost.head(np.float64(head), share, 1 + len(tails))
     for index, (size, share) in enumerate(tails, start=1):
@@ -134,7 +141,7 @@ def total_cost(counts: np.ndarray, cutoffs: list[int], cost: Cost) -> float:
 
 
 def cluster_table(counts: np.ndarray, cutoffs: list[int]) -> list[tuple[int, float]]:
-    """(words, share of all counted) of each cluster, head first. counts [N], descending."""
+    """(words, share of all counted words) of each cluster, head first. counts [N], descending."""
     total = counts.sum(dtype=np.float64) or 1.0
     cluster_bounds = pairwise([0, *cutoffs, len(counts)])
     return [(high - low, counts[low:high].sum(dtype=np.float64) / total) for low, high in cluster_bounds]

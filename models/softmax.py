@@ -1,66 +1,97 @@
 """Output layers: full softmax and adaptive softmax (Grave et al. 2017, arXiv 1609.04309).
 
-N tokens, D model width, V vocabulary. Token ids must be ranked by frequency, 0 the most frequent.
+N tokens, D model width, V vocabulary. Token ids must be ranked by frequency; 0 is the most frequent token.
 """
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.fused import FusedClusteredNLL, FusedLinearNLL, by_cluster, cluster_layers, product_dtype
+STATIC_LOGITS = 2**26  # largest N * V for which is_static() holds on a GPU
 
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(W h + b)[target]: hidden [N, D], weight [V, D], bias [V], targets [N] -> [N], in nats.
+    """-log softmax(W h + b)[target]: hidden [N, D], weight [V, D], bias [V], targets [N] -> [N], in nats."""
+    logits = F.linear(hidden, weight, bias).to(bias.dtype)  # float32 under autocast: bf16 has too few digits for a nll
+    return F.cross_entropy(logits, targets, reduction="none")
 
-    Equals cross entropy over the logits, with a third of its passes over them. Differentiable once.
+
+class Tail(NamedTuple):
+    """Tokens of a tail cluster.
+
+    Either `rows` are their positions, with their labels. Or rows is None: the labels are those of all N tokens, and
+    `inside` marks the tokens of the tail; the labels of the others are arbitrary.
     """
-    dtype = product_dtype(hidden)
-    return FusedLinearNLL.apply(hidden.to(dtype), weight.to(dtype), bias, targets)
+
+    rows: Tensor | None
+    labels: Tensor
+    inside: Tensor | None
+
+    def pick(self, x: Tensor) -> Tensor:
+        """The rows of x [N, ..] that belong to the labels."""
+        return x if self.rows is None else x.index_select(0, self.rows)
+
+    def add(self, nll: Tensor, tail_nll: Tensor) -> Tensor:
+        """Add the nll of the labels to nll [N]."""
+        if self.rows is None:
+            return nll + torch.where(self.inside, tail_nll, 0)
+        return nll.index_add(0, self.rows, tail_nll)
 
 
-def clustered_nll(
-    hidden: Tensor, weight: Tensor, clusters: Tensor, bias: Tensor, targets: Tensor, cluster_bounds: list[int]
-) -> Tensor:
-    """nll [N] under an adaptive softmax whose K clusters, borders 0 to V, are consecutive rows of one table.
+def is_static(targets: Tensor, vocab_size: int) -> bool:
+    """Whether to compute each tail for all tokens: on a GPU, if that is little work.
 
-    hidden [N, D], weight [V, D], clusters [K-1, D] (the head's entries for the tails), bias [V + K - 1] (the head's
-    with those entries, then each tail's), targets [N]. Differentiable once.
+    Shapes that depend on the targets would make the CPU wait for the GPU.
     """
-    inputs = [x.to(product_dtype(hidden)) for x in (hidden, weight, clusters)]
-    return FusedClusteredNLL.apply(*inputs, bias, targets, cluster_bounds)
+    return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
+
+
+def split_targets(targets: Tensor, cluster_bounds: list[int]) -> tuple[Tensor, list[Tail]]:
+    """Split targets [N] into labels of the head [N] and tails. Tail i has the label cluster_bounds[1] + i - 1 there."""
+    head_targets, tails, static = targets, [], is_static(targets, cluster_bounds[-1])
+    for i, (low, high) in enumerate(pairwise(cluster_bounds[1:])):
+        inside = (targets >= low) & (targets < high)  # [N]
+        head_targets = head_targets.masked_fill(inside, cluster_bounds[1] + i)
+        if static:
+            tails.append(Tail(None, torch.where(inside, targets - low, 0), inside))
+        else:
+            rows = inside.nonzero().squeeze(1)
+            tails.append(Tail(rows, targets.index_select(0, rows) - low, None))
+    return head_targets, tails
 
 
 class FullSoftmax(nn.Module):
-    """nll of every target under softmax(W h + b). `weight` [V, D] ties the layer to an embedding."""
+    """nll of each target under softmax(W h + b). `weight` [V, D] ties the layer to an embedding."""
 
     def __init__(self, d_model: int, vocab_size: int, weight: nn.Parameter | None = None):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden: Tensor, targets: Tensor, table: Tensor | None = None) -> Tensor:
-        """hidden [N, D], targets [N] -> nll [N], in nats; `table`, where given, stands in for `weight`."""
-        return linear_nll(hidden, self.weight if table is None else table, self.bias, targets)
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [N, D], targets [N] -> nll [N], in nats"""
+        return linear_nll(hidden, self.weight, self.bias, targets)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """hidden [N, D] -> log-probabilities of every token [N, V]"""
+        """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
         return F.linear(hidden, self.weight, self.bias).log_softmax(dim=-1)
 
     def flops(self) -> float:
-        """Floating-point operations per token, forward; a multiply-add counts as two."""
+        """FLOPs of a forward pass per token; a multiply-add counts as two."""
         return 2.0 * self.weight.numel()
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Frequent tokens and one entry per tail cluster form the head; a tail is computed only for the tokens in it.
+    """Softmax in clusters: a tail is computed only for the tokens in it.
 
-    p(token) = p_head(token) for tokens below cutoffs[0], else p_head(cluster) * p_tail(token | cluster).
-    Tail i projects to d_model // div_value**i first (arXiv 1609.04309, section 4.3); div_value 1 means no projection,
-    and only then can `weight` [V, D] tie the layer to an embedding.
-    Raises ValueError where the cutoffs do not increase within (0, V), or a tied layer has a div_value.
+    The head holds the frequent tokens and one entry per tail. p(token) = p_head(token) for tokens below cutoffs[0],
+    else p_head(tail) * p_tail(token | tail). Tail i projects to d_model // div_value**i first (arXiv 1609.04309,
+    section 4.3); with div_value 1 there is no projection. `weight` [V, D] ties the layer to an embedding.
+
+    Raises ValueError if the cutoffs do not increase strictly within (0, V), or if a tied layer has div_value > 1.
     """
 
     def __init__(
@@ -80,15 +111,15 @@ class AdaptiveSoftmax(nn.Module):
         if weight is not None and div_value != 1:
             raise ValueError(f"div_value={div_value} must be 1 where the output layer is tied to the embedding")
         self.cluster_bounds = cluster_bounds
-        self.sizes = [high - low for low, high in pairwise(cluster_bounds)]
-        self.clusters = nn.Parameter(torch.empty(len(cutoffs), d_model))
-        self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))
+        self.cluster_sizes = [high - low for low, high in pairwise(cluster_bounds)]
+        self.clusters = nn.Parameter(torch.empty(len(cutoffs), d_model))  # the head's entries for the tails
+        self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))  # the head's with those entries, the tails'
         if div_value == 1:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
-            self.tables, self.projections = None, [None] * len(self.sizes)
+            self.tables, self.projections = None, [None] * len(self.cluster_sizes)
         else:
-            widths = [max(1, d_model // div_value**i) for i in range(len(self.sizes))]
-            shapes = zip(self.sizes, widths, strict=True)
+            widths = [max(1, d_model // div_value**i) for i in range(len(self.cluster_sizes))]
+            shapes = zip(self.cluster_sizes, widths, strict=True)
             self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in shapes)
             self.projections = nn.ModuleList(
                 [nn.Identity(), *(nn.Linear(d_model, width, bias=False) for width in widths[1:])]
@@ -96,41 +127,44 @@ class AdaptiveSoftmax(nn.Module):
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of the head, then of each tail."""
-        return cluster_layers(self.tables or self.weight.split(self.sizes), self.clusters, self.bias)
+        head, *tails = self.tables or self.weight.split(self.cluster_sizes)
+        weights = [torch.cat([head, self.clusters]), *tails]
+        return list(zip(weights, self.bias.split([len(weight) for weight in weights]), strict=True))
 
     def project(self, hidden: Tensor, index: int) -> Tensor:
-        """hidden [N, D] to the width of cluster `index`."""
+        """Project hidden [N, D] to the width of cluster `index`."""
         projection = self.projections[index]
         return hidden if projection is None else projection(hidden)
 
-    def forward(self, hidden: Tensor, targets: Tensor, table: Tensor | None = None) -> Tensor:
-        """hidden [N, D], targets [N] -> nll [N], in nats; `table`, where given, stands in for `weight`."""
-        if self.tables is None:  # one table: its clusters write their gradients into one buffer
-            weight = self.weight if table is None else table
-            return clustered_nll(hidden, weight, self.clusters, self.bias, targets, self.cluster_bounds)
-        (head_targets, tails), (head, *layers) = by_cluster(targets, self.cluster_bounds), self.layers()
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [N, D], targets [N] -> nll [N], in nats"""
+        head_targets, tails = split_targets(targets, self.cluster_bounds)
+        head, *layers = self.layers()
         nll = linear_nll(hidden, *head, head_targets)
         for i, (layer, tail) in enumerate(zip(layers, tails, strict=True), start=1):
-            # A tail without tokens has a gradient too, of zeros: all ranks of a run must have the same gradients.
+            # A tail without tokens gets gradients of zeros: DistributedDataParallel waits for all gradients.
             nll = tail.add(nll, linear_nll(self.project(tail.pick(hidden), i), *layer, tail.labels))
         return nll
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """hidden [N, D] -> log-probabilities of every token [N, V]"""
+        """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
         head, *tails = self.layers()
         head_log = F.linear(hidden, *head).log_softmax(dim=-1)
-        parts = [head_log[:, : self.sizes[0]]]
+        parts = [head_log[:, : self.cluster_sizes[0]]]
         for i, layer in enumerate(tails, start=1):
-            cluster = head_log[:, self.sizes[0] + i - 1, None]
-            parts.append(cluster + F.linear(self.project(hidden, i), *layer).log_softmax(dim=-1))
+            tail_log = head_log[:, self.cluster_sizes[0] + i - 1, None]  # [N, 1]
+            parts.append(tail_log + F.linear(self.project(hidden, i), *layer).log_softmax(dim=-1))
         return torch.cat(parts, dim=-1)
 
     def flops(self, mass: list[float] | None = None) -> float:
-        """Expected floating-point operations per token, forward; a multiply-add counts as two. mass: the share of the
-        tokens in each cluster, head first; without it every token of the vocabulary counts as equally likely."""
-        mass = mass or [size / sum(self.sizes) for size in self.sizes]
+        """Expected FLOPs of a forward pass per token; a multiply-add counts as two.
+
+        mass: share of the tokens in each cluster, head first. By default all tokens of the vocabulary are equally
+        likely.
+        """
+        mass = mass or [size / sum(self.cluster_sizes) for size in self.cluster_sizes]
         head, *tails = self.layers()
-        tail_cost = [weight.numel() for weight, _ in tails]
+        tail_costs = [weight.numel() for weight, _ in tails]
         for i, projection in enumerate(self.projections[1:]):
-            tail_cost[i] += 0 if projection is None else projection.weight.numel()
-        return 2.0 * (head[0].numel() + sum(m * cost for m, cost in zip(mass[1:], tail_cost, strict=True)))
+            tail_costs[i] += 0 if projection is None else projection.weight.numel()
+        return 2.0 * (head[0].numel() + sum(m * cost for m, cost in zip(mass[1:], tail_costs, strict=True)))

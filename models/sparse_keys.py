@@ -1,4 +1,8 @@
-"""models.sparse_keys."""
+"""Key sets of sparse attention (Child et al. 2019, arXiv 1904.10509, section 4.3).
+
+Shape letters as in models/sparse.py: rows of l positions, R rows of queries, S rows of keys, G groups of Q queries and
+N keys.
+"""
 
 from dataclasses import dataclass
 
@@ -8,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KeySet:
-    """Which keys a query sees, and how queries and keys lie in groups among which that is dense attention.
+    """The keys that a query attends to, and groups of queries and keys within which attention is dense.
 
-    Groups are to attend() part of the batch, [H, B, G, ..]; or, where they differ in the distances between their
-    queries and keys (own_positions), part of the heads, [H, G, B, ..]. step: by how many keys a query's own place moves
-    on from one query of a group to the next.
+    Groups act as part of the batch in attend(): [H, B, G, ..]. If groups differ in the distances between their queries
+    and keys (own_positions), they act as part of the heads: [H, G, B, ..].
+    step: number of keys between neighbouring queries of a group, see relative_shift() in models/attention.py.
     """
 
     stride: int  # l
@@ -24,7 +28,10 @@ class KeySet:
             raise ValueError(f"stride={self.stride} must be at least 1")
 
     def contains(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a query sees a key that is not in its future, by their places, counted from the start of a row."""
+        """Whether a query attends to a key that is not in its future.
+
+        Both are given by their places, counted from the start of a row.
+        """
         raise NotImplementedError
 
     def queries(self, rows: Tensor) -> Tensor:
@@ -36,12 +43,12 @@ class KeySet:
         raise NotImplementedError
 
     def ungroup(self, groups: Tensor) -> Tensor:
-        """What queries() does, backwards."""
+        """The inverse of queries()."""
         return groups
 
 
 class LocalBlock(KeySet):
-    """The query's row. Groups are rows."""
+    """The query's row. Each group is one row."""
 
     def contains(self, query, key):
         return query // self.stride == key // self.stride
@@ -51,7 +58,7 @@ class LocalBlock(KeySet):
 
 
 class LocalWindow(KeySet):
-    """The query itself and the l positions before it. Groups are rows, whose keys are theirs and the row's before."""
+    """The query and the l positions before it. A group's queries are one row; its keys, that row and the one before."""
 
     def contains(self, query, key):
         return query - key <= self.stride
@@ -61,7 +68,7 @@ class LocalWindow(KeySet):
 
 
 class StridedColumn(KeySet):
-    """Every l-th position before the query, and itself. Groups are columns."""
+    """The query and every l-th position before it. Each group is one column."""
 
     def contains(self, query, key):
         return (query - key) % self.stride == 0
@@ -78,7 +85,7 @@ class StridedColumn(KeySet):
 
 @dataclass(frozen=True)
 class SummaryColumns(KeySet):
-    """The last c columns of every row. Groups are the columns of queries, which all have the same keys."""
+    """The last c columns of every row. Each group is one column of queries; all groups have the same keys."""
 
     summary: int  # c
     own_positions = True
@@ -100,17 +107,17 @@ class SummaryColumns(KeySet):
 
     def keys(self, rows, query_rows):
         keys = rows[..., -self.summary :, :].flatten(-3, -2).unsqueeze(-4)  # [.., H, 1, B, N, E]
-        return keys.expand(*keys.shape[:-4], self.stride, *keys.shape[-3:])
+        return keys.expand(*keys.shape[:-4], self.stride, *keys.shape[-3:])  # [.., H, l, B, N, E]
 
     def ungroup(self, groups):
         return groups.movedim(-4, -2)
 
 
 def strided(stride: int) -> tuple[KeySet, KeySet]:
-    """The two sets of strided attention. Raises ValueError where the stride does not fit."""
+    """The two key sets of strided attention. Raises ValueError if the stride is below 1."""
     return LocalWindow(stride), StridedColumn(stride)
 
 
 def fixed(stride: int, summary: int) -> tuple[KeySet, KeySet]:
-    """The two sets of fixed attention. Raises ValueError where the stride or the summary does not fit."""
+    """The two key sets of fixed attention. Raises ValueError if the stride or the summary is out of range."""
     return LocalBlock(stride), SummaryColumns(stride, summary)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from models.attention import causal_mask, sinusoids
-from models.sparse import dense_mask, geometry
+from models.attention import causal_mask, sinusoidal_encodings
+from models.sparse import dense_mask, group_masks
 from nas.core.config_loading import load_config
 
 SUBJECTS = ["the old man", "a red fox", "my sister", "the small ship", "every child", "one crow", "the café"]
@@ -94,7 +94,7 @@ def each_device(request):
     """For tests of numerics: what they make is on the CPU, and then on the GPU, where there is one."""
     with torch.device(request.param):
         yield torch.device(request.param)
-    for kept in (sinusoids, causal_mask, geometry, dense_mask):
+    for kept in (sinusoidal_encodings, causal_mask, group_masks, dense_mask):
         kept.cache_clear()  # what was kept for no named device is on this one
 
 

@@ -1,4 +1,4 @@
-"""Slow versions, written to be obviously right, that the fast ones are held to. All in float64."""
+"""Slow, simple reference implementations in float64, for comparison with the fast ones."""
 
 import itertools
 import math
@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 def relative_attention(query, key, value, position, content_bias, position_bias, sees=None) -> Tensor:
-    """Equation for A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py.
+    """A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py, but B before H.
 
-    sees(head, query, key): whether a head's query sees a key that is not in its future, by their places in the context;
-    all do without it. A query that sees nothing gets nothing. Without position, scores are query . key alone.
+    sees(head, query, key): whether a query attends to a key that is not in its future, by their places in the context.
+    By default every query attends to all such keys. A query without any key gets zeros. Without position, scores are
+    query . key alone.
     """
     batch, heads, length, width = query.shape
     keys = key.shape[2]
@@ -39,28 +40,31 @@ def relative_attention(query, key, value, position, content_bias, position_bias,
 
 
 def sparse_sets(kind: str, stride: int, summary: int, i: int) -> tuple[set[int], set[int]]:
-    """The two sets of a query at place i of a stream (arXiv 1904.10509, section 4.3, A^(1) and A^(2))."""
+    """The two key sets of a query at place i of a stream: A^(1) and A^(2) of arXiv 1904.10509, section 4.3."""
     if kind == "strided":
         return set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
     own_row = {j for j in range(i + 1) if j // stride == i // stride}
     return own_row, {j for j in range(i + 1) if j % stride in range(stride - summary, stride)}
 
 
-def relative_shift(scores: Tensor) -> Tensor:
-    """Entry (i, j) from the column of distance M + i - j; zero where the key lies in the future."""
+def relative_shift(scores: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
+    """Entry (i, j) from the column of the distance between query i and key j; queries are `step` keys apart.
+
+    Returns where the key is not in the query's future [L, K], and the shifted scores, zero elsewhere.
+    """
     length, keys = scores.shape[-2:]
-    memory = keys - length
-    result = torch.zeros_like(scores)
+    defined, result = torch.zeros(length, keys, dtype=torch.bool), torch.zeros_like(scores)
     for i, j in itertools.product(range(length), range(keys)):
-        distance = memory + i - j
+        distance = (keys - 1) - step * (length - 1 - i) - j
         if distance >= 0:
+            defined[i, j] = True
             result[..., i, j] = scores[..., i, keys - 1 - distance]
-    return result
+    return defined, result
 
 
 def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
-    """p(token) of an adaptive softmax, one token at a time from the parameters: hidden [N, D] -> [N, V]."""
-    cluster_bounds, sizes = layer.cluster_bounds, layer.sizes
+    """p(token) of an adaptive softmax, one token at a time from its parameters: hidden [N, D] -> [N, V]."""
+    cluster_bounds, sizes = layer.cluster_bounds, layer.cluster_sizes
     columns = []
     for token in range(cluster_bounds[-1]):
         cluster = next(i for i in range(len(sizes)) if token < cluster_bounds[i + 1])
@@ -95,15 +99,15 @@ def expected_loss(logits: Tensor, loss_of_path) -> Tensor:
 
 
 def cheapest_cutoffs(counts, clusters: int, cost) -> float:
-    """The least cost of any choice of cutoffs: every border of every cluster is tried. counts [N], descending."""
+    """The lowest cost of any cutoffs. Tries every bound of every cluster. counts [N], descending."""
     words, total = len(counts), counts.sum() or 1.0
-    upto = np.concatenate([[0.0], counts.cumsum()])
-    best = [math.inf] + [float(cost.head(j, upto[j] / total, clusters)) for j in range(1, words + 1)]
+    cumulative = np.concatenate([[0.0], counts.cumsum()])
+    best = [math.inf] + [float(cost.head(j, cumulative[j] / total, clusters)) for j in range(1, words + 1)]
     for index in range(1, clusters):
         longer = [math.inf] * (words + 1)
         for j in range(index + 1, words + 1):
             starts = np.arange(index, j)
-            tails = cost.tail(index, j - starts, (upto[j] - upto[starts]) / total)
+            tails = cost.tail(index, j - starts, (cumulative[j] - cumulative[starts]) / total)
             longer[j] = float((np.array(best)[starts] + tails).min())
         best = longer
     return best[words]

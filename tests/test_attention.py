@@ -1,8 +1,16 @@
 import pytest
 import torch
 
-from models.attention import Positions, RelativeAttention, attend, causal_mask, sinusoids
-from models.fused import relative_shift
+from models.attention import (
+    Positions,
+    RelativeAttention,
+    attend,
+    causal_mask,
+    plain_attend,
+    relative_shift,
+    sinusoidal_encodings,
+)
+from models.fused import shifted_view
 from tests import reference
 from tests.making import generator
 
@@ -35,12 +43,13 @@ def slow_attention(query, key_value, *others):
 
 
 @pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize(("length", "keys"), [(1, 1), (1, 6), (4, 4), (5, 8), (3, 20)])
-def test_relative_shift_equals_the_double_loop(length, keys):
+def test_relative_shift_equals_the_double_loop(length, keys, step):
     scores = torch.randn(2, 3, length, keys, dtype=torch.float64)
-    past = torch.ones(length, keys, dtype=torch.bool).tril(keys - length)
-    shifted = relative_shift(scores)
-    torch.testing.assert_close(shifted * past, reference.relative_shift(scores) * past, rtol=0, atol=0)
+    defined, expected = reference.relative_shift(scores, step)
+    for shifted in (relative_shift(scores, step), shifted_view(scores, step) if step <= keys else expected):
+        torch.testing.assert_close(shifted * defined, expected, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("each_device")
@@ -61,33 +70,33 @@ def test_attention_gradients_equal_the_double_loop(memory):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
 
 
-def test_sinusoids_stand_in_descending_distance():
-    table = sinusoids(5, 6, torch.float64)
+def test_encodings_are_in_descending_order_of_distance():
+    table = sinusoidal_encodings(5, 6, torch.float64)
     assert table.shape == (5, 6)
     torch.testing.assert_close(table[-1], torch.tensor([0.0, 0, 0, 1, 1, 1], dtype=torch.float64))
     distance, frequency = 4, 10000 ** (-2 / 6)
     assert table[0, 1].item() == pytest.approx(torch.tensor(distance * frequency).sin().item(), abs=1e-7)
     assert table[0, 4].item() == pytest.approx(torch.tensor(distance * frequency).cos().item(), abs=1e-7)
-    # A longer table ends in the shorter one, so that one table serves every length.
-    torch.testing.assert_close(sinusoids(9, 6, torch.float64)[-5:], table, rtol=0, atol=0)
+    # A longer table ends with the shorter one, so one table serves every length.
+    torch.testing.assert_close(sinusoidal_encodings(9, 6, torch.float64)[-5:], table, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("memory", [0, 3])
 def test_causality_by_gradients_in_both_directions(memory):
-    """Each output depends on all of the memory, on all positions up to its own, and on none after it."""
+    """Each output depends on the whole memory, on all positions up to its place, and on none after it."""
     torch.manual_seed(0)
     module, length = RelativeAttention(8, 2).double(), 5
     torch.nn.init.normal_(module.content_bias)
     torch.nn.init.normal_(module.position_bias)
     context = torch.randn(1, memory + length, 8, dtype=torch.float64, requires_grad=True)
-    positions = Positions(sinusoids(memory + length, 8, torch.float64), memory)
+    positions = Positions(sinusoidal_encodings(memory + length, 8, torch.float64), memory)
     output = module(context, length, positions)
-    longer = Positions(sinusoids(memory + length + 3, 8, torch.float64), memory)
+    longer = Positions(sinusoidal_encodings(memory + length + 3, 8, torch.float64), memory)
     torch.testing.assert_close(module(context, length, longer), output, rtol=0, atol=0)
     for i in range(length):
-        (gradient,) = torch.autograd.grad(output[0, i].sum(), context, retain_graph=True)
-        touched = gradient[0].abs().sum(dim=-1) > 0
+        (grad_context,) = torch.autograd.grad(output[0, i].sum(), context, retain_graph=True)
+        touched = grad_context[0].abs().sum(dim=-1) > 0
         assert touched.tolist() == [True] * (memory + i + 1) + [False] * (length - i - 1)
 
 
@@ -117,8 +126,8 @@ def test_without_positions_it_is_plain_attention():
         torch.testing.assert_close(fast, expected, rtol=0, atol=1e-10)
 
 
-def test_masses_put_disjoint_sets_of_keys_together():
-    """Two halves of the keys, joined by their masses, are attention to all, gradients too."""
+def test_log_sum_exps_join_disjoint_sets_of_keys():
+    """Two halves of the keys, weighed by their log-sum-exps, equal attention to all keys; so do the gradients."""
     query, key_value, position, *biases = random_inputs(3, requires_grad=True)
     mask = causal_mask(5, 8, torch.float64)
     odd = torch.arange(8) % 2 == 1
@@ -126,17 +135,41 @@ def test_masses_put_disjoint_sets_of_keys_together():
     for split in (False, True):
         if split:
             halves = [mask.masked_fill(~chosen, -1e30) for chosen in (odd, ~odd)]
-            (one, one_mass), (two, two_mass) = (
+            (one, one_lse), (two, two_lse) = (
                 attend(query, key_value, position, *biases, half, with_lse=True) for half in halves
             )
-            masses = torch.stack([one_mass, two_mass])
-            mixed = (torch.stack([one, two]) * masses.softmax(dim=0)).sum(dim=0)
+            lse = torch.stack([one_lse, two_lse])
+            mixed = (torch.stack([one, two]) * lse.softmax(dim=0)).sum(dim=0)
         else:
-            mixed, masses = attend(query, key_value, position, *biases, mask, with_lse=True)
-            masses = masses[None]
-        total = masses.logsumexp(dim=0)
+            mixed, lse = attend(query, key_value, position, *biases, mask, with_lse=True)
+            lse = lse[None]
+        total = lse.logsumexp(dim=0)
         inputs = [query, key_value, position, *biases]
         gradients = torch.autograd.grad(mixed.square().sum() + total.sin().sum(), inputs)
         results.append([mixed, total, *gradients])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("each_device")
+def test_fused_attention_equals_its_definition():
+    """Output, log-sum-exp and gradients in float64, also with a shift by several columns."""
+    torch.manual_seed(0)
+    for step, length, keys in ((1, 5, 9), (2, 3, 8)):
+        shapes = [(2, 3, length, 4), (2, 2, 3, keys, 4), (2, keys, 4), (2, 4), (2, 4)]
+        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        last = torch.arange(keys) - (keys - 1 - step * (length - 1 - torch.arange(length)[:, None]))
+        mask = torch.where(last > 0, -1e30, 0.0).double()  # keys in the query's future
+        results = []
+        for function in (attend, plain_attend):
+            mixed, lse = function(*inputs, mask, step, True)
+            results.append([mixed, lse, *torch.autograd.grad((mixed.sin().sum() + lse.cos().sum()), inputs)])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_gradcheck():
+    inputs = random_inputs(2, length=3, batch=1, heads=2, width=2, requires_grad=True)
+    mask = causal_mask(3, 5, torch.float64)
+    for given in (inputs, (*inputs[:2], None, None, None)):
+        assert torch.autograd.gradcheck(lambda *inputs: attend(*inputs, mask, 1, True), given)

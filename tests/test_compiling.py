@@ -6,7 +6,6 @@ experiments/bench/README.md lists what only a GPU can show.
 import pytest
 import torch
 
-from nas.search import supernet
 from nas.training import compile
 from nas.training.optimizer import WeightsOptimizer
 from nas.training.train_step import BatchRunner
@@ -77,21 +76,6 @@ def test_the_optimizer_for_gpus_steps_as_the_one_for_cpus(small_config):
     optimizers[0].load_state_dict(optimizers[1].state_dict())  # a CPU continues what a GPU saved, and back
     optimizers[1].load_state_dict(optimizers[0].state_dict())
     assert optimizers[0].lr == optimizers[1].lr
-
-
-def test_mixing_by_tensors_equals_mixing_by_numbers(monkeypatch):
-    """On a GPU nobody waits for the weights of a mixture."""
-    torch.manual_seed(0)
-    x, weights, *branches = (
-        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3), 2, (2, 3))
-    )
-    found = []
-    for scalars in (supernet.scalars, torch.Tensor.unbind):
-        monkeypatch.setattr(supernet, "scalars", scalars)
-        total = supernet.MixFunction.apply(x, weights, *branches, torch.zeros((), dtype=torch.float64))
-        found.append([total, *torch.autograd.grad(total.sin().sum(), [x, weights, *branches])])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_parts_of_a_batch_have_its_gradients(small_config):

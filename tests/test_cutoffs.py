@@ -18,7 +18,7 @@ def descending(values) -> np.ndarray:
 
 
 def adversarial(words: int) -> dict[str, np.ndarray]:
-    """Counts on which a search that goes astray is likely to: ties, plateaus, jumps, and weights of all sizes."""
+    """Difficult counts: ties, plateaus, jumps, and weights of all sizes."""
     rank = np.arange(1, words + 1)
     return {
         "all equal": np.ones(words),
@@ -33,22 +33,22 @@ def adversarial(words: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-division", "layer-no-floor"])
+@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-div-value", "layer-no-floor"])
 @pytest.mark.parametrize("clusters", [1, 2, 3, 4])
 def test_every_choice_of_cutoffs_costs_at_least_as_much(clusters, cost):
-    """Truly all choices, on few words."""
+    """Every choice of cutoffs, for few words."""
     source = np.random.default_rng(clusters)
     for highest, words in itertools.product([1, 3, 50, 10**6], [clusters, clusters + 1, 11]):
         counts = descending(source.integers(0, highest + 1, words))
-        found = optimal_cutoffs(counts, clusters, cost)
+        result = optimal_cutoffs(counts, clusters, cost)
         costs = {
             cutoffs: total_cost(counts, list(cutoffs), cost)
             for cutoffs in itertools.combinations(range(1, words), clusters - 1)
         }
-        assert costs[tuple(found)] == pytest.approx(min(costs.values()), rel=1e-12)
+        assert costs[tuple(result)] == pytest.approx(min(costs.values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-division", "layer-no-floor"])
+@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-div-value", "layer-no-floor"])
 @pytest.mark.parametrize("words", [5, 64, 399, 400])
 def test_divide_and_conquer_finds_what_brute_force_finds(words, cost):
     source = np.random.default_rng(words)
@@ -59,10 +59,10 @@ def test_divide_and_conquer_finds_what_brute_force_finds(words, cost):
     }
     for name, counts in {**random, **adversarial(words)}.items():
         for clusters in (2, 3, 5):
-            found = optimal_cutoffs(counts, clusters, cost)
-            assert [0, *found, words] == sorted({0, *found, words}), name
+            result = optimal_cutoffs(counts, clusters, cost)
+            assert [0, *result, words] == sorted({0, *result, words}), name
             least = reference.cheapest_cutoffs(counts, clusters, cost)
-            assert total_cost(counts, found, cost) == pytest.approx(least, rel=1e-12), name
+            assert total_cost(counts, result, cost) == pytest.approx(least, rel=1e-12), name
 
 
 def test_the_work_grows_as_n_log_n():
@@ -86,7 +86,7 @@ def test_the_plain_cost_is_size_times_share():
 def test_the_layer_cost_charges_head_tails_projections_and_products():
     cost = LayerCost(d_model=8, div_value=2, tokens=10, per_multiply_add=1, per_logit=3, per_row=5, per_product=70)
     counts = np.array([6.0, 2.0, 1.0, 1.0])
-    head = (1 + 2) * (8 + 3) + 7  # the head's word and an entry for each tail, for every token
+    head = (1 + 2) * (8 + 3) + 7  # every token computes one word and an entry per tail
     first = 0.2 * (1 * (4 + 3) + 5 + 8 * 4) + 14  # two products: onto width 4, and onto the logits
     second = 0.2 * (2 * (2 + 3) + 5 + 8 * 2) + 14
     assert total_cost(counts, [1, 2], cost) == pytest.approx(head + first + second)

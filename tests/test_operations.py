@@ -2,16 +2,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import Positions, sinusoids
+from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig
 from models.sparse import FACTORIZATIONS, SparseAttention
-from nas.core import config
+from nas.core.config import FACTORIZATIONS as KNOWN_FACTORIZATIONS
 from nas.core.pattern import ATTENDING, SPARSE
 from nas.core.pattern import OPERATIONS as NAMES
 
 
 def test_the_names_known_without_torch_are_the_operations():
-    assert tuple(OPERATIONS) == NAMES and config.FACTORIZATIONS == FACTORIZATIONS
+    assert tuple(OPERATIONS) == NAMES and KNOWN_FACTORIZATIONS == FACTORIZATIONS
     built = {name: cls(BlockConfig(8, 2, 12)) for name, cls in OPERATIONS.items()}
     assert tuple(name for name in NAMES if built[name].needs_memory) == ATTENDING
     assert tuple(name for name in ATTENDING if isinstance(built[name].attention, SparseAttention)) == SPARSE
@@ -19,14 +19,14 @@ def test_the_names_known_without_torch_are_the_operations():
 
 @pytest.mark.parametrize("name", ["attention", "dense"])
 @pytest.mark.parametrize("memory", [0, 6])
-def test_flops_are_what_the_products_cost(name, memory):
+def test_flops_equal_those_of_the_matrix_products(name, memory):
     batch, segment = 3, 8
-    sizes = BlockConfig(d_model=16, heads=4, d_ffn=40)
-    operation = OPERATIONS[name](sizes)
+    config = BlockConfig(d_model=16, heads=4, d_ffn=40)
+    operation = OPERATIONS[name](config)
     past = torch.randn(batch, memory, 16) if memory else None
     with FlopCounterMode(display=False) as counter:
-        operation(torch.randn(batch, segment, 16), past, Positions(sinusoids(memory + segment, 16), memory))
-    expected = OPERATIONS[name].flops(sizes, batch, segment, memory) * batch * segment
+        operation(torch.randn(batch, segment, 16), past, Positions(sinusoidal_encodings(memory + segment, 16), memory))
+    expected = OPERATIONS[name].flops(config, batch, segment, memory) * batch * segment
     assert counter.get_total_flops() == pytest.approx(expected)
 
 
@@ -34,22 +34,22 @@ def test_flops_are_what_the_products_cost(name, memory):
 @pytest.mark.parametrize("factorization", ["merged", "heads"])
 @pytest.mark.parametrize("name", ["sparse_strided", "sparse_fixed"])
 @pytest.mark.parametrize(("segment", "memory"), [(16, 16), (128, 128), (400, 0), (300, 100), (256, 256)])
-def test_flops_of_sparse_attention_are_what_the_products_cost(name, segment, memory, factorization, relative):
-    sizes = BlockConfig(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
-    operation = OPERATIONS[name](sizes)
+def test_flops_of_sparse_attention_equal_those_of_the_matrix_products(name, segment, memory, factorization, relative):
+    config = BlockConfig(16, 4, 40, relative=relative, stride=16, summary=3, factorization=factorization)
+    operation = OPERATIONS[name](config)
     past = torch.randn(2, memory, 16) if memory else None
-    positions = Positions(sinusoids(memory + segment, 16) if relative else None, memory)
+    positions = Positions(sinusoidal_encodings(memory + segment, 16) if relative else None, memory)
     with FlopCounterMode(display=False) as counter:
         operation(torch.randn(2, segment, 16), past, positions)
-    expected = OPERATIONS[name].flops(sizes, 2, segment, memory) * 2 * segment
+    expected = OPERATIONS[name].flops(config, 2, segment, memory) * 2 * segment
     assert counter.get_total_flops() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_branch_is_what_the_block_adds(norm):
     torch.manual_seed(0)
-    sizes = BlockConfig(d_model=8, heads=2, d_ffn=12, norm=norm)
-    dense = OPERATIONS["dense"](sizes).double()
+    config = BlockConfig(d_model=8, heads=2, d_ffn=12, norm=norm)
+    dense = OPERATIONS["dense"](config).double()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
 
     def network(inputs):
@@ -66,7 +66,7 @@ def test_identity_adds_nothing():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_a_dense_block_and_its_gradients_equal_the_layers_it_is_made_of(activation, dropout):
+def test_a_dense_block_and_its_gradients_equal_those_of_its_layers(activation, dropout):
     dense = OPERATIONS["dense"](
         BlockConfig(d_model=8, heads=2, d_ffn=12, dropout=dropout, activation=activation)
     ).double()
@@ -77,10 +77,10 @@ def test_a_dense_block_and_its_gradients_equal_the_layers_it_is_made_of(activati
         inner = dense.inner_dropout(dense.activation(dense.expand(dense.norm(x))))
         return dense.dropout(dense.contract(inner))
 
-    found = []
+    results = []
     for network in (lambda x: dense(x, None, None), slow):
         torch.manual_seed(3)
         result = network(x)
-        found.append([result, *torch.autograd.grad((result * weights).sum(), [x, *dense.parameters()])])
-    for fast, expected in zip(*found, strict=True):
+        results.append([result, *torch.autograd.grad((result * weights).sum(), [x, *dense.parameters()])])
+    for fast, expected in zip(*results, strict=True):
         torch.testing.assert_close(fast, expected)

@@ -1,24 +1,28 @@
-"""bf16 products, as autocast makes them: errors against float64 are of the size that plain code has in bf16."""
+"""bf16 products under autocast: errors against float64 are as small as those of plain code in bf16."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from models import fused
-from models.attention import attend, causal_mask, plain_attend, sinusoids
-from models.fused import product_dtype
-from models.operations import OPERATIONS, BlockConfig
+from models import softmax
+from models.attention import attend, causal_mask, plain_attend, sinusoidal_encodings
+from models.fused import cast_inputs
+from models.operations import BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
+from nas.search.supernet import StochasticBlock
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
 
 def errors(inputs, exact, fast, slow) -> list[tuple[float, float]]:
-    """Relative errors of fast and of slow, in bf16, against exact in float64: of the output, and of the gradient of
-    each input. exact(*inputs in float64), the others(*inputs in float32 under autocast)."""
+    """Relative errors of fast() and slow() in bf16 against exact() in float64.
 
-    def results(function, dtype, low):
+    Returns a pair for the output and for the gradient of each input. exact() gets the inputs in float64; the others
+    get them in float32 under autocast.
+    """
+
+    def run(function, dtype, low):
         leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
         with torch.autocast(leaves[0].device.type, torch.bfloat16, enabled=low):
             output = function(*leaves)
@@ -26,21 +30,22 @@ def errors(inputs, exact, fast, slow) -> list[tuple[float, float]]:
         direction = torch.randn(output.shape, dtype=torch.float64)
         return [output.detach().double(), *torch.autograd.grad((output.double() * direction).sum(), leaves)]
 
-    def off(found):
-        return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, right, strict=True)]
+    def relative_errors(results):
+        return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(results, expected, strict=True)]
 
-    right = results(exact, torch.float64, False)
-    return list(zip(off(results(fast, torch.float32, True)), off(results(slow, torch.float32, True)), strict=True))
+    expected = run(exact, torch.float64, False)
+    return list(
+        zip(
+            relative_errors(run(fast, torch.float32, True)),
+            relative_errors(run(slow, torch.float32, True)),
+            strict=True,
+        )
+    )
 
 
-def assert_as_good(found, factor=1.5) -> None:
-    for number, (fast, slow) in enumerate(found):
-        assert 1e-4 < fast < factor * slow, (number, fast, slow)  # above 1e-4: it was bf16 indeed
-
-
-def in_bf16(*tensors):
-    """As autocast would give them to a product."""
-    return [x.to(product_dtype(x)) for x in tensors]
+def assert_as_good(pairs, factor=1.5) -> None:
+    for number, (fast, slow) in enumerate(pairs):
+        assert 1e-4 < fast < factor * slow, (number, fast, slow)  # float32 would be below 1e-4
 
 
 @pytest.mark.parametrize("relative", [True, False])
@@ -58,24 +63,8 @@ def test_attention(relative):
 
     def slow(query, key_value, position=None, u=None, v=None):
         mask = causal_mask(length, keys, query.dtype, query.device)
-        others = in_bf16(position, u, v) if relative else [None] * 3
-        return plain_attend(*in_bf16(query, key_value), *others, *in_bf16(mask), 1, False)[0]
-
-    assert_as_good(errors(inputs, fast, fast, slow))
-
-
-def test_the_feed_forward_network():
-    torch.manual_seed(0)
-    dense = OPERATIONS["dense"](BlockConfig(32, 2, 64))
-    inputs = [torch.randn(4, 16, 32), *(parameter.detach().clone() for parameter in dense.parameters())]
-    names = [name for name, _ in dense.named_parameters()]
-
-    def fast(x, *parameters):
-        return torch.func.functional_call(dense, dict(zip(names, parameters, strict=True)), (x, None, None))
-
-    def slow(x, gain, shift, expand, expand_bias, contract, contract_bias):
-        x = F.layer_norm(x, (32,), gain, shift)
-        return F.linear(F.linear(x, expand, expand_bias).relu(), contract, contract_bias)
+        others = cast_inputs(position, u, v) if relative else [None] * 3
+        return plain_attend(*cast_inputs(query, key_value), *others, *cast_inputs(mask), 1, False)[0]
 
     assert_as_good(errors(inputs, fast, fast, slow))
 
@@ -83,8 +72,8 @@ def test_the_feed_forward_network():
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("cutoffs", [[], [5, 20]])
 def test_output_layers(cutoffs, static, monkeypatch):
-    """The nll is summed up in float32, and so no worse than that of cross entropy over logits made in bf16."""
-    monkeypatch.setattr(fused, "is_static", lambda targets, vocab_size: static)
+    """The nll is computed in float32, so it is as good as cross entropy over bf16 logits."""
+    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: static)
     torch.manual_seed(0)
     layer = AdaptiveSoftmax(16, 50, cutoffs) if cutoffs else FullSoftmax(16, 50)
     names = [name for name, _ in layer.named_parameters()]
@@ -108,7 +97,7 @@ def test_output_layers(cutoffs, static, monkeypatch):
 
 
 class Probabilities(torch.nn.Module):
-    """Log-probabilities of every token, as the layer's plain code gives them."""
+    """Log-probabilities of all tokens, from log_probabilities() of a layer."""
 
     def __init__(self, layer):
         super().__init__()
@@ -133,23 +122,18 @@ def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     assert memories.blocks[1].shape == kept.blocks[1].shape
 
 
-def test_what_the_compiler_is_given_equals_what_runs_without_it():
-    """In float64, output, log-sum-exp and gradients; also where the shift goes by several columns."""
-    torch.manual_seed(0)
-    for step, length, keys in ((1, 5, 9), (2, 3, 8)):
-        shapes = [(2, 3, length, 4), (2, 2, 3, keys, 4), (2, keys, 4), (2, 4), (2, 4)]
-        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-        last = torch.arange(keys) - (keys - 1 - step * (length - 1 - torch.arange(length)[:, None]))
-        mask = torch.where(last > 0, -1e30, 0.0).double()  # beyond a query's own place
-        found = []
-        for function in (attend, plain_attend):
-            mixed, lse = function(*inputs, mask, step, True)
-            found.append([mixed, lse, *torch.autograd.grad((mixed.sin().sum() + lse.cos().sum()), inputs)])
-        for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a, b)
+def test_mixture_weights_have_gradients_in_float32():
+    block = StochasticBlock(["dense", "identity"], BlockConfig(8, 2, 12))
+    branch, direction = torch.randn(2, 5, 8).bfloat16(), torch.randn(2, 5, 8)
+    block.candidates[0].forward = lambda *_: branch
+    weights = torch.tensor([0.3, 0.7], requires_grad=True)
+    block.choice = [0, 1], weights
+    (gradient,) = torch.autograd.grad((block(torch.zeros(2, 5, 8), None, None) * direction).sum(), weights)
+    assert gradient[0].item() == pytest.approx((direction.double() * branch.double()).sum().item(), rel=1e-5)
+    assert gradient[1].item() == 0.0
 
 
-def test_positions_are_not_kept_while_the_compiler_traces():
-    assert sinusoids(4, 6) is sinusoids(4, 6)
-    traced = torch.compile(lambda x: x + sinusoids(4, 6, device=x.device), backend="eager", fullgraph=True)
-    torch.testing.assert_close(traced(torch.zeros(4, 6)), sinusoids(4, 6))
+def test_encodings_are_not_cached_while_the_compiler_traces():
+    assert sinusoidal_encodings(4, 6) is sinusoidal_encodings(4, 6)
+    traced = torch.compile(lambda x: x + sinusoidal_encodings(4, 6, device=x.device), backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(torch.zeros(4, 6)), sinusoidal_encodings(4, 6))

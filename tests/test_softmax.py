@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models import fused
+from models import softmax
 from models.softmax import AdaptiveSoftmax, FullSoftmax, linear_nll
 from tests import reference
 from tests.making import generator
@@ -21,8 +21,8 @@ CASES = [([5], 1, False), ([3, 11], 1, True), ([3, 11], 1, False), ([1, 2, 22], 
 
 @pytest.fixture(params=[False, True], ids=["picked", "static"])
 def either_way(request, monkeypatch):
-    """Tails computed for their tokens alone, and for all, as on a GPU."""
-    monkeypatch.setattr(fused, "is_static", lambda targets, vocab_size: request.param)
+    """Tails computed for their tokens alone, or for all tokens as on a GPU."""
+    monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: request.param)
 
 
 @pytest.mark.usefixtures("each_device", "either_way")
@@ -45,7 +45,7 @@ def test_adaptive_softmax_gradients(cutoffs, div_value, tied):
     hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 1, 2, 5, 10, 11, 12, 22, 3])
     wanted = [hidden, *layer.parameters()]
-    weights = torch.arange(1.0, 10.0, dtype=torch.float64)  # each token's own, so that mixed-up rows are noticed
+    weights = torch.arange(1.0, 10.0, dtype=torch.float64)  # different for each token, to notice mixed-up rows
     fast = torch.autograd.grad((layer(hidden, targets) * weights).sum(), wanted)
     probabilities = reference.adaptive_probabilities(hidden, layer)
     slow = torch.autograd.grad(-(probabilities[torch.arange(9), targets].log() * weights).sum(), wanted)
@@ -56,7 +56,7 @@ def test_adaptive_softmax_gradients(cutoffs, div_value, tied):
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("size", [1.0, 1e3])
 def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
-    """Also where exp of a logit overflows, and where a target's probability is below the smallest number."""
+    """Also if exp(logit) overflows, or a target's probability underflows."""
     source = generator(0)
     shapes = [(6, 4), (9, 4), (9,)]
     inputs = [torch.randn(*shape, dtype=torch.float64, generator=source).mul_(size**0.5) for shape in shapes]
@@ -73,7 +73,7 @@ def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
 
 @pytest.mark.parametrize(("cutoffs", "div_value", "tied"), CASES)
 def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, div_value, tied):
-    """As DistributedDataParallel needs it: each rank has all gradients, whatever words its rows hold."""
+    """DistributedDataParallel needs every gradient on every rank, also without tokens in a tail."""
     layer = random_layer(cutoffs, div_value, tied)
     layer(torch.randn(4, 8, dtype=torch.float64), torch.zeros(4, dtype=torch.long)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())

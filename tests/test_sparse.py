@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import sparse
-from models.attention import Positions, join_heads, sinusoids, split_heads
+from models.attention import Positions, join_heads, sinusoidal_encodings, split_heads
 from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import build_pattern
 from tests import reference
@@ -26,12 +26,12 @@ SHAPES = [  # stride, summary, segment, memory, positions of the stream before t
 
 
 def attention_of(kind, stride, summary=1, factorization="merged", relative=True, d_model=8, heads=4):
-    """With parameters that make every term count."""
+    """A sparse attention module whose parameters give every term of the scores weight."""
     torch.manual_seed(0)
-    sizes = BlockConfig(
+    config = BlockConfig(
         d_model, heads, 1, stride=stride, summary=summary, factorization=factorization, relative=relative
     )
-    attention = OPERATIONS[f"sparse_{kind}"](sizes).attention.double()
+    attention = OPERATIONS[f"sparse_{kind}"](config).attention.double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
     return attention
@@ -40,15 +40,15 @@ def attention_of(kind, stride, summary=1, factorization="merged", relative=True,
 def context_of(attention, segment, memory, start, batch=2):
     d_model = attention.output.in_features
     context = torch.randn(batch, memory + segment, d_model, dtype=torch.float64, requires_grad=True)
-    longer = memory + segment + 5  # a table may be, where another block remembers more
-    encodings = sinusoids(longer, d_model, torch.float64) if attention.position is not None else None
+    longer = memory + segment + 5  # as if another block had a longer memory
+    encodings = sinusoidal_encodings(longer, d_model, torch.float64) if attention.position is not None else None
     return context, segment, Positions(encodings, start)
 
 
 def slow(attention, kind, summary, context, segment, positions):
-    """The sets of the stream's places, one score at a time."""
+    """Attention to the reference's key sets, one score at a time."""
     heads, keys, stride = attention.heads, context.shape[1], attention.stride
-    first = positions.start + segment - keys  # place of the context in the stream
+    first = positions.start + segment - keys  # place of the first key in the stream
     half = heads // 2
 
     def sees(head, query, key):
@@ -57,7 +57,7 @@ def slow(attention, kind, summary, context, segment, positions):
 
     (query,) = split_heads(attention.query(context[:, -segment:]), heads)
     key, value = split_heads(attention.key_value(context), heads, 2)
-    position = attention.project(positions, slice(-keys, None))
+    position = attention.project_positions(positions, slice(-keys, None))
     mixed = reference.relative_attention(
         *(x.transpose(0, 1) for x in (query, key, value)),
         position,
@@ -78,23 +78,23 @@ def values_and_gradients(output, context, attention):
 @pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_both_ways_equal_the_sets_one_score_at_a_time(kind, shape, factorization, relative):
+def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, factorization, relative):
     stride, summary, segment, memory, start = shape
     attention = attention_of(kind, stride, summary, factorization, relative)
     inputs = context_of(attention, segment, memory, start)
     expected = values_and_gradients(slow(attention, kind, summary, *inputs), inputs[0], attention)
-    for way in (attention.blocked, attention.masked):
-        found = values_and_gradients(attention.output(way(*inputs)), inputs[0], attention)
-        for a, b in zip(found, expected, strict=True):
+    for compute in (attention.blocked, attention.masked):
+        results = values_and_gradients(attention.output(compute(*inputs)), inputs[0], attention)
+        for a, b in zip(results, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_keys_go_by_rows_and_few_under_the_mask(kind, monkeypatch):
-    attention, taken = attention_of(kind, 4), []
-    for way in ("by_rows", "masked"):
-        original = getattr(attention, way)
-        monkeypatch.setattr(attention, way, lambda *inputs, way=way, f=original: taken.append(way) or f(*inputs))
+def test_many_keys_use_groups_and_few_a_dense_mask(kind, monkeypatch):
+    attention, calls = attention_of(kind, 4), []
+    for name in ("blocked", "masked"):
+        original = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *inputs, name=name, f=original: calls.append(name) or f(*inputs))
     results = []
     for border in (12, 11):
         monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
@@ -102,12 +102,12 @@ def test_many_keys_go_by_rows_and_few_under_the_mask(kind, monkeypatch):
         torch.manual_seed(1)
         with torch.no_grad():
             results.append(attention(torch.randn(2, 12, 8, dtype=torch.float64), *inputs[1:]))
-    assert taken == ["masked", "by_rows"]
+    assert calls == ["masked", "blocked"]
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the number of entries of the largest tensor that any operation returned."""
+    """Records the number of entries of the largest tensor that any operation returns."""
 
     entries = 0
 
@@ -122,7 +122,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_tensor_is_as_large_as_all_scores(kind, factorization):
-    sparse.geometry.cache_clear()
+    sparse.group_masks.cache_clear()
     segment, memory, heads = 512, 512, 2
     attention = attention_of(kind, 32, 1, factorization, heads=heads)
     inputs = context_of(attention, segment, memory, memory, batch=1)
@@ -136,10 +136,10 @@ def test_no_tensor_is_as_large_as_all_scores(kind, factorization):
 def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factorization, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
-    length, sizes = 22, BlockConfig(8, 2, 1, stride=5, summary=1, factorization=factorization)
-    blocks = [OPERATIONS[f"sparse_{kind}"](sizes).double() for _ in range(2)]
+    length, config = 22, BlockConfig(8, 2, 1, stride=5, summary=1, factorization=factorization)
+    blocks = [OPERATIONS[f"sparse_{kind}"](config).double() for _ in range(2)]
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
-    positions, y = Positions(sinusoids(length, 8, torch.float64)), x
+    positions, y = Positions(sinusoidal_encodings(length, 8, torch.float64)), x
     for block in blocks:
         y = y + block(y, None, positions)
     for i in range(length):
@@ -154,21 +154,21 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factoriz
 def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
     torch.manual_seed(0)
-    sizes = BlockConfig(8, 2, 12, stride=4, summary=1, factorization=factorization)
-    model = build_pattern([f"sparse_{kind}", "dense", f"sparse_{kind}"], sizes, 11).double()
+    config = BlockConfig(8, 2, 12, stride=4, summary=1, factorization=factorization)
+    model = build_pattern([f"sparse_{kind}", "dense", f"sparse_{kind}"], config, 11).double()
     tokens, targets = torch.randint(11, (2, 2, 30))
     uncut, _ = model(tokens, targets, None, 30)
     pieces, memories = [], None
     for start, end in itertools.pairwise([0, 7, 8, 14, 23, 30]):
         nll, memories = model(tokens[:, start:end], targets[:, start:end], memories, 30)
         pieces.append(nll)
-        assert memories.read == end
+        assert memories.offset == end
     torch.testing.assert_close(torch.cat(pieces, dim=1), uncut, rtol=0, atol=1e-10)
 
 
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("kind", KINDS)
-def test_large_scores_stay_finite_and_right(kind):
+def test_large_scores_stay_finite_and_correct(kind):
     attention = attention_of(kind, 4)
     with torch.no_grad():
         attention.query.weight *= 1e4
@@ -176,12 +176,12 @@ def test_large_scores_stay_finite_and_right(kind):
     exact = attention.masked(context, *others)
     single = attention.float()
     encodings = others[1].encodings.float()
-    for way in (single.blocked, single.masked):
-        found = way(context.detach().float(), others[0], Positions(encodings, others[1].start))
-        torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
+    for compute in (single.blocked, single.masked):
+        result = compute(context.detach().float(), others[0], Positions(encodings, others[1].start))
+        torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
 
 
-def test_bad_sizes_are_named():
+def test_invalid_options_are_named():
     with pytest.raises(ValueError, match="stride=0 must be at least 1"):
         attention_of("strided", 0)
     with pytest.raises(ValueError, match="summary=5 must be from 1 to stride=4"):

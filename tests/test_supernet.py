@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.attention import Positions, sinusoids
+from models.attention import Positions, sinusoidal_encodings
 from models.operations import BlockConfig
 from nas.search import estimators, sampling
 from nas.search.supernet import SuperNet
@@ -35,7 +35,7 @@ def loss_along(supernet, path, gates=None):
 def test_soft_mixture_and_its_gradients_are_those_of_the_weighted_sum_of_the_candidates_outputs():
     block = small_supernet().backbone.blocks[0]
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
-    positions = Positions(sinusoids(5, 8, torch.float64))
+    positions = Positions(sinusoidal_encodings(5, 8, torch.float64))
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
     block.choice = [0, 1, 2], weights
     outputs = [x + candidate(x, None, positions) for candidate in block.candidates]

@@ -6,13 +6,13 @@ from models.operations import BlockConfig
 from models.transformer_xl import GridPositions, build_pattern, extend_memory
 from tests.making import generator
 
-SIZES = BlockConfig(d_model=16, heads=2, d_ffn=24)
+CONFIG = BlockConfig(d_model=16, heads=2, d_ffn=24)
 VOCAB = 29
 
 
-def model_of(pattern, sizes=SIZES, **output):
+def model_of(pattern, config=CONFIG, **output):
     torch.manual_seed(3)
-    model = build_pattern(pattern, sizes, VOCAB, **output).double().eval()
+    model = build_pattern(pattern, config, VOCAB, **output).double().eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -28,7 +28,7 @@ def stream(length, batch=2):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("pattern", [["attention"], ["attention", "dense", "identity", "attention", "attention"]])
 def test_two_segments_with_memory_equal_one_long_segment(pattern, norm):
-    """With a memory as long as all that came before, cutting a stream changes nothing at any depth."""
+    """With a memory of all previous positions, cutting a stream changes no loss at any depth."""
     model = model_of(pattern, BlockConfig(16, 2, 24, norm=norm))
     tokens, targets = stream(12)
     whole, _ = model(tokens, targets, None, 0)
@@ -47,7 +47,7 @@ def test_a_shorter_memory_forgets():
     assert not torch.allclose(second, whole[:, 6:])
 
 
-def test_only_blocks_that_look_back_keep_a_memory_and_it_carries_no_gradient():
+def test_only_attention_blocks_keep_a_memory_and_it_has_no_gradient():
     model = model_of(["dense", "attention", "identity", "attention"])
     _, memories = model(*stream(6), None, 4)
     assert [memory is not None for memory in memories.blocks] == [False, True, False, True]
@@ -81,55 +81,17 @@ def test_weights_start_at_a_size_that_keeps_activations():
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
 
 
-class PlainEmbedding(torch.nn.Module):
-    """What models.transformer_xl.Embedding does, left to autograd."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, tokens):
-        return torch.nn.functional.embedding(tokens, self.weight) * self.weight.shape[1] ** 0.5, self.weight
-
-
-@pytest.mark.parametrize("cutoffs", [[], [5, 11]])
-@pytest.mark.parametrize(("tied", "div_value"), [(True, 1), (False, 1), (False, 2)])
-def test_all_gradients_equal_those_with_a_plain_embedding(tied, div_value, cutoffs):
-    """Over two segments, with tokens that repeat; tied, the table's gradients of both ends meet."""
-    torch.manual_seed(0)
-    model = model_of(["attention", "dense"], cutoffs=cutoffs, tie_embeddings=tied, div_value=div_value)
-    tokens = torch.randint(23, (2, 9))
-    tokens[:, 3] = tokens[:, 2]
-    weights = torch.rand(2, 4, dtype=torch.float64)
-    found = []
-    for embedding in (model.embedding, PlainEmbedding(model.embedding.weight)):
-        model.embedding, memories, loss = embedding, None, 0.0
-        for start in (0, 4):
-            window = tokens[:, start : start + 5]
-            nll, memories = model(window[:, :-1], window[:, 1:], memories, 4)
-            loss = loss + (nll * weights).sum()
-        parameters = dict(model.named_parameters())
-        found.append([loss, *torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)])
-    assert (
-        dict(zip(parameters, found[0][1:], strict=True)).get("head.weight", loss) is not None
-    )  # untied, it has its own
-    for name, a, b in zip(["loss", *parameters], *found, strict=True):
-        assert (a is None) == (b is None), name
-        if a is not None:
-            torch.testing.assert_close(a, b, msg=name)
-
-
 ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "identity"]
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
-    """Over two segments, with dropout: losses, memories and gradients to the bit."""
+    """Losses, memories and gradients over two segments with dropout are bit-identical."""
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
-    sizes, found, kept = BlockConfig(16, 2, 24, dropout=0.3, activation=activation, stride=4), [], []
+    config, results, kept = BlockConfig(16, 2, 24, dropout=0.3, activation=activation, stride=4), [], []
     tokens, targets = stream(20)
     for recompute in (False, True):
-        model = model_of(ALL, sizes, recompute=recompute).train()
+        model = model_of(ALL, config, recompute=recompute).train()
         torch.manual_seed(1)
         saved, loss, memories = [], 0.0, None
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.numel()) or x, lambda x: x):
@@ -137,16 +99,16 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
                 window = slice(start, start + 10)
                 nll, memories = model(tokens[:, window], targets[:, window], memories, 7)
                 loss = loss + nll.sum()
-        found.append([loss, *memories.blocks[:2], *torch.autograd.grad(loss, list(model.parameters()))])
+        results.append([loss, *memories.blocks[:2], *torch.autograd.grad(loss, list(model.parameters()))])
         kept.append(sum(saved))
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
     assert kept[1] < kept[0] / 2
 
 
 def test_the_deep_initialisation_keeps_the_residual_stream_small():
-    sizes, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4), 100
-    plain, depth_scaled = (model_of(ALL * 20, sizes, depth_scaled=depth_scaled) for depth_scaled in (False, True))
+    config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4), 100
+    plain, depth_scaled = (model_of(ALL * 20, config, depth_scaled=depth_scaled) for depth_scaled in (False, True))
     for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
         before, after = dict(one.named_parameters()), dict(other.named_parameters())
         for name in before:
@@ -156,28 +118,31 @@ def test_the_deep_initialisation_keeps_the_residual_stream_small():
     loss = depth_scaled(tokens, targets, None, 0)[0].mean()
     gradients = torch.autograd.grad(loss, list(depth_scaled.parameters()))
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
-    sizes_of_stream = []
+    stream_rms = []
     for model in (plain, depth_scaled):
         with torch.no_grad():
-            x, positions = torch.randn(2, 20, 16, dtype=torch.float64), transformer_xl.sinusoids(20, 16, torch.float64)
+            x, positions = (
+                torch.randn(2, 20, 16, dtype=torch.float64),
+                transformer_xl.sinusoidal_encodings(20, 16, torch.float64),
+            )
             for block in model.blocks:
                 x = block(x, None, transformer_xl.Positions(positions))
-        sizes_of_stream.append(x.square().mean().sqrt().item())
-    assert sizes_of_stream[1] < 2 < 4 < sizes_of_stream[0]
+        stream_rms.append(x.square().mean().sqrt().item())
+    assert stream_rms[1] < 2 < 4 < stream_rms[0]
 
 
-def test_grid_positions_are_those_of_the_pixel():
+def test_grid_positions_sum_row_column_and_channel():
     torch.manual_seed(0)
     rows, columns, channels = 3, 4, 2
     grid = GridPositions(rows, columns, channels, 16).double()
     for table in grid.tables:
         torch.nn.init.normal_(table)
     row, column, channel = grid.tables
-    found = grid(0, 60)
+    results = grid(0, 60)
     for place in range(60):
         pixel = row[place // 8 % 3] + column[place // 2 % 4] + channel[place % 2]
-        torch.testing.assert_close(found[place], pixel * (16 / 3) ** 0.5)
-    assert torch.equal(grid(7, 11), found[7:18])
+        torch.testing.assert_close(results[place], pixel * (16 / 3) ** 0.5)
+    assert torch.equal(grid(7, 11), results[7:18])
 
 
 def test_distances_and_a_grid_exclude_each_other():
@@ -186,10 +151,10 @@ def test_distances_and_a_grid_exclude_each_other():
             model_of(["dense"], BlockConfig(16, 2, 24, relative=relative), grid=grid)
 
 
-def test_a_grid_model_knows_where_it_is_by_its_embeddings_alone():
-    """No distances in its attention; and a stream cut anywhere is the stream uncut."""
-    sizes = BlockConfig(16, 2, 24, relative=False, stride=4)
-    model = model_of(ALL, sizes, grid=[2, 3, 2])
+def test_a_grid_model_has_positions_in_its_embeddings_alone():
+    """Its attention has no relative positions, and cutting a stream changes no loss."""
+    config = BlockConfig(16, 2, 24, relative=False, stride=4)
+    model = model_of(ALL, config, grid=[2, 3, 2])
     assert not any("position" in name for name, _ in model.blocks.named_parameters())
     for table in model.grid.tables:
         assert table.std().item() == pytest.approx(16**-0.5, rel=0.5)  # drawn like the token embeddings

@@ -34,14 +34,14 @@ class Pass:
     def __init__(self, name: str, batch: int, segment: int, memory: int, way: str | None = None):
         import torch
 
-        from models.attention import Positions, sinusoids
+        from models.attention import Positions, sinusoidal_encodings
         from models.operations import OPERATIONS, BlockConfig
         from nas.core.config_checks import default_stride
 
         self.operation = OPERATIONS[name](BlockConfig(128, 4, 512, stride=default_stride(segment + memory)))
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
         self.memory = torch.randn(batch, memory, 128) if memory else None
-        self.positions = Positions(sinusoids(segment + memory, 128), memory)
+        self.positions = Positions(sinusoidal_encodings(segment + memory, 128), memory)
         self.gradient = torch.randn_like(self.x)
         self.way = way  # `masked` or `by_rows`; None: as the rule says
 

@@ -187,14 +187,14 @@ class AttentionBlock:
     def __init__(self, with_position: bool):
         import torch
 
-        from models.attention import Positions, sinusoids
+        from models.attention import Positions, sinusoidal_encodings
         from models.operations import Attention, BlockConfig
 
         shape = SHAPES[192]
         self.operation = Attention(BlockConfig(128, 4, 512, 0.0, relative=with_position))
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
         self.memory = torch.randn(shape["batch"], shape["memory"], 128)
-        self.positions = Positions(sinusoids(192 + shape["memory"], 128))
+        self.positions = Positions(sinusoidal_encodings(192 + shape["memory"], 128))
         self.gradient = torch.randn_like(self.x)
 
     def seconds(self, repeats: int = 20) -> float:

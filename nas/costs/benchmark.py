@@ -1,17 +1,12 @@
-"""Timing pieces of work so that figures compare, their memory, and the constants of the output layer (nas.cutoffs)."""
+"""Time and peak memory of functions, measured in rounds so that results can be compared."""
 
 import ctypes
 import gc
-import itertools
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-
-from models.softmax import linear_nll
 
 WARM_UP = 3  # unmeasured rounds
 
@@ -37,11 +32,6 @@ def timed_rounds(
     return {name: np.array(taken[WARM_UP:]) for name, taken in times.items()}
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Median seconds of a piece of work."""
-    return float(np.median(timed_rounds({0: work}, rounds=15)[0]))
-
-
 def peak_memory_mb(work: Callable[[], object]) -> float | None:
     """Highest resident memory of this process while it does a piece of work, in MB; None where Linux is not."""
     try:
@@ -53,40 +43,3 @@ def peak_memory_mb(work: Callable[[], object]) -> float | None:
     work()
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
-
-
-def measure_output_layer(d_model: int) -> dict[str, float]:
-    """The constants of nas.cutoffs.LayerCost on this machine, in ns, measured for some seconds on one thread.
-
-    A product of n tokens, width d and v logits, forward and backward, is taken to last
-    per_product + n v (d per_multiply_add + per_logit); least squares of the relative errors.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, requires_grad=True)
-
-    equations = []
-    for tokens, size, width in itertools.product((32, 128, 512), (256, 2048, 8192), (max(8, d_model // 4), d_model)):
-        inputs = leaf(tokens, width), leaf(size, width), leaf(size)
-        targets, gradient = torch.randint(size, (tokens,)), torch.ones(tokens)
-        taken = 1e9 * seconds_of(lambda: linear_nll(*inputs, targets).backward(gradient))  # noqa: B023
-        equations.append(np.array([tokens * size * width, tokens * size, 1.0]) / taken)
-    per_multiply_add, per_logit, per_product = np.linalg.lstsq(np.array(equations), np.ones(len(equations)))[0]
-
-    hidden, nll = leaf(1024, d_model), torch.zeros(1024)
-    picked = {}
-    for count in (64, 512):  # what a tail does with its tokens, beside its product
-        rows, gradient = torch.randperm(1024)[:count], torch.ones(count, d_model)
-        picked[count] = seconds_of(
-            lambda: (hidden.index_select(0, rows).backward(gradient), nll.index_add(0, rows, gradient[:, 0]))  # noqa: B023
-        )
-    torch.set_num_threads(threads)
-    constants = {
-        "per_multiply_add": per_multiply_add,
-        "per_logit": per_logit,
-        "per_row": 1e9 * (picked[512] - picked[64]) / (512 - 64),
-        "per_product": per_product,
-    }
-    return {name: max(0.0, float(value)) for name, value in constants.items()}

@@ -7,7 +7,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from models.attention import Positions
 from models.operations import OPERATIONS, BlockConfig
@@ -19,51 +18,15 @@ from nas.training.build import backbone_options, block_config
 Choice = tuple[list[int], Tensor | None]  # the operations that a block is to run, and their weights (None: 1)
 
 
-def scalars(weights: Tensor) -> list[float] | tuple[Tensor, ...]:
-    """weights [O] one by one: numbers, which are faster on a CPU; of a GPU tensors, for numbers would have to be waited
-    for, and a CUDA graph cannot hold them."""
-    return weights.unbind() if weights.is_cuda else weights.tolist()
-
-
-class MixFunction(torch.autograd.Function):
-    """x + sum of weights[i] * branches[i], in one pass over each branch, forward and backward.
-
-    x [B, L, D], weights [O], branches [B, L, D] each, or a scalar where one adds nothing. Differentiable once.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weights, *branches):
-        ctx.values = scalars(weights)
-        ctx.save_for_backward(*branches)
-        total = x.clone()
-        for value, branch in zip(ctx.values, branches, strict=True):
-            if branch.ndim:
-                total.addcmul_(branch, value) if isinstance(value, Tensor) else total.add_(branch, alpha=value)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        flat, nothing = gradient.flatten(), gradient.new_zeros(())
-        branches, to_weights = ctx.saved_tensors, None
-        if ctx.needs_input_grad[1]:
-            products = [flat.dot(branch.flatten().to(flat.dtype)) if branch.ndim else nothing for branch in branches]
-            to_weights = torch.stack(products)
-        to_branches = [
-            gradient * value if branch.ndim else nothing for value, branch in zip(ctx.values, branches, strict=True)
-        ]
-        return gradient, to_weights, *to_branches
-
-
 class StochasticBlock(nn.Module):
-    """x + sum of weight * operation(x) over the operations that `choice` names; the others are not run.
+    """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
-    Memory is kept whatever was chosen: the next segment may choose an operation that looks back.
+    The block keeps a memory for every choice, because the next segment may choose an operation that reads it.
     """
 
-    def __init__(self, operations: list[str], sizes: BlockConfig):
+    def __init__(self, operations: list[str], config: BlockConfig):
         super().__init__()
-        self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
+        self.candidates = nn.ModuleList(OPERATIONS[name](config) for name in operations)
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.choice: Choice | None = None  # until the SuperNet has set a mixture or a path
@@ -73,7 +36,9 @@ class StochasticBlock(nn.Module):
             raise RuntimeError("choose first: SuperNet.set_mixture() or SuperNet.set_path()")
         chosen, weights = self.choice
         branches = [self.candidates[index](x, memory, positions) for index in chosen]
-        return sum(branches, start=x) if weights is None else MixFunction.apply(x, weights, *branches)
+        if weights is not None:  # in the precision of x: the weights' gradients would lose digits in bf16
+            branches = [weight * branch.to(x.dtype) for weight, branch in zip(weights, branches, strict=True)]
+        return sum(branches, start=x)
 
 
 class SuperNet(nn.Module):

@@ -10,7 +10,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from models.attention import Positions, sinusoids
+from models.attention import Positions, sinusoidal_encodings
 from models.operations import Operation
 from models.transformer_xl import TransformerXL
 from nas.core.config import TrainOptions
@@ -55,7 +55,7 @@ def training_inputs(
     length, memory_length, d_model = options.segment, options.memory, network.d_model
     x = torch.zeros(rows, length, d_model, device=context.device, requires_grad=True)
     memory = torch.zeros(rows, memory_length, d_model, device=context.device) if memory_length else None
-    encodings = sinusoids(memory_length + length, d_model, x.dtype, x.device) if network.relative else None
+    encodings = sinusoidal_encodings(memory_length + length, d_model, x.dtype, x.device) if network.relative else None
     return x, memory, Positions(encodings)
 
 
