@@ -143,7 +143,7 @@ def measure_peak(mode: str, rows: int, d_model: int) -> dict:
 
 
 def peak_in_subprocess(mode: str, size: tuple[int, int]) -> dict:
-    """measure_peak() in a process whose C library returns freed memory at once, so that the kernel counts used memory."""
+    """measure_peak() in a process whose C library returns freed memory at once, so that only used memory counts."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     command = [sys.executable, __file__, "--peak-memory", mode, *map(str, size)]
     done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)

@@ -162,7 +162,7 @@ class StepCosts:
 
     def temporary(self, mode: str, rows: float, ranks: int) -> float:
         """Bytes needed for a moment, the larger of two: fp32 logits of the largest cluster, where products are not
-        fp32; or the table's gradient while it is computed, and the buffer from which DistributedDataParallel sends it."""
+        fp32; or the table's gradient while it is computed, and the buffer from which DDP sends it."""
         (head, _), *tails = self.clusters  # every token needs the head, a share of them a tail
         logits = max([head, *(size * share for size, share in tails)]) * rows * self.config.train.segment
         buffer = FP32 * self.table if ranks > 1 and mode != "hard" else 0
