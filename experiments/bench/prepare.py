@@ -1,9 +1,9 @@
 """Speed and memory of tokenising a text: `python experiments/bench/prepare.py [--megabytes 100]`.
 
 Regime: one text file of random words with skewed frequencies (Zipf). `python -m nas.prepare` prepares it in an empty
-cache, in a new process for each tokenizer. The sentencepiece tokenizer first learns 8,000 pieces. Time and peak resident
-memory are those of the whole process. The last line is JSON: {"megabytes", "rows": [{"tokenizer", "tokens", "seconds",
-"tokens_per_s", "peak_mb"}]}.
+cache, in a new process for each tokenizer. The sentencepiece tokenizer first learns 8,000 pieces. Time and peak
+resident memory are those of the whole process. The last line is JSON: {"megabytes", "rows": [{"tokenizer", "tokens",
+"seconds", "tokens_per_s", "peak_mb"}]}.
 """
 
 import argparse
@@ -49,7 +49,8 @@ def measure(text: Path, tokenizer: str, vocab_size: int, folder: Path) -> dict:
     tokens = sum(int(line.split()[1].replace(",", "")) for line in output.splitlines()[1:])
     peak_mb = round(usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3))
     rate = round(tokens / seconds)
-    return dict(tokenizer=tokenizer, tokens=tokens, seconds=round(seconds, 1), tokens_per_s=rate, peak_mb=peak_mb)
+    row = {"tokenizer": tokenizer, "tokens": tokens, "seconds": round(seconds, 1)}
+    return row | {"tokens_per_s": rate, "peak_mb": peak_mb}
 
 
 def main() -> None:

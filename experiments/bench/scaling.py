@@ -1,8 +1,8 @@
 """Estimate of what search and retraining cost on many GPUs: `python experiments/bench/scaling.py`.
 
 Nothing is measured. Two sizes: the paper's (32 blocks of width 512 on WikiText-103), and `tenfold`, whose blocks have
-ten times the parameters (36 blocks of width 1536; d_ffn and heads in proportion). A step reads --rows rows of 192 tokens
-with a memory of 192, divided over the ranks. The frequency of a word is its rank to the power of -(--zipf).
+ten times the parameters (36 blocks of width 1536; d_ffn and heads in proportion). A step reads --rows rows of 192
+tokens with a memory of 192, divided over the ranks. The frequency of a word is its rank to the power of -(--zipf).
 
 - step_costs.py defines the modes (retrain, soft, hard), FLOPs, the bytes that a rank sends, and the kinds of memory.
 - late: the share of the bytes that no backward pass can hide. The table's gradient is complete only at the end of the
