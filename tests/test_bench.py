@@ -1,4 +1,4 @@
-"""The benchmarks count what they say; how fast anything is, they alone tell."""
+"""The throughput benchmark counts the FLOPs that its steps compute. Its speeds are not tested."""
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +13,7 @@ def throughput():
 
 
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])
-def test_the_flops_of_the_throughput_table_are_those_that_a_step_computes(name, throughput, monkeypatch):
+def test_the_flops_of_the_throughput_table_are_those_of_a_step(name, throughput, monkeypatch):
     monkeypatch.setattr(phase, "sample_path", throughput.balanced_path)
     workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), div_value=1)
     workload.turn()  # fills the memories

@@ -207,8 +207,6 @@ class AttentionBlock:
 
 
 def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
-    import torch
-
     from nas.core.config import TrainOptions
     from nas.costs.benchmark import peak_memory_mb
     from nas.search import phase
@@ -223,41 +221,47 @@ def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     deep = {blocks: Workload("search_hard", 32, corpus, div_value, blocks) for blocks in (12, 24)}
     deep[6] = workloads["search_hard", 32]
     attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
-    pairs = products()
     values: dict = {}
-
-    def add(key, value):
-        values.setdefault(key, []).append(value)
-
     for index in range(rounds + 1):
-        for row, workload in workloads.items():
-            peak, rate = peak_rate(pairs), workload.rate(seconds)
-            add("peak", peak)
-            add(("rate", row), rate)
-            add(("utilisation", row), rate * workload.flops_per_token / peak)
-            if threads > 1 and row[1] == 192:
-                torch.set_num_threads(1)
-                add(("speedup", row), rate / workload.rate(seconds))
-                torch.set_num_threads(threads)
-        add("hard over soft", values["rate", ("search_soft", 32)][-1] / values["rate", ("search_hard", 32)][-1])
+        figures = measure_workloads(workloads, threads, seconds)
+        soft, hard = (figures["rate", (name, 32)] for name in ("search_soft", "search_hard"))
         step = {blocks: 1 / workload.rate(seconds) for blocks, workload in deep.items()}
-        add("growth", step[24] / step[6])
-        add("linearity", step[24] / (step[6] + 3 * (step[12] - step[6])))
-        add("position", attention[True].seconds() / attention[False].seconds())
+        figures["hard over soft"] = soft / hard
+        figures["growth"] = step[24] / step[6]
+        figures["linearity"] = step[24] / (step[6] + 3 * (step[12] - step[6]))
+        figures["position"] = attention[True].seconds() / attention[False].seconds()
         print(f"round {index} of {rounds}" if index else "warmed up", file=sys.stderr, flush=True)
-
+        for key, value in figures.items() if index else ():
+            values.setdefault(key, []).append(value)
     return {"threads": threads, "div_value": div_value, **summary(values, workloads, peaks_mb)}
 
 
+def measure_workloads(workloads: dict, threads: int, seconds: float) -> dict:
+    """{(figure, row): value} of a round."""
+    import torch
+
+    figures, pairs = {}, products()
+    for row, workload in workloads.items():
+        peak, rate = peak_rate(pairs), workload.rate(seconds)
+        figures["peak", row], figures["rate", row] = peak, rate
+        figures["utilisation", row] = rate * workload.flops_per_token / peak
+        if threads > 1 and row[1] == 192:
+            torch.set_num_threads(1)
+            figures["speedup", row] = rate / workload.rate(seconds)
+            torch.set_num_threads(threads)
+    return figures
+
+
 def summary(values: dict[object, list[float]], workloads: dict, peaks_mb: dict) -> dict:
-    """Medians over rounds of the values that measure() collected. The first round warms up and is left out."""
+    """Medians over rounds of the values that measure() collected."""
 
     def median(key, digits):
-        return round(statistics.median(values[key][1:]), digits)
+        return round(statistics.median(values[key]), digits)
 
     rows = list(workloads)
+    peaks = [peak for row in rows for peak in values["peak", row]]
     result = {
-        "peak_gflops": round(statistics.median(values["peak"][len(rows) :]) / 1e9, 1),
+        "peak_gflops": round(statistics.median(peaks) / 1e9, 1),
         "rows": [
             {
                 "name": row[0],

@@ -9,6 +9,7 @@ penalty; with --alone, the best pattern for each.
 import argparse
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Planted:
     d_ffn: int
     rule: Callable[[np.ndarray, int, np.random.Generator], int]
     needs: str
-    is_sufficient: Callable[[str], bool]  # whether an abbreviated pattern has what the rule needs
+    sufficient: str  # regular expression that finds what the rule needs in an abbreviated pattern
     attentions: int  # how many are right with a penalty; without one, more do no harm
 
     def stream(self, length: int, seed: int) -> np.ndarray:
@@ -81,27 +82,11 @@ def late(stream, position, source):
     return MAPS[source.integers(2), stream[position - 1 - source.integers(4)]]
 
 
-def has_dense(pattern: str) -> bool:
-    return "d" in pattern
-
-
-def has_attention(pattern: str) -> bool:
-    return "a" in pattern
-
-
-def dense_after_attention(pattern: str) -> bool:
-    return "a" in pattern and "d" in pattern[pattern.find("a") :]
-
-
-def dense_before_attention(pattern: str) -> bool:
-    return "d" in pattern and "a" in pattern[pattern.find("d") :]
-
-
 CORPORA = {
-    "nowhere": Planted(48, 64, nowhere, "a dense", has_dense, attentions=0),
-    "once": Planted(48, 64, once, "an attention", has_attention, attentions=1),
-    "early": Planted(10, 32, early, "an attention, and a dense after it", dense_after_attention, attentions=1),
-    "late": Planted(48, 64, late, "an attention, and a dense before it", dense_before_attention, attentions=1),
+    "nowhere": Planted(48, 64, nowhere, "a dense", "d", attentions=0),
+    "once": Planted(48, 64, once, "an attention", "a", attentions=1),
+    "early": Planted(10, 32, early, "an attention, and a dense after it", "a.*d", attentions=1),
+    "late": Planted(48, 64, late, "an attention, and a dense before it", "d.*a", attentions=1),
 }
 
 
@@ -142,7 +127,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
 
 def is_right(name: str, pattern: str, penalty: bool) -> bool:
     planted = CORPORA[name]
-    return planted.is_sufficient(pattern) and (not penalty or pattern.count("a") == planted.attentions)
+    return bool(re.search(planted.sufficient, pattern)) and (not penalty or pattern.count("a") == planted.attentions)
 
 
 def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
