@@ -74,7 +74,7 @@ def test_the_papers_scale_takes_steps_at_reduced_width(memory_corpus, sampling):
     assert phase.total_steps == 40000 and len(phase.supernet.backbone.blocks) == 32
     losses = [loss for step in range(1, 13) if (loss := phase.step(step)[0]) is not None]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert not (phase.supernet.pi() == phase.supernet.pi()[0, 0]).all()  # the logits have learned, in every fifth step
+    assert not (phase.supernet.pi() == phase.supernet.pi()[0, 0]).all()  # every fifth step trains the logits
     total, counted = total_nll(phase.supernet, corpus.tokens("valid")[:60], 4, 24, 24, 32)
     assert counted == 59 and total > 0
 
