@@ -45,7 +45,8 @@ def search(config, run, context) -> None:
     cut_streams(corpus, config)  # text that is too short is told before anything is measured
     latency = None
     if config.search.latency.source == "measured":
-        latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), run.path / "latency.yaml"))
+        file = run.path / "latency.yaml"
+        latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), context, file))
     phase = Search(build_supernet(config, corpus), corpus, config, latency)
     trainer = Trainer(phase, run, config.train)
 

@@ -8,7 +8,7 @@ import pytest
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
 from nas.costs.table import MILLISECONDS, CostTable
-from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread
+from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread_evenly
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
 OPERATIONS = ["attention", "dense", "identity"]
@@ -39,17 +39,21 @@ def test_twelve_blocks():
 
 
 def test_spread_is_even():
-    assert spread({"attention": 3, "dense": 3}) == interleaved(6)
-    assert abbreviate(spread({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
-    assert Counter(spread({"attention": 1, "dense": 2, "identity": 4})) == {"attention": 1, "dense": 2, "identity": 4}
+    assert spread_evenly({"attention": 3, "dense": 3}) == interleaved(6)
+    assert abbreviate(spread_evenly({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
+    assert Counter(spread_evenly({"attention": 1, "dense": 2, "identity": 4})) == {
+        "attention": 1,
+        "dense": 2,
+        "identity": 4,
+    }
 
 
 @pytest.mark.parametrize("budget", [3.0, 6.9, 12.0, 17.5, 40.0])
 def test_most_parameters_is_that_of_all_patterns(budget):
     parameters = {"attention": 50, "dense": 30, "identity": 0}
     found = most_parameters(5, OPERATIONS, parameters, COSTS, budget)
-    affordable = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.pattern(list(p)) <= budget]
-    assert COSTS.pattern(found) <= budget
+    affordable = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.cost(list(p)) <= budget]
+    assert COSTS.cost(found) <= budget
     assert sum(map(parameters.get, found)) == max(sum(map(parameters.get, pattern)) for pattern in affordable)
 
 
@@ -65,7 +69,7 @@ def test_compositions_are_all_and_each_once():
 def test_random_patterns_have_the_cost_and_are_different_networks():
     found = list(itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30))
     assert len({network(pattern) for pattern in found}) == 30
-    assert all(len(pattern) == 8 and abs(COSTS.pattern(pattern) / 20 - 1) <= 0.1 for pattern in found)
+    assert all(len(pattern) == 8 and abs(COSTS.cost(pattern) / 20 - 1) <= 0.1 for pattern in found)
     again = itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30)
     assert list(again) == found
     other = itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=2), 30)
@@ -75,7 +79,7 @@ def test_random_patterns_have_the_cost_and_are_different_networks():
 def test_random_patterns_are_uniform_among_those_of_the_cost():
     """First draws over many seeds, against enumeration: every pattern as often as any, within chance."""
     costs = CostTable(MILLISECONDS, 0.0, {"attention": 2.0, "dense": 1.0, "identity": 0.0})
-    fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.pattern(p) - 4) <= 0.4}
+    fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.cost(p) - 4) <= 0.4}
     assert len(fitting) == 19  # dddd, 12 of one attention, two dense and one identity, 6 of two attention
     draws = 1900
     firsts = (next(random_patterns(4, OPERATIONS, costs, 4.0, 0.1, seed)) for seed in range(draws))

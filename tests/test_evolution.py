@@ -1,6 +1,7 @@
 """Derivation by evolution, on losses of the test's own and on a small search."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from nas.core.errors import InputError
 from nas.core.run_folder import open_run
 from nas.costs.flops import count_flops
 from nas.costs.table import MILLISECONDS, CostTable
-from nas.derivation.evolution import POPULATION, choose_by_evolution, evolve, shortlist, trial
+from nas.derivation import evolution
+from nas.derivation.evolution import POPULATION, choose_by_evolution, evolve, shortlist, train_pattern
 from nas.derivation.runs import read_run
-from nas.derivation.supernet_evaluator import TrainedSuperNet
+from nas.derivation.supernet_evaluator import SuperNetEvaluator
 from nas.training.trainer import Trainer
 from tests.making import make_retraining, make_search
 
@@ -29,7 +31,7 @@ def loss(path) -> float:
 def test_it_finds_the_best_pattern_within_the_budget():
     budget = 24.0
     affordable = [
-        path for path in itertools.product(range(3), repeat=9) if COSTS.pattern([OPERATIONS[i] for i in path]) <= budget
+        path for path in itertools.product(range(3), repeat=9) if COSTS.cost([OPERATIONS[i] for i in path]) <= budget
     ]
     judged = []
     losses = evolve(lambda path: judged.append(path) or loss(path), (2,) * 9, OPERATIONS, COSTS, budget)
@@ -73,7 +75,7 @@ def searched(tmp_path_factory, small_yaml):
 def test_the_choice_is_the_best_of_all_by_the_weights_that_the_search_left(searched):
     path, _, _ = searched
     run = read_run(path)
-    net = TrainedSuperNet(path, "evolution")
+    net = SuperNetEvaluator(path)
     path_of = {p: net.path_nll(list(p)) for p in itertools.product(range(3), repeat=3)}
     chosen, about = choose_by_evolution([run], run.pi, run.flops, None, trials=0)
     assert tuple(chosen) == min(path_of, key=path_of.get)
@@ -82,16 +84,15 @@ def test_the_choice_is_the_best_of_all_by_the_weights_that_the_search_left(searc
     cheap, about = choose_by_evolution([run], run.pi, run.flops, 0.5, trials=0)
     within = [p for p in path_of if run.flops.ratio([run.operations[i] for i in p]) <= 0.5]
     assert tuple(cheap) == min(within, key=path_of.get) and about["budget"] == 0.5
-    with pytest.raises(InputError, match="no pattern is within a budget"):
+    with pytest.raises(InputError, match="no pattern fits a budget"):
         choose_by_evolution([run], run.pi, run.flops, 0.01, trials=0)
 
 
 def test_trials_choose_among_the_best_by_training_them(searched, monkeypatch):
     path, config, _ = searched
     run, tried = read_run(path), []
-    monkeypatch.setattr(
-        "nas.evolution.trial", lambda net, pattern, steps: tried.append((pattern, steps)) or -len(tried)
-    )
+    monkeypatch.setattr(evolution, "train_pattern", lambda pattern, *_: tried.append((pattern, _[-1])))
+    monkeypatch.setattr(SuperNetEvaluator, "model_nll", lambda *_: -len(tried))
     chosen, about = choose_by_evolution([run], run.pi, run.flops, None, trials=3)
     assert len(tried) == len(about["trials"]) == 3 and {steps for _, steps in tried} == {config.train.steps // 5}
     assert [run.operations[i] for i in chosen] == tried[-1][0]  # the last had the lowest
@@ -99,14 +100,18 @@ def test_trials_choose_among_the_best_by_training_them(searched, monkeypatch):
 
 def test_a_trial_is_training_from_scratch(searched):
     path, config, phase = searched
-    pattern, net = ["dense", "attention", "identity"], TrainedSuperNet(path, "evolution")
-    config.train.steps, config.train.warmup_steps = 6, 1
+    pattern, net = ["dense", "attention", "identity"], SuperNetEvaluator(path)
+    config = replace(config, train=replace(config.train, steps=6, warmup_steps=1))
     torch.manual_seed(config.seed)
     alone = make_retraining(config, pattern, phase.corpus)
     for step in range(1, 7):
         alone.step(step)
     alone.model.eval()
-    expected = net.nll_of(alone.model, 1, net.parts)
-    assert trial(net, pattern, 6) == pytest.approx(expected, rel=1e-6)
-    assert trial(net, pattern, 6) != pytest.approx(trial(net, pattern, 3), rel=1e-4)
+    expected = net.model_nll(alone.model)
+
+    def trial(steps: int) -> float:
+        return net.model_nll(train_pattern(pattern, net.config, net.corpus, net.context, steps))
+
+    assert trial(6) == pytest.approx(expected, rel=1e-6)
+    assert trial(6) != pytest.approx(trial(3), rel=1e-4)
     assert np.isfinite(expected)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nas.core.config import Config
 from nas.core.config_checks import settle_sparse
 from nas.core.pattern import abbreviate, interleaved
-from nas.costs.flops import costed_shape
+from nas.costs.flops import batch_shape
 from nas.costs.latency import measure_costs, measure_models
 from nas.training.device import set_up
 
@@ -41,22 +41,22 @@ def main() -> None:
     config.search.latency.timing = arguments.timing
     settle_sparse(config)
     config.train.threads, config.train.device = arguments.threads, "cpu"
-    set_up(config.seed, config.train)
+    context = set_up(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source = np.random.default_rng(arguments.seed)
     names = config.search.operations
     patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
 
-    table = measure_costs(config, counts)
-    measured = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts)
+    table = measure_costs(config, counts, context)
+    measured = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts, context)
     usual, *measured = (about["median_ms"] for about in measured)
-    batch, segment, memory = costed_shape(config)
+    batch, segment, memory = batch_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
     print("  ".join(f"{name} {cost:.3f}" for name, cost in {"overhead": table.overhead, **table.blocks}.items()))
     print(f"{'pattern':<14}{'predicted':>10}{'measured':>10}{'error':>8}{'ratio predicted':>17}{'measured':>10}")
     errors = []
     for pattern, seen in zip(patterns, measured, strict=True):
-        predicted = table.pattern(pattern)
+        predicted = table.cost(pattern)
         errors.append(predicted / seen - 1)
         print(
             f"{abbreviate(pattern):<14}{predicted:>10.2f}{seen:>10.2f}{errors[-1]:>+8.1%}"

@@ -31,11 +31,11 @@ def main() -> None:
 
     from scipy.stats import kendalltau
 
-    from nas.derivation.supernet_evaluator import TrainedSuperNet
+    from nas.derivation.supernet_evaluator import SuperNetEvaluator
 
     taus, ordered = {}, sorted(truth, key=truth.get)
     for search in arguments.searches:
-        net = TrainedSuperNet(search, "judging")
+        net = SuperNetEvaluator(search)
         losses = [net.path_nll([net.supernet.operations.index(name) for name in pattern]) for pattern in ordered]
         print(f"{search}: nll per token on the beginning of valid along each pattern, best on test first")
         print(

@@ -4,7 +4,7 @@ import time
 
 from nas.core.run_folder import RunFolder
 from nas.costs.flops import count_flops
-from nas.costs.latency import measure_beside, prediction
+from nas.costs.latency import measure_pattern, valid_prediction
 from nas.retraining.phase import BEST, Retraining
 from nas.training import distributed as ranks
 from nas.training.build import evaluate_with, evaluation_lengths
@@ -24,7 +24,8 @@ def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict
     splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
     seconds = time.perf_counter() - started
     pattern, counts = run.config["pattern"], corpus.counts()
-    costs, predicted = count_flops(config, counts), prediction(pattern_file, config, corpus.vocab_size)
+    costs, context = count_flops(config, counts), phase.context
+    predicted = valid_prediction(pattern_file, config, corpus.vocab_size, context)
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -33,8 +34,8 @@ def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict
         "memory": memory,
         "best_step": best["step"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_token": costs.pattern(pattern),
+        "flops_per_token": costs.cost(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": ranks.broadcast_from_main(lambda: measure_beside(pattern, config, counts, predicted)),
+        "latency": ranks.broadcast_from_main(lambda: measure_pattern(pattern, config, counts, context, predicted)),
         "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
     }

@@ -17,9 +17,9 @@ from nas.costs.flops import count_flops
 from nas.costs.table import CostTable
 from nas.data.corpus import Corpus
 from nas.data.loader import Batch, ContextBatches
-from nas.derivation.confidence import undecided_words
 from nas.search.estimators import leave_one_out_gradient
 from nas.search.objective import check_target, entropy_of
+from nas.search.pi_statistics import undecided_message
 from nas.search.sampling import fair_paths, gumbel_like, relax, sample_path, straight_through, temperature_at
 from nas.search.supernet import SuperNet
 from nas.training import distributed as ranks
@@ -331,7 +331,7 @@ class Search:
         ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))
         for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
             if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
-                found.append(undecided_words(number, *self.supernet.names(order), pi[0] - pi[1]))
+                found.append(undecided_message(number, *self.supernet.names(order), pi[0] - pi[1]))
         recent = [i + 1 for i, since in enumerate(self.path_since.tolist()) if since > (1 - limits.late_share) * step]
         if recent:
             late = f"changed in the last {limits.late_share:.0%} of the steps"
