@@ -11,7 +11,7 @@ import numpy as np
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
-from nas.costs.table import CostTable, latency_report
+from nas.costs.table import latency_report
 from nas.derivation.budget import read_budgets
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.methods import METHODS
@@ -85,12 +85,18 @@ def main() -> None:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
 
-    files = write_files(patterns, runs, arguments, costs)
+    out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
+    files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in arguments.budgets] if arguments.pareto else [out]
+    write_patterns(dict(zip(files, patterns, strict=True)), arguments.force)
+    if arguments.pareto:
+        table = pareto_table(patterns, costs.unit)
+        write_text(out.with_name(f"{out.stem}-pareto.md"), table)
+        print(table)
     print_confidence(patterns[-1], runs)  # of the largest budget
     notice = None if arguments.budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"]))
     if notice:
         print(f"NOTICE: {notice}")
-    for file, pattern in files.items():
+    for file, pattern in zip(files, patterns, strict=True):
         print_pattern(pattern)
         print(f"written to {file}")
 
@@ -103,25 +109,6 @@ def measured_latency(runs: list[SearchRun]):
 
             return RunLatency(run.path)
     return None
-
-
-def write_files(
-    patterns: list[dict], runs: list[SearchRun], arguments: argparse.Namespace, costs: CostTable
-) -> dict[Path, dict]:
-    """Write the patterns and, for several budgets, their table. Returns {file: pattern}."""
-    default = "pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml"
-    out = arguments.out or runs[0].path / default
-    if not arguments.pareto:
-        files = {out: patterns[0]}
-        write_patterns(files, arguments.force)
-        return files
-    names = [out.with_stem(f"{out.stem}-{budget:g}") for budget in arguments.budgets]
-    files = dict(zip(names, patterns, strict=True))
-    write_patterns(files, arguments.force)
-    table = pareto_table(patterns, costs.unit)
-    write_text(out.with_name(f"{out.stem}-pareto.md"), table)
-    print(table)
-    return files
 
 
 def print_confidence(pattern: dict, runs: list[SearchRun]) -> None:

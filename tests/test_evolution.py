@@ -12,7 +12,7 @@ from nas.core.run_folder import open_run
 from nas.costs.flops import count_flops
 from nas.costs.table import MILLISECONDS, CostTable
 from nas.derivation import evolution
-from nas.derivation.evolution import POPULATION, choose_by_evolution, evolve, shortlist, train_pattern
+from nas.derivation.evolution import POPULATION, evolve, evolve_pattern, shortlist, train_pattern
 from nas.derivation.runs import read_run
 from nas.derivation.supernet_evaluator import SuperNetEvaluator
 from nas.training.trainer import Trainer
@@ -77,25 +77,27 @@ def test_the_choice_is_the_best_of_all_by_the_weights_that_the_search_left(searc
     run = read_run(path)
     net = SuperNetEvaluator(path)
     path_of = {p: net.path_nll(list(p)) for p in itertools.product(range(3), repeat=3)}
-    chosen, about = choose_by_evolution([run], run.pi, run.flops, None, trials=0)
-    assert tuple(chosen) == min(path_of, key=path_of.get)
+    choice = evolve_pattern([run], run.pi, run.flops, None, trials=0)
+    about = choice.evolution
+    assert tuple(choice.path) == min(path_of, key=path_of.get)
     assert about["judged"] == 27 and about["nll"] == pytest.approx(min(path_of.values()), abs=1e-4)
     assert about["nll_of_pi"] == pytest.approx(path_of[tuple(run.pi.argmax(axis=1))], abs=1e-4)
-    cheap, about = choose_by_evolution([run], run.pi, run.flops, 0.5, trials=0)
+    cheap = evolve_pattern([run], run.pi, run.flops, 0.5, trials=0)
     within = [p for p in path_of if run.flops.ratio([run.operations[i] for i in p]) <= 0.5]
-    assert tuple(cheap) == min(within, key=path_of.get) and about["budget"] == 0.5
+    assert tuple(cheap.path) == min(within, key=path_of.get) and cheap.evolution["budget"] == 0.5
     with pytest.raises(InputError, match="no pattern fits a budget"):
-        choose_by_evolution([run], run.pi, run.flops, 0.01, trials=0)
+        evolve_pattern([run], run.pi, run.flops, 0.01, trials=0)
 
 
 def test_trials_choose_among_the_best_by_training_them(searched, monkeypatch):
     path, config, _ = searched
     run, tried = read_run(path), []
-    monkeypatch.setattr(evolution, "train_pattern", lambda pattern, *_: tried.append((pattern, _[-1])))
-    monkeypatch.setattr(SuperNetEvaluator, "model_nll", lambda *_: -len(tried))
-    chosen, about = choose_by_evolution([run], run.pi, run.flops, None, trials=3)
-    assert len(tried) == len(about["trials"]) == 3 and {steps for _, steps in tried} == {config.train.steps // 5}
-    assert [run.operations[i] for i in chosen] == tried[-1][0]  # the last had the lowest
+    monkeypatch.setattr(evolution, "run_trial", lambda _, *trial: tried.append(trial) or -len(tried))
+    choice = evolve_pattern([run], run.pi, run.flops, None, trials=3)
+    assert len(tried) == len(choice.evolution["trials"]) == 3 and {steps for _, steps in tried} == {
+        config.train.steps // 5
+    }
+    assert [run.operations[i] for i in choice.path] == tried[-1][0]  # the last had the lowest
 
 
 def test_a_trial_is_training_from_scratch(searched):

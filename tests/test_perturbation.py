@@ -7,7 +7,7 @@ import torch
 from nas.core.errors import InputError
 from nas.core.run_folder import open_run
 from nas.derivation import perturbation
-from nas.derivation.perturbation import choose_by_perturbation, losses_without
+from nas.derivation.perturbation import losses_without, perturb
 from nas.derivation.supernet_evaluator import PARTS, SuperNetEvaluator
 from nas.training.evaluation import total_nll
 from nas.training.trainer import Trainer
@@ -81,7 +81,7 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
         return np.array([losses[block]])
 
     monkeypatch.setattr(perturbation, "losses_without", losses_without)
-    chosen, means = choose_by_perturbation([path])
+    chosen, means = perturb([path])
     assert chosen == [0, 1, 2] and [mean.tolist() for mean in means] == [[losses[0]], [losses[1]], [losses[2]]]
     decided = []
     for block, pi in seen:
@@ -96,7 +96,7 @@ def test_losses_of_several_runs_are_averaged(searched, monkeypatch):
     path, _ = searched
     answers = iter([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]] * 3)
     monkeypatch.setattr(perturbation, "losses_without", lambda *_: np.array([next(answers)]))
-    chosen, losses = choose_by_perturbation([path, path])
+    chosen, losses = perturb([path, path])
     assert chosen == [1, 1, 1] and losses[0].tolist() == [[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]]
 
 
@@ -104,4 +104,4 @@ def test_a_run_without_checkpoint_is_named(searched):
     path, _ = searched
     (path / "checkpoint.pt").unlink()
     with pytest.raises(InputError, match=r"holds no checkpoint\.pt with the SuperNet's weights"):
-        choose_by_perturbation([path])
+        perturb([path])

@@ -177,16 +177,9 @@ def measure_pattern(
     predicted: the result of CostTable.predict, or an empty mapping.
     """
     _, measured = measure_models([(interleaved(len(pattern)), config), (pattern, config)], counts, context)
-    batch, segment, memory = batch_shape(config)
-    return {
-        **measured,
-        **predicted,
-        "timing": config.search.latency.timing,
-        "batch_size": batch,
-        "segment": segment,
-        "memory": memory,
-        "threads": context.threads,
-    }
+    shape = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
+    timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}
+    return measured | predicted | timing
 
 
 def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, context: DeviceContext) -> dict:

@@ -22,6 +22,7 @@ from nas.costs.table import CostTable
 from nas.data.corpus import Corpus
 from nas.derivation.baselines import random_patterns
 from nas.derivation.budget import best_within
+from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 from nas.derivation.supernet_evaluator import SuperNetEvaluator
 from nas.retraining.phase import Retraining
@@ -56,8 +57,8 @@ def evolve(
     def within_budget(architecture: Architecture) -> bool:
         return costs.overhead + block_costs[list(architecture)].sum() <= budget * (1 + 1e-9)
 
-    highest = min(budget, costs.overhead + len(first) * block_costs.max())
-    others = random_population(highest, len(first), operations, costs, seed)
+    limit = min(budget, costs.overhead + len(first) * block_costs.max())
+    others = random_population(limit, len(first), operations, costs, seed)
     population = [first, *(tuple(map(operations.index, pattern)) for pattern in others)]
     population = list(filter(within_budget, population))
     for generation in range(GENERATIONS + 1):
@@ -68,30 +69,23 @@ def evolve(
     return losses
 
 
-def random_population(
-    highest: float, blocks: int, operations: list[str], costs: CostTable, seed: int
-) -> list[list[str]]:
-    """Random patterns that cost 0.9 to 1 of the highest cost, and cheaper ones if these are too few."""
+def random_population(limit: float, blocks: int, operations: list[str], costs: CostTable, seed: int) -> list[list[str]]:
+    """Random patterns that cost 0.9 to 1 of the limit, and cheaper ones if these are too few."""
     patterns: list[list[str]] = []
     for share in (0.1, 1.0):
         try:
-            source = random_patterns(blocks, operations, costs, (1 - share / 2) * highest, share / (2 - share), seed)
+            source = random_patterns(blocks, operations, costs, (1 - share / 2) * limit, share / (2 - share), seed)
             patterns += islice(source, POPULATION - 1 - len(patterns))
         except InputError:  # no pattern has such a cost
             continue
     return patterns
 
 
-def children(
-    parents: list[Architecture],
-    operations: int,
-    known: set[Architecture],
-    within_budget: Callable[[Architecture], bool],
-    generator: np.random.Generator,
-) -> list[Architecture]:
+def children(parents: list[Architecture], operations: int, known: set, within_budget, generator) -> list[Architecture]:
     """New architectures within the budget, alternately mutations of one parent and crossovers of two.
 
-    Half of the mutations also exchange two blocks. Returns fewer than a generation if new ones are hard to find.
+    known: the architectures so far; new ones are added. within_budget: tells whether an architecture is. Half of the
+    mutations also exchange two blocks. Returns fewer than a generation if new ones are hard to find.
     """
     result: list[Architecture] = []
     for attempt in range(MAX_ATTEMPTS):
@@ -139,10 +133,18 @@ def train_pattern(
     return phase.model.eval()
 
 
-def choose_by_evolution(
+def run_trial(evaluator: SuperNetEvaluator, pattern: list[str], steps: int) -> float:
+    """nll per token on the beginning of valid after training a pattern from scratch."""
+    model = train_pattern(pattern, evaluator.config, evaluator.corpus, evaluator.context, steps)
+    nll = evaluator.model_nll(model)
+    print(f"trial of {abbreviate(pattern)}: nll {nll:.4f} after {steps} steps", flush=True)
+    return nll
+
+
+def evolve_pattern(
     runs: list[SearchRun], pi: np.ndarray, costs: CostTable, budget: float | None, trials: int
-) -> tuple[list[int], dict]:
-    """The path with the lowest mean loss over the runs, and the record of its search.
+) -> Choice:
+    """The path with the lowest mean loss over the runs, and the record of its evolution.
 
     pi [N, O]: its own choice within the budget joins the first generation; budget: ratio to the interleaved pattern's
     cost, or None for the target of the search, if it has one. trials: if positive, so many of the best patterns are
@@ -151,10 +153,10 @@ def choose_by_evolution(
     checkpoint.
     """
     start, search, baseline = time.monotonic(), runs[0], costs.cost(interleaved(len(pi)))
-    if budget is None:
-        highest = costs.overhead + len(pi) * max(costs.blocks[name] for name in search.operations)
-        budget = highest / baseline if search.target is None else search.target
-    first = tuple(best_within([budget], pi, search.operations, costs)[0])
+    limit = search.target if budget is None else budget
+    if limit is None:
+        limit = max(costs.ratio([name] * len(pi)) for name in search.operations)
+    first = tuple(best_within([limit], pi, search.operations, costs)[0])
     if search.options["search.weights_paths"] != "uniform":
         print("NOTICE: this search trained its weights on paths from pi; evolution needs search.weights_paths=uniform")
     evaluators = [SuperNetEvaluator(run.path) for run in runs]
@@ -162,31 +164,15 @@ def choose_by_evolution(
     def evaluate(architecture: Architecture) -> float:
         return float(np.mean([evaluator.path_nll(list(architecture)) for evaluator in evaluators]))
 
-    losses = evolve(evaluate, first, search.operations, costs, budget * baseline)
+    losses = evolve(evaluate, first, search.operations, costs, limit * baseline)
     best = min(losses, key=losses.get)
-    record = {"budget": round(budget, 4), "judged": len(losses)}
+    record = {"budget": round(limit, 4), "judged": len(losses)}
     if trials:
-        steps = max(1, search.of_steps // TRIAL_SHARE)
-        nlls = run_trials(evaluators[0], shortlist(losses, search.operations, trials), search.operations, steps)
-        best = min(nlls, key=nlls.get)
-        names = {architecture: short_name(architecture, search.operations) for architecture in nlls}
-        record |= {"trials": {names[key]: round(nll, 4) for key, nll in nlls.items()}, "trial_steps": steps}
+        steps, candidates = max(1, search.of_steps // TRIAL_SHARE), shortlist(losses, search.operations, trials)
+        patterns = [[search.operations[index] for index in candidate] for candidate in candidates]
+        nlls = [run_trial(evaluators[0], pattern, steps) for pattern in patterns]
+        best = candidates[int(np.argmin(nlls))]
+        record["trials"] = {abbreviate(p): round(nll, 4) for p, nll in zip(patterns, nlls, strict=True)}
+        record["trial_steps"] = steps
     record |= {"nll": round(losses[best], 4), "nll_of_pi": round(losses[first], 4)}
-    return list(best), record | {"seconds": round(time.monotonic() - start)}
-
-
-def run_trials(
-    evaluator: SuperNetEvaluator, candidates: list[Architecture], operations: list[str], steps: int
-) -> dict[Architecture, float]:
-    """nll per token on the beginning of valid of each architecture after training from scratch."""
-    nlls = {}
-    for architecture in candidates:
-        pattern = [operations[index] for index in architecture]
-        model = train_pattern(pattern, evaluator.config, evaluator.corpus, evaluator.context, steps)
-        nlls[architecture] = evaluator.model_nll(model)
-        print(f"trial of {abbreviate(pattern)}: nll {nlls[architecture]:.4f} after {steps} steps", flush=True)
-    return nlls
-
-
-def short_name(architecture: Architecture, operations: list[str]) -> str:
-    return abbreviate([operations[index] for index in architecture])
+    return Choice(list(best), budget, evolution=record | {"seconds": round(time.monotonic() - start)})

@@ -80,7 +80,7 @@ def confidence_table(pattern: dict) -> str:
     """A line per block: choice, pi of each operation, margin, agreement of several seeds, entropy, decision."""
     records = pattern["confidence"]
     names, seeds = list(records[0]["pi"]), "agreement" in records[0]
-    width = name_width(names)
+    width = max(map(len, names)) + 1
     head = f"{'block':>5}  {'choice':<{width}}" + "".join(f"{name:>{len(name) + 2}}" for name in names)
     head += f"{'margin':>8}" + (f"{'± error':>9}{'agree':>7}" if seeds else "") + f"{'entropy':>9}"
     rows = [head]
@@ -91,10 +91,6 @@ def confidence_table(pattern: dict) -> str:
             row += f"{record.get('margin_error', 0.0):>9.3f}{record['agreement']:>7.0%}"
         rows.append(f"{row}{record['entropy']:>9.3f}  {decision(record)}".rstrip())
     return "\n".join(rows)
-
-
-def name_width(names: list[str]) -> int:
-    return max(map(len, names)) + 1
 
 
 def decision(record: dict) -> str:
@@ -112,7 +108,7 @@ def perturbation_table(pattern: dict) -> str:
     rows += ["lead: distance to the second highest nll, ± its standard error over parts of the text and runs."]
     for number, record in enumerate(pattern["confidence"], start=1):
         removal = record["removal"]
-        row = f"{number:>5}  {record['operation']:<{name_width(list(record['pi']))}}"
+        row = f"{number:>5}  {record['operation']:<{max(map(len, record['pi'])) + 1}}"
         row += "  ".join(f"without {name} {nll:.4f}" for name, nll in removal["nll_without"].items())
         if "lead" in removal:
             row += f"  lead {removal['lead']:.4f} ± {removal['lead_error']:.4f}  "

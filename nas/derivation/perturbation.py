@@ -26,7 +26,7 @@ def losses_without(evaluator: SuperNetEvaluator, pi: Tensor, block: int) -> np.n
     return np.stack(losses, axis=1)
 
 
-def choose_by_perturbation(runs: list[Path]) -> tuple[list[int], list[np.ndarray]]:
+def perturb(runs: list[Path]) -> tuple[list[int], list[np.ndarray]]:
     """The path, and for each block the losses per token without each operation [R, O], one row per part and run.
 
     Blocks are decided in random order; a decided block runs its choice only. Raises InputError if a run has no
