@@ -1,4 +1,4 @@
-"""From pi to patterns: likeliest, within budgets, over seeds; and how sure."""
+"""Derivation from pi: argmax, budgets, several seeds, confidence and files."""
 
 import itertools
 import json
@@ -28,14 +28,14 @@ NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
 
 
-def a_run(pi, path="runs/one", operations=NAMES, **content):
-    """As read_run gives it."""
+def search_run(pi, path="runs/one", operations=NAMES, **content):
+    """A run as read_run returns it."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
     return SearchRun(Path(path), content, list(operations), np.array(pi), 7, 7, COSTS)
 
 
 def seeds_of(*pis, **more):
-    return [a_run(pi, path=f"runs/{index}", seed=index, **more) for index, pi in enumerate(pis)]
+    return [search_run(pi, path=f"runs/{index}", seed=index, **more) for index, pi in enumerate(pis)]
 
 
 def argmax_pattern(*pis):
@@ -58,17 +58,17 @@ def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
     assert len(table) == 3 and "0.700" in table[1] and "identity" in table[2]
 
 
-def test_ties_and_undecided_blocks_are_said_loudly():
+def test_ties_and_undecided_blocks_cause_warnings():
     pattern = argmax_pattern([[0.4, 0.4, 0.2], [0.36, 0.32, 0.32], [0.9, 0.05, 0.05]])
-    found = confidence_warnings(pattern)
-    assert len(found) == 2
-    assert "block 1 is a TIE between attention and dense" in found[0]
-    assert "block 2 is UNDECIDED: attention leads dense by only 0.040" in found[1]
+    messages = confidence_warnings(pattern)
+    assert len(messages) == 2
+    assert "block 1 is a TIE between attention and dense" in messages[0]
+    assert "block 2 is UNDECIDED: attention leads dense by only 0.040" in messages[1]
     assert "undecided: dense as good" in confidence_table(pattern).splitlines()[2]
 
 
-def test_one_candidate_leaves_no_doubt():
-    run = a_run([[1.0]], operations=["dense"])
+def test_one_candidate_causes_no_warning():
+    run = search_run([[1.0]], operations=["dense"])
     assert confidence_warnings(pattern_record(Choice([0]), [run], "argmax")) == []
 
 
@@ -81,7 +81,7 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
     margins = np.array([0.97, -0.97, 0.97])
     assert second["margin"] == pytest.approx(margins.mean(), abs=1e-6)
     assert second["margin_error"] == pytest.approx(margins.std(ddof=1) / math.sqrt(3), abs=1e-6)
-    # Its margin of 0.32 would be enough for one run; its spread over the seeds says that it is chance.
+    # The margin of 0.32 would suffice for one run; over the seeds it is not significant.
     assert (first["undecided"], second["undecided"]) == (False, True)
     assert [
         text
@@ -96,12 +96,12 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
 def test_the_margin_below_which_a_block_is_undecided_is_the_runs_option():
     pi = [[0.5, 0.3, 0.2]]
     for margin, undecided in ((0.1, False), (0.25, True)):
-        run = a_run(pi, search={"warnings": {"margin": margin}})
+        run = search_run(pi, search={"warnings": {"margin": margin}})
         assert pattern_record(Choice([0]), [run], "argmax")["confidence"][0]["undecided"] == undecided
 
 
-def test_a_choice_against_pi_is_told_as_that():
-    pattern = pattern_record(Choice([1, 1], 0.8), [a_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget")
+def test_a_choice_against_pi_is_reported():
+    pattern = pattern_record(Choice([1, 1], 0.8), [search_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget")
     lines = confidence_table(pattern).splitlines()
     assert "pi prefers attention" in lines[1] and "undecided: attention as good" in lines[2]
     assert confidence_warnings(pattern) == [
@@ -110,19 +110,19 @@ def test_a_choice_against_pi_is_told_as_that():
 
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
-    one = a_run([[0.5, 0.3, 0.2]])
-    assert check_seeds([one, a_run([[0.4, 0.4, 0.2]], "runs/two", seed=2)]) == []
+    one = search_run([[0.5, 0.3, 0.2]])
+    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], "runs/two", seed=2)]) == []
     with pytest.raises(InputError, match="runs/two searched 1 blocks of dense, identity, and runs/one 1 of attention"):
-        check_seeds([one, a_run([[0.5, 0.5]], "runs/two", ["dense", "identity"])])
+        check_seeds([one, search_run([[0.5, 0.5]], "runs/two", ["dense", "identity"])])
     with pytest.raises(InputError, match="runs/two searched 2 blocks"):
-        check_seeds([one, a_run([[0.5, 0.3, 0.2]] * 2, "runs/two")])
+        check_seeds([one, search_run([[0.5, 0.3, 0.2]] * 2, "runs/two")])
     with pytest.raises(InputError, match=r"model\.d_model is 16 in runs/two and 8 in runs/one"):
-        check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two", model={"d_model": 16})])
+        check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", model={"d_model": 16})])
     with pytest.raises(InputError, match="runs/one is given twice"):
         check_seeds([one, one])
-    (notice,) = check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
+    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
     assert "search.paths is 8 in runs/two and 4 in runs/one" in notice
-    (notice,) = check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two")])
+    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two")])
     assert "has the same seed as runs/one" in notice
 
 
@@ -130,7 +130,7 @@ def test_seeds_of_different_searches_are_refused_with_the_difference():
 
 
 def brute_force(scores, costs, budget):
-    """The greatest score of all paths that cost at most the budget, and the least cost of those that have it."""
+    """The highest score of all paths that cost at most the budget, and the least cost among those with this score."""
     best = (-math.inf, math.inf)
     for path in itertools.product(range(len(costs)), repeat=len(scores)):
         cost = sum(costs[i] for i in path)
@@ -160,7 +160,7 @@ def test_the_pattern_within_a_budget_is_that_of_brute_force(seed):
 
 
 def test_a_budget_that_equals_a_patterns_cost_is_met_by_it():
-    """Sums of floats must not push a pattern over the budget that it defines."""
+    """Rounding of sums must not push a pattern over the budget that equals its cost."""
     costs = CostTable(FLOPS, 0.3, {"attention": 0.1 + 0.2, "dense": 0.1, "identity": 0.0})
     pi = np.array([[0.98, 0.01, 0.01]] * 7)
     for count in range(8):
@@ -193,7 +193,7 @@ def test_budgets_are_positive_numbers():
 
 def test_the_table_of_budgets():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
-    runs = [a_run(pi)]
+    runs = [search_run(pi)]
     patterns = [pattern_record(Choice(path, budget), runs, "budget") for path, budget in (([1, 2], 0.7), ([0, 1], 1.0))]
     patterns[1]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
     rows = pareto_table(patterns, "ms").splitlines()[-2:]
@@ -202,56 +202,58 @@ def test_the_table_of_budgets():
 
 
 def test_removal_losses_are_in_the_file_and_in_the_table():
-    run = a_run([[0.5, 0.4, 0.1]] * 2)
+    run = search_run([[0.5, 0.4, 0.1]] * 2)
     sure = np.array([[1.0, 2.4, 1.25], [1.0, 2.6, 1.25], [1.0, 2.5, 1.25]])
-    doubtful = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
-    pattern = pattern_record(Choice([1, 1], losses=[sure, doubtful]), [run], "perturbation")
+    uncertain = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
+    pattern = pattern_record(Choice([1, 1], losses=[sure, uncertain]), [run], "perturbation")
     first, second = pattern["confidence"]
     removal = first["removal"]
     assert removal["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
     assert removal["second"] == "identity" and removal["lead"] == pytest.approx(1.25)
     assert removal["lead_error"] == pytest.approx(0.1 / math.sqrt(3), abs=1e-6)
     assert (removal["undecided"], second["removal"]["undecided"]) == (False, True)
-    assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # what pi says stays what it is
+    assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # the figures of pi do not change
     assert "without dense 2.5000" in perturbation_table(pattern)
-    (doubt,) = confidence_warnings(pattern)
-    assert "block 2 is UNDECIDED: removing dense costs 0.3667 nats more" in doubt
+    (message,) = confidence_warnings(pattern)
+    assert "block 2 is UNDECIDED: removing dense costs 0.3667 nats more" in message
 
 
 def test_how_many_standard_errors_make_a_lead_follows_students_t():
-    """A lead of 2.5 standard errors over three seeds may be chance (t quantile 2.92); of 3.5 it is none."""
+    """Over three seeds a lead of 2.5 standard errors is not significant (t quantile 2.92); one of 3.5 is."""
     for errors, undecided in ((2.5, True), (3.5, False)):
         spread = 0.3 / errors * math.sqrt(3)  # standard deviation of a lead of 0.3
         leads = 0.3 + spread * np.array([-1.0, 0.0, 1.0])
         rows = [[[(1 + lead) / 2, (1 - lead) / 2, 0.0]] for lead in leads]
-        about = argmax_pattern(*rows)["confidence"][0]
-        assert about["margin"] == pytest.approx(0.3) and about["margin_error"] == pytest.approx(0.3 / errors, abs=1e-5)
-        assert about["undecided"] == undecided
+        record = argmax_pattern(*rows)["confidence"][0]
+        assert record["margin"] == pytest.approx(0.3) and record["margin_error"] == pytest.approx(
+            0.3 / errors, abs=1e-5
+        )
+        assert record["undecided"] == undecided
 
 
-def test_a_third_operation_can_be_the_rival():
+def test_a_third_operation_can_be_as_good():
     """Dense is second on average and never leads; identity leads in one seed."""
-    about = argmax_pattern([[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.0, 0.6]])["confidence"][0]
-    assert about["undecided"]
-    about = argmax_pattern([[0.62, 0.38, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.15, 0.45]])["confidence"][0]
-    assert about["undecided"] and (about["second"], about["as_good"]) == ("dense", "identity")
-    assert about["margin"] == pytest.approx(0.54 - 0.3100, abs=1e-4)
+    record = argmax_pattern([[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.0, 0.6]])["confidence"][0]
+    assert record["undecided"]
+    record = argmax_pattern([[0.62, 0.38, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.15, 0.45]])["confidence"][0]
+    assert record["undecided"] and (record["second"], record["as_good"]) == ("dense", "identity")
+    assert record["margin"] == pytest.approx(0.54 - 0.3100, abs=1e-4)
 
 
 def test_a_choice_that_pi_clearly_prefers_another_to_is_not_undecided():
-    pattern = pattern_record(Choice([2], 0.5), [a_run([[0.27, 0.49, 0.24]])], "budget")
-    about = pattern["confidence"][0]
-    assert not about["undecided"] and (about["second"], about["margin"]) == ("dense", pytest.approx(-0.25))
+    pattern = pattern_record(Choice([2], 0.5), [search_run([[0.27, 0.49, 0.24]])], "budget")
+    record = pattern["confidence"][0]
+    assert not record["undecided"] and (record["second"], record["margin"]) == ("dense", pytest.approx(-0.25))
     assert "pi prefers dense" in confidence_table(pattern)
 
 
-def test_a_pattern_far_from_the_searchs_target_is_told():
+def test_a_pattern_far_from_the_searchs_target_causes_a_notice():
     price = {"search": {"latency": {"source": "flops", "target": 0.75, "weight": 2.0}}}
     assert "target is 0.75 of the interleaved pattern's cost, and this pattern costs 0.43" in target_notice(
-        a_run([[1.0, 0.0, 0.0]], **price), 0.43
+        search_run([[1.0, 0.0, 0.0]], **price), 0.43
     )
-    assert target_notice(a_run([[1.0, 0.0, 0.0]], **price), 0.78) is None
-    assert target_notice(a_run([[1.0, 0.0, 0.0]]), 0.43) is None
+    assert target_notice(search_run([[1.0, 0.0, 0.0]], **price), 0.78) is None
+    assert target_notice(search_run([[1.0, 0.0, 0.0]]), 0.43) is None
 
 
 def test_free_operations_do_not_stretch_a_budget():

@@ -66,7 +66,7 @@ def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, 
 
 
 def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, counts, monkeypatch):
-    """Where mixtures take 10% longer than the sum of their parts, costs are between the two, for both kinds count."""
+    """If mixtures take 10% longer than the sum of their parts, the fitted costs lie between the two."""
 
     def rounds(functions, rounds, seconds):
         milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in functions.values()]
@@ -144,8 +144,7 @@ def test_tokens_are_as_frequent_as_in_the_text(small_config):
 
 @pytest.mark.parametrize("timing", ["inference", "training"])
 def test_measuring_does_not_change_what_is_trained_after_it(timing, small_config, counts, monkeypatch):
-    """Neither the fresh weights of what is timed, nor the dropout of timed steps, of which there are as many as the
-    clock allows."""
+    """Neither the new weights nor the dropout of the timed steps, whose number depends on the clock."""
     monkeypatch.setattr(latency, "SECONDS", 0.0)
     torch.manual_seed(3)
     expected = torch.randn(4)
@@ -184,32 +183,32 @@ def test_expected_costs_are_sums_over_pi():
 def test_predicted_and_measured_stand_side_by_side(small_config, counts, clockwork):
     table = CostTable(MILLISECONDS, 4.0, {"attention": 3.0, "dense": 1.25, "identity": 0.125})
     pattern = ["attention", "identity"]
-    about = measure_pattern(pattern, small_config(), counts, CPU, table.predict(pattern))
-    assert about["predicted_ms"] == 7.125
-    assert about["ratio_to_interleaved"] == pytest.approx(7.125 / 8.25, rel=1e-3)
-    assert (about["batch_size"], about["segment"], about["memory"]) == (16, 8, 8)
+    measured = measure_pattern(pattern, small_config(), counts, CPU, table.predict(pattern))
+    assert measured["predicted_ms"] == 7.125
+    assert measured["ratio_to_interleaved"] == pytest.approx(7.125 / 8.25, rel=1e-3)
+    assert (measured["batch_size"], measured["segment"], measured["memory"]) == (16, 8, 8)
 
 
 def test_a_measurement_far_from_its_prediction_is_warned_of():
-    about = {"timing": "inference", "batch_size": 1, "segment": 8, "memory": 8, "median_ms": 10.0}
-    about |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
-    (line,) = latency_report(about)
+    measured = {"timing": "inference", "batch_size": 1, "segment": 8, "memory": 8, "median_ms": 10.0}
+    measured |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
+    (line,) = latency_report(measured)
     assert "measured 10.00 ms, 0.50" in line and "predicted 9.50 ms, 0.50" in line
     for predicted in (9.0, 11.2):
-        line, warning = latency_report(about | {"predicted_ms": predicted})
+        line, warning = latency_report(measured | {"predicted_ms": predicted})
         assert warning.startswith("WARNING") and "differs from the prediction" in warning
         assert "The baseline moved too" in warning  # both ratios are 0.5
-    _, warning = latency_report(about | {"predicted_ms": 5.0, "predicted_ratio_to_interleaved": 0.25})
+    _, warning = latency_report(measured | {"predicted_ms": 5.0, "predicted_ratio_to_interleaved": 0.25})
     assert "+100%" in warning and "baseline" not in warning
-    assert len(latency_report({key: about[key] for key in about if not key.startswith("predicted")})) == 1
+    assert len(latency_report({key: measured[key] for key in measured if not key.startswith("predicted")})) == 1
     assert latency_report({}) == []
 
 
 def test_a_prediction_counts_only_under_its_own_conditions(small_config, counts, capsys):
     config, size = small_config(), len(counts)
     predicted = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
-    about = {**predicted, "median_ms": 2.5, "holds_for": measurement_conditions(config, size, ["attention"], CPU)}
-    content = {"blocks": ["attention"], "latency": about}
+    measured = {**predicted, "median_ms": 2.5, "holds_for": measurement_conditions(config, size, ["attention"], CPU)}
+    content = {"blocks": ["attention"], "latency": measured}
     assert valid_prediction(content, config, size, CPU) == predicted
     assert valid_prediction({}, config, size, CPU) == {} and capsys.readouterr().out == ""
     assert valid_prediction(content, small_config("evaluate.segment=5"), size, CPU) == {}

@@ -28,12 +28,12 @@ def searched(request, small_config, tmp_path):
 
 def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
     path, phase = searched
-    net = SuperNetEvaluator(path)
-    assert torch.equal(net.supernet.logits, phase.supernet.logits)
+    evaluator = SuperNetEvaluator(path)
+    assert torch.equal(evaluator.supernet.logits, phase.supernet.logits)
     seen = []
-    net.nll = lambda pi: seen.append(pi) or np.array([len(seen), 10.0 * len(seen)])
+    evaluator.nll = lambda pi: seen.append(pi) or np.array([len(seen), 10.0 * len(seen)])
     pi = phase.supernet.pi()
-    assert losses_without(net, pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
+    assert losses_without(evaluator, pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
     for operation, without in enumerate(seen):
         others = [i for i in range(3) if i != operation]
         torch.testing.assert_close(without[1, others], pi[1, others] / pi[1, others].sum())
@@ -41,9 +41,9 @@ def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
 
 
 def test_an_operation_without_a_rival_leaves_its_place_to_all_others_alike(searched):
-    net, seen = SuperNetEvaluator(searched[0]), []
-    net.nll = lambda pi: seen.append(pi) or np.zeros(1)
-    losses_without(net, torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
+    evaluator, seen = SuperNetEvaluator(searched[0]), []
+    evaluator.nll = lambda pi: seen.append(pi) or np.zeros(1)
+    losses_without(evaluator, torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
     assert seen[0][0].tolist() == pytest.approx([0.0, 0.5, 0.5]) and seen[1][0].tolist() == pytest.approx([1.0, 0, 0])
 
 
@@ -54,21 +54,21 @@ def parts_of(text):
 
 def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
     path, phase = searched
-    net = SuperNetEvaluator(path)
+    evaluator = SuperNetEvaluator(path)
     phase.supernet.set_path([0, 1, 2])
-    for found, text in zip(net.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
+    for found, text in zip(evaluator.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
         total, counted = total_nll(phase.supernet, text, 16, 8, 8, 3)
         assert found == pytest.approx(total / counted, rel=1e-5)
 
 
 def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searched):
     path, phase = searched
-    net, pi = SuperNetEvaluator(path), torch.full((3, 3), 1 / 3)
-    assert (net.nll(pi) == net.nll(pi)).all()
+    evaluator, pi = SuperNetEvaluator(path), torch.full((3, 3), 1 / 3)
+    assert (evaluator.nll(pi) == evaluator.nll(pi)).all()
     phase.supernet.set_mixture(pi)
     mixed = [total_nll(phase.supernet, text, 4, 8, 8, 3) for text in parts_of(phase.corpus.tokens("valid"))]
-    same = net.nll(pi) == pytest.approx([total / counted for total, counted in mixed], rel=1e-6)
-    assert same == (net.config.search.sampling == "soft")
+    same = evaluator.nll(pi) == pytest.approx([total / counted for total, counted in mixed], rel=1e-6)
+    assert same == (evaluator.config.search.sampling == "soft")
 
 
 def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searched, monkeypatch):
