@@ -1,59 +1,72 @@
-"""Stage 4: pictures of a run. The evolution of pi as a GIF, and stills for a report."""
+"""Stage 4: draw a run. The history of pi as a GIF, and figures for a report."""
 
 import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import read_lines, read_yaml
-from nas.core.pi_history import read_pi
+from nas.core.files import read_yaml
+from nas.core.metrics import read_metrics, read_pi
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "run", metavar="RUN_DIR", type=Path, help="the --run folder of a search (of a retrain: curves only)"
-    )
-    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; stills go into RUN_DIR")
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="--run folder of a search or a retrain (no GIF)")
+    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    run = arguments.run
-    is_retrain = (run / "config.yaml").is_file() and read_yaml(run / "config.yaml").get("stage") == "retrain"
-    history = [] if is_retrain else read_pi(run)
-    if len(history) == 1:
-        raise InputError(f"{run} has one logged step of pi: an animation needs at least two; let the search go on")
-    if arguments.out and is_retrain:
-        raise InputError(f"--out: {run} is a retrain run and has no pi to animate; leave --out away for its curves")
-    if arguments.out and arguments.out.suffix.lower() != ".gif":
-        raise InputError(f"--out {arguments.out} must end in .gif")
-    metrics = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
-
-    from nas.reporting import curves, pi_figures
-
-    written = []
-
-    def draw(name: str, picture, *content) -> None:
-        picture(*content, run / name)
-        written.append(run / name)
-
-    if metrics:
-        draw("learning_curves.png", curves.learning_curves, metrics)
-    if is_retrain:
-        draw("pattern.png", pi_figures.pattern_strip, read_yaml(run / "config.yaml")["pattern"])
+    run, gif = arguments.run, arguments.out
+    if gif and gif.suffix.lower() != ".gif":
+        raise InputError(f"--out {gif} must end in .gif")
+    config = read_yaml(run / "config.yaml") if (run / "config.yaml").is_file() else {}
+    if config.get("stage") != "retrain":
+        written = draw_search(run, gif or run / "pi.gif")
+    elif gif:
+        raise InputError(f"--out: {run} is a retrain run and has no pi to animate; leave --out away to draw its curves")
     else:
-        last = history[-1]
-        likeliest = [last["operations"][row.index(max(row))] for row in last["pi"]]
-        draw("pi.png", pi_figures.final_pi, history)
-        draw("pi_over_time.png", pi_figures.pi_over_time, history)
-        draw("entropy.png", pi_figures.entropy_over_time, history)
-        draw("pattern.png", pi_figures.pattern_strip, likeliest)
-        out = arguments.out or run / "pi.gif"
-        frames = pi_figures.animate(history, out)
-        written.append(out)
-        print(f"{out}: {frames} frames of {len(history)} logged steps, {out.stat().st_size / 1e6:.2f} MB")
-    print("written: " + " ".join(str(path) for path in written))
+        written = [*draw_curves(run), draw_pattern(run, config["pattern"])]
+    print("written: " + " ".join(map(str, written)))
+
+
+def draw_search(run: Path, gif: Path) -> list[Path]:
+    """Draw learning curves, the history of pi and its most likely pattern. Returns the files."""
+    history = read_pi(run)
+    if len(history) == 1:
+        raise InputError(f"{run} has one logged step of pi, an animation needs two; let the search continue")
+    from nas.reporting import pi_figures  # imported late because matplotlib is slow to import
+
+    figures = {
+        "pi": pi_figures.final_pi,
+        "pi_over_time": pi_figures.pi_over_time,
+        "entropy": pi_figures.entropy_over_time,
+    }
+    for name, draw in figures.items():
+        draw(history, run / f"{name}.png")
+    last = history[-1]
+    pattern = draw_pattern(run, [last["operations"][row.index(max(row))] for row in last["pi"]])
+    frames = pi_figures.animate(history, gif)
+    print(f"{gif}: {frames} frames of {len(history)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
+    return [*draw_curves(run), *(run / f"{name}.png" for name in figures), pattern, gif]
+
+
+def draw_curves(run: Path) -> list[Path]:
+    """Draw learning curves, if a line of metrics was logged. Returns the file in a list."""
+    from nas.reporting.curves import learning_curves
+
+    metrics, path = read_metrics(run), run / "learning_curves.png"
+    if not metrics:
+        return []
+    learning_curves(metrics, path)
+    return [path]
+
+
+def draw_pattern(run: Path, blocks: list[str]) -> Path:
+    from nas.reporting.pi_figures import pattern_strip
+
+    pattern_strip(blocks, run / "pattern.png")
+    return run / "pattern.png"
 
 
 if __name__ == "__main__":

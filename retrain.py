@@ -21,21 +21,21 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
-def notice_other_sizes(content: dict, config: Config) -> None:
-    """Say where a pattern is trained at another size than it was searched at."""
+def notice_other_sizes(pattern_file: dict, config: Config) -> None:
+    """Print a notice for each size of the model that differs from the search."""
     keys = ["d_model", "heads", "d_ffn", "positions"]
-    if set(SPARSE) & set(content["blocks"]):
+    if set(SPARSE) & set(pattern_file["blocks"]):
         keys += ["stride", "factorization"]
-    if "sparse_fixed" in content["blocks"]:
+    if "sparse_fixed" in pattern_file["blocks"]:
         keys += ["summary"]
     for key in keys:
-        searched, given = (content.get("model") or {}).get(key), getattr(config.model, key)
+        searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):
             print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
 
 
 def print_results(results: dict) -> None:
-    """The figures of results.yaml that one looks for first."""
+    """Print the main figures of results.yaml."""
     print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
     print(
         f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
@@ -55,63 +55,58 @@ def print_results(results: dict) -> None:
 
 def main() -> None:
     arguments = parse_arguments()
-    content = read_pattern(arguments.pattern)
+    pattern_file = read_pattern(arguments.pattern)
     config = load_config(arguments.config, arguments.overrides)
-    notice_other_sizes(content, config)
+    notice_other_sizes(pattern_file, config)
 
-    # Imported only now: --help and errors of the configuration need not wait for torch.
+    # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import open_run
     from nas.retraining.phase import BEST
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
-    free = ("evaluate.", "train.threads") if arguments.eval_only else ()
-    again = arguments.resume or arguments.eval_only
-    run = open_run(arguments.run, config, "retrain", again, {"pattern": content["blocks"]}, free)
+    may_differ = ("evaluate.", "train.threads") if arguments.eval_only else ()
+    resume = arguments.resume or arguments.eval_only
+    run = open_run(arguments.run, config, "retrain", resume, {"pattern": pattern_file["blocks"]}, may_differ)
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
-    context = set_up(config.seed, config.train)
+    context = set_up_device(config.seed, config.train)
     with process_group(context.device):
-        retrain(content, config, run, context, arguments.eval_only)
+        retrain(pattern_file, config, run, context, arguments.eval_only)
 
 
-def retrain(content: dict, config: Config, run, context, eval_only: bool) -> None:
-    """On each rank of the run."""
+def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -> None:
+    """Run the stage, on each rank."""
     from nas.core.files import read_yaml
     from nas.core.provenance import provenance
     from nas.core.run_folder import RESULTS
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.retraining.phase import Retraining
-    from nas.retraining.results import evaluate_best
+    from nas.retraining.phase import RetrainPhase
+    from nas.retraining.results import evaluate_best, training_record
     from nas.training.build import build_fixed, resolve_cutoffs
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
-    resolve_cutoffs(config, corpus)
-    phase = Retraining(build_fixed(content["blocks"], config, corpus), corpus, config)
+    config = resolve_cutoffs(config, corpus)
+    phase = RetrainPhase(build_fixed(pattern_file["blocks"], config, corpus), corpus, config, context)
     origin = provenance(config, corpus.meta, context)
 
     if eval_only:
-        run.check_text(origin)
-        results = evaluate_best(phase, run, content)
+        run.check_config(config)
+        run.check_data(origin)
+        results = evaluate_best(phase, run, pattern_file)
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
-        run.start(origin)
-        trainer, out = Trainer(phase, run, config.train), RESULTS
+        run.start(config, origin)
+        trainer, out = Trainer(phase, run), RESULTS
         trainer.fit()
         if (run.path / out).exists():  # an earlier call had finished
             results = read_yaml(run.path / out)
         else:
-            results = evaluate_best(phase, run, content)
-            results |= {
-                "train_steps": trainer.step,
-                "train_tokens": trainer.tokens,
-                "wall_time_s": trainer.wall_seconds,
-            }
-            results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds
-        test = results["test"]  # its line was cut if an earlier call had written it
+            results = evaluate_best(phase, run, pattern_file) | training_record(trainer)
+        test = results["test"]  # restoring the checkpoint cut its line
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     run.write(out, results)
     print_results(results)

@@ -28,9 +28,9 @@ def main() -> None:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.training.build import resolve_cutoffs
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    context = set_up(config.seed, config.train)
+    context = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
     resolve_cutoffs(config, corpus)
     table = measure_costs(config, corpus.counts(), context)

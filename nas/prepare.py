@@ -1,33 +1,30 @@
-"""Text -> memory-mapped tokens: `python -m nas.prepare CONFIG.yaml [section.key=value ...]`. Imports no torch.
+"""Prepare the tokens of a configuration: `python -m nas.prepare CONFIG.yaml [section.key=value ...]`.
 
-Text streams through in chunks, so that memory does not grow with the corpus. Ids are ranked by their frequency in the
-train split, as the adaptive softmax needs. A prepared corpus is a folder in the cache whose name is a digest of the
-text and of the options, so that preparing the same data twice is a cache hit, and changed data never is.
+The same text and options give the same folder in the cache, so the commands that train find it there.
 """
 
 import argparse
 import time
 
-import yaml
-
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
+from nas.core.files import read_yaml
 from nas.data.preprocess import prepare
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m nas.prepare", description="Prepare the tokens of a configuration.")
-    parser.add_argument("config", help="configuration file (its data section is what counts)")
+    parser.add_argument("config", metavar="CONFIG.yaml", help="configuration file; only its data section is used")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_args()
     options = load_config(arguments.config, arguments.overrides).data
+
     started = time.perf_counter()
     folder = prepare(options)
-    meta = yaml.safe_load((folder / "meta.yaml").read_text())
     print(f"{folder} ({time.perf_counter() - started:.1f} s)")
-    for split, about in meta["splits"].items():
-        kept = "lossless" if about["lossless"] else "words kept" if about["words_kept"] else "not lossless"
-        print(f"{split:>5}: {about['tokens']:,} tokens, {about['words']:,} words, {about['bytes']:,} bytes, {kept}")
+    for split, facts in read_yaml(folder / "meta.yaml")["splits"].items():
+        kept = "lossless" if facts["lossless"] else "words kept" if facts["words_kept"] else "not lossless"
+        print(f"{split:>5}: {facts['tokens']:,} tokens, {facts['words']:,} words, {facts['bytes']:,} bytes, {kept}")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ import torch
 
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.retraining.phase import Retraining
-from nas.search.phase import Search
+from nas.retraining.phase import RetrainPhase
+from nas.search.phase import SearchPhase
 from nas.search.supernet import build_supernet
 from nas.training.build import build_fixed
+from nas.training.device import device_context
 
 STAGES = {
     "search_leave_one_out": ["search.paths=3", "search.fair_warmup=false"],
@@ -39,13 +40,14 @@ def load_script(name: str):
 def make_search(config, corpus=None, latency=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    return Search(build_supernet(config, corpus), corpus, config, latency)
+    context = device_context(config.train)
+    return SearchPhase(build_supernet(config, corpus), corpus, config, context, latency)
 
 
 def make_retraining(config, pattern, corpus=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    return Retraining(build_fixed(pattern, config, corpus), corpus, config)
+    return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, device_context(config.train))
 
 
 def losses_of(stage, config) -> list[float]:

@@ -7,12 +7,12 @@ import torch
 from models import sparse
 from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
+from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.supernet import SuperNet
-from nas.training import build
-from nas.training.device import DeviceContext
-from nas.training.evaluation import count_looking_back, evaluate_split, exp, period_of, total_nll
+from nas.training.device import DeviceContext, device_context
+from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, total_nll
 
 
 class CountingModel(torch.nn.Module):
@@ -53,7 +53,7 @@ def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
 
     model.train()
     for batch_size in (1, 2, 7, 100):
-        total, counted = total_nll(model, stream, batch_size, 8, memory, count_looking_back(model.blocks))
+        total, counted = total_nll(model, stream, batch_size, 8, memory, count_memory_blocks(model.blocks))
         assert counted == 230
         assert total == pytest.approx(plain, abs=1e-9)
     assert model.training
@@ -107,10 +107,11 @@ def test_a_stream_of_one_token_has_nothing_to_predict():
         total_nll(CountingModel(), np.array([1]), 1, 8, 0, 0)
 
 
-def test_word_and_byte_figures_refer_to_the_original_text(memory_corpus):
+def test_word_and_byte_figures_refer_to_the_original_text(small_config, memory_corpus):
     corpus = memory_corpus(1000, np.arange(50), np.arange(101))
     corpus.meta["splits"]["valid"] |= {"words": 40, "bytes": 300, "words_kept": True}
-    figures = evaluate_split(CountingModel(), corpus, "valid", 3, 8, 8, 1)
+    config = small_config("evaluate.batch_size=3")
+    figures = evaluate_split(config, CountingModel(), [], corpus, "valid", device_context(config.train))
     nll = sum(1 + t / 1024 for t in range(1, 101))
     assert figures["nll"] == pytest.approx(nll)
     assert figures["perplexity"] == pytest.approx(math.exp(nll / 100))
@@ -120,13 +121,12 @@ def test_word_and_byte_figures_refer_to_the_original_text(memory_corpus):
 
 
 def test_huge_losses_give_infinity_not_an_error():
-    assert exp(1e4) == math.inf
+    assert perplexity(1e4) == math.inf
 
 
-def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
-    """A SuperNet's first parameter, its logits, may be elsewhere: on the CPU, in a hard search on a GPU."""
+def test_evaluation_is_where_the_network_is(small_config):
+    """The logits of a SuperNet, its first parameter, stay on the CPU."""
     seen, elsewhere = [], DeviceContext(torch.device("meta"), "fp32", False, 1)
-    monkeypatch.setattr(build, "machine_of", lambda options: elsewhere)
 
     class Stopped(Exception):
         pass
@@ -139,5 +139,5 @@ def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
     model, config = Recorder(), small_config()
     model.logits = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(Stopped):
-        build.evaluate_with(config, model, [], Corpus(prepare(config.data)), "valid")
+        evaluate_split(config, model, [], Corpus(prepare(config.data)), "valid", elsewhere)
     assert seen == ["meta"]

@@ -65,10 +65,10 @@ def searched(tmp_path_factory, small_yaml):
 
     config = load_config(small_yaml, ["search.weights_paths=uniform"])
     run = open_run(tmp_path_factory.mktemp("evolution") / "run", config, "search", False)
-    run.start({})
+    run.start(config, {})
     phase = make_search(config)
     count_flops(config, phase.corpus.counts()).write(run.path / "flops.yaml")
-    Trainer(phase, run, config.train).fit()
+    Trainer(phase, run).fit()
     return run.path, config, phase
 
 

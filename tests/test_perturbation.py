@@ -18,11 +18,11 @@ from tests.making import make_search
 def searched(request, small_config, tmp_path):
     config = small_config(f"search.sampling={request.param}")
     run = open_run(tmp_path / "run", config, "search", False)
-    run.start({})
+    run.start(config, {})
     phase = make_search(config)
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))
-    Trainer(phase, run, config.train).fit()
+    Trainer(phase, run).fit()
     return run.path, phase
 
 

@@ -17,6 +17,7 @@ from nas.data.corpus import Corpus
 from nas.data.loader import ContextBatches
 from nas.data.preprocess import prepare
 from nas.data.tokenizers import SentencePieceTokenizer, training_lines
+from nas.training.train_step import Stream
 from tests.making import assert_same_state
 
 
@@ -152,7 +153,7 @@ def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
     fails("must be sentencepiece, bytes, words or a .model file that exists", tokenizer="wordpiece")
     fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
     prepare(options(text_folder, tmp_path / "cache", vocab_size=None))  # as many pieces as the text allows
-    fails("too small: the 256 bytes and this text's characters alone are", vocab_size=100)
+    fails("too small: the 256 bytes and the text's characters need", vocab_size=100)
 
 
 def test_a_line_without_end_is_cut_between_words(tmp_path, monkeypatch):
@@ -178,15 +179,15 @@ def test_the_embedded_corpus_repeats_no_paragraph(tmp_path):
 
 
 def test_context_batches_are_contiguous_rows():
-    stream = np.arange(107)
-    batches = ContextBatches(stream, batch_size=3, segment=8)
+    batches = ContextBatches(np.arange(107), batch_size=3, segment=8)
+    stream = Stream(batches)
     assert batches.segments_per_epoch == 4
     seen = []
     for step in range(6):
-        batch = batches.next()
+        batch = stream.next()
         assert (batch.targets == batch.tokens + 1).all()
         assert (batch.memories is None) == (step in (0, 4))  # a fresh start at the beginning of every pass
-        batches.memories = Memories([None], 0)
+        stream.memories = Memories([None], 0)
         seen.append(batch.tokens)
     first_row = np.concatenate([batch[1] for batch in seen[:4]])
     assert first_row.tolist() == list(range(35, 67))
@@ -195,23 +196,22 @@ def test_context_batches_are_contiguous_rows():
 
 def test_rows_of_images_begin_with_an_image():
     batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
-    batch = batches.next()
-    assert batch.tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
+    tokens, _ = batches.next()
+    assert tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
     with pytest.raises(InputError, match=r"needs 40\)"):
         ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)
     assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).segments_per_epoch == 1
 
 
 def test_context_batches_resume_where_they_were():
-    stream = np.arange(200)
-    one, two = (ContextBatches(stream, 2, 5) for _ in range(2))
+    one, two = (Stream(ContextBatches(np.arange(200), 2, 5)) for _ in range(2))
     for _ in range(3):
         one.next()
-        one.memories = Memories([None, torch.zeros(2, 5, 1)], one.position * 5)
+        one.memories = Memories([None, torch.zeros(2, 5, 1)], one.loader.position * 5)
     two.load_state_dict(one.state_dict())
     assert (one.next().tokens == two.next().tokens).all()
     assert_same_state(list(two.memories), list(one.memories))
-    assert two.memories.read == 15
+    assert two.memories.offset == 15
 
 
 def test_a_stream_too_short_for_a_row_is_refused():

@@ -6,15 +6,15 @@ import torch
 import yaml
 
 from nas.core.errors import InputError, RunError
-from nas.core.files import read_lines
-from nas.core.pi_history import read_pi
+from nas.core.files import read_jsonl
+from nas.core.metrics import read_pi
 from nas.core.run_folder import open_run
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 def start(path, config, stage="search", resume=False, **more):
     run = open_run(path, config, stage, resume, **more)
-    run.start({"seed": 1})
+    run.start(config, {"seed": 1})
     return run
 
 
@@ -33,14 +33,14 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
     start(tmp_path / "run", small_config(), extra={"pattern": ["dense"]})
     changed = small_config("train.lr=0.5", "search.paths=7", "data.cache=/elsewhere")
     with pytest.raises(
-        InputError, match=r"configuration: train.lr \(0.003 -> 0.5\), search.paths \(4 -> 7\); its own is"
+        InputError, match=r"configuration: train.lr \(0.003 -> 0.5\), search.paths \(4 -> 7\); use the options of"
     ):
         open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]})
     with pytest.raises(InputError, match="pattern"):
         open_run(tmp_path / "run", small_config(), "search", True, {"pattern": ["identity"]})
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
         open_run(tmp_path / "run", small_config(), "retrain", True)
-    open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, free=("train.", "search."))
+    open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, may_change=("train.", "search."))
 
 
 def test_an_option_that_is_newer_than_the_run_has_its_default(tmp_path, small_config):
@@ -49,8 +49,21 @@ def test_an_option_that_is_newer_than_the_run_has_its_default(tmp_path, small_co
     del content["model"]["activation"], content["evaluate"]
     (run.path / "config.yaml").write_text(yaml.safe_dump(content))
     open_run(run.path, small_config(), "search", True)
-    with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); its own is"):
+    with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); use the options of"):
         open_run(run.path, small_config("model.activation=gelu"), "search", True)
+
+
+def test_auto_cutoffs_stand_for_the_recorded_ones(tmp_path, small_config):
+    given, final, other = (small_config(f"model.cutoffs={cutoffs}") for cutoffs in ("auto", "[4,9]", "[4,8]"))
+    run = open_run(tmp_path / "run", given, "search", False)
+    run.start(final, {"seed": 1})
+    os.close(run.lock)
+    again = open_run(run.path, given, "search", True)
+    assert given.model.cutoffs == "auto" and again.resolve_auto(given) == final
+    with pytest.raises(InputError, match=r"model.cutoffs \(\[4, 9\] -> \[4, 8\]\); use the options of"):
+        again.start(other, {"seed": 1})
+    os.close(again.lock)
+    open_run(run.path, given, "search", True).start(final, {"seed": 1})
 
 
 def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
@@ -58,13 +71,13 @@ def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
     for changed in ({"data_sha256": {"train": "b"}}, {"tokenizer_sha256": "u"}, {"vocab_size": 6}):
         path = tmp_path / next(iter(changed))
         run = open_run(path, small_config(), "search", False)
-        run.start(origin)
+        run.start(small_config(), origin)
         os.close(run.lock)
         again = open_run(path, small_config(), "search", True)
-        with pytest.raises(InputError, match=f"{next(iter(changed))} is no longer what the run began with"):
-            again.start({**origin, **changed})
+        with pytest.raises(InputError, match=f"{next(iter(changed))} is not that of provenance.yaml"):
+            again.start(small_config(), {**origin, **changed})
         os.close(again.lock)
-        open_run(path, small_config(), "search", True).start(origin)
+        open_run(path, small_config(), "search", True).start(small_config(), origin)
         assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]
 
 
@@ -72,7 +85,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(InputError, match="line 2 is not JSON"):
-        read_lines(path)
+        read_jsonl(path)
 
 
 def test_foreign_folders_and_files_are_left_alone(tmp_path, small_config):
@@ -98,9 +111,9 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):
     run.metrics(3, 30, "test", 1.5)
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "tok')  # cut short by a kill
-    assert len(read_lines(run.path / "metrics.jsonl")) == 6
+    assert len(read_jsonl(run.path / "metrics.jsonl")) == 6
     run.cut_after(3)
-    assert [line["step"] for line in read_lines(run.path / "metrics.jsonl")] == [1, 2, 3]
+    assert [line["step"] for line in read_jsonl(run.path / "metrics.jsonl")] == [1, 2, 3]
 
 
 def test_pi_is_read_with_clear_errors(tmp_path):

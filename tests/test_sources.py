@@ -8,6 +8,7 @@ import pytest
 
 from nas.core.errors import RunError
 from nas.data import downloads, sources
+from nas.data.text_files import SPLITS
 
 CONTENT = bytes(range(256)) * 2000
 
@@ -73,7 +74,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(server, tmp_path):
 def test_a_later_call_goes_on_too(server, tmp_path):
     server.breaks = 1
     target = tmp_path / "text.zip"
-    with pytest.raises(RunError, match=f"broke off after {len(CONTENT) // 3} bytes .*run again to go on"):
+    with pytest.raises(RunError, match=f"broke off after {len(CONTENT) // 3} bytes .*run again to resume it"):
         downloads.download(server.url, target, DIGEST, attempts=1)
     assert not target.exists()
     downloads.download(server.url, target, DIGEST, attempts=1)
@@ -95,7 +96,7 @@ def test_all_had_arrived_before_the_rename(server, tmp_path):
 
 def test_wrong_bytes_are_refused_and_deleted(server, tmp_path):
     server.wrong = True
-    with pytest.raises(RunError, match=f"wrong content: SHA-256 .*expected {DIGEST}; nothing was kept"):
+    with pytest.raises(RunError, match=f"wrong content: SHA-256 .*expected {DIGEST}; the file was deleted"):
         downloads.download(server.url, tmp_path / "text.zip", DIGEST)
     assert list(tmp_path.iterdir()) == []
 
@@ -111,7 +112,7 @@ def test_the_next_address_is_tried_and_all_reasons_are_told(server, tmp_path):
 def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     for name, members in {
-        "three": {f"three/wiki.{split}.tokens": f"{split} text\n" for split in sources.SPLITS},
+        "three": {f"three/wiki.{split}.tokens": f"{split} text\n" for split in SPLITS},
         "one": {"one": "0123456789"},
     }.items():
         (cache / "downloads").mkdir(parents=True, exist_ok=True)
@@ -119,14 +120,12 @@ def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
             for member, text in members.items():
                 archive.writestr(member, text)
     digest = {name: downloads.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
-    three = downloads.Archive(
-        ("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in sources.SPLITS)
-    )
+    three = downloads.Archive(("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in SPLITS))
     found = downloads.fetch_archive("three", three, cache)
-    assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in sources.SPLITS}
+    assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in SPLITS}
     one = downloads.Archive(("unused",), digest["one"], ("one",), (6, 8))
     found = downloads.fetch_archive("one", one, cache)
-    assert [found[split].read_text() for split in sources.SPLITS] == ["012345", "67", "89"]
+    assert [found[split].read_text() for split in SPLITS] == ["012345", "67", "89"]
 
 
 def test_a_file_is_split_in_order_at_line_ends(tmp_path):
@@ -134,7 +133,7 @@ def test_a_file_is_split_in_order_at_line_ends(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("".join(lines))
     parts = sources.find_text(str(path), tmp_path / "cache")
-    texts = [parts[split].read_text() for split in sources.SPLITS]
+    texts = [parts[split].read_text() for split in SPLITS]
     assert "".join(texts) == "".join(lines)
     assert all(text.endswith("\n") for text in texts)
     sizes = [len(text) / len("".join(lines)) for text in texts]
@@ -146,29 +145,31 @@ def test_a_file_that_is_no_text_is_split_at_its_bytes(tmp_path, pixels):
     path = tmp_path / "images"
     path.write_bytes(pixels * 100)
     parts = sources.find_text(str(path), tmp_path / "cache")
-    assert [parts[split].read_bytes() for split in sources.SPLITS] == [
+    assert [parts[split].read_bytes() for split in SPLITS] == [
         path.read_bytes()[a:b] for a, b in ((0, 360), (360, 380), (380, 400))
     ]
 
 
 def test_enwik8_and_text8_have_their_standard_split_as_files_too(tmp_path, monkeypatch):
     for name in ("enwik8", "text8"):
-        assert downloads.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.WHOLE_BYTES == 100_000_000
+        assert (
+            downloads.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.STANDARD_BYTES == 100_000_000
+        )
         (tmp_path / name).write_text("0123\n56789")
     short = dataclasses.replace(downloads.ARCHIVES["enwik8"], split_bytes=(6, 8))
     monkeypatch.setitem(downloads.ARCHIVES, "enwik8", short)
-    monkeypatch.setattr(sources, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(sources, "STANDARD_BYTES", 10)
     parts = sources.find_text(str(tmp_path / "enwik8"), tmp_path / "cache")
-    assert [parts[split].read_text() for split in sources.SPLITS] == ["0123\n5", "67", "89"]
+    assert [parts[split].read_text() for split in SPLITS] == ["0123\n5", "67", "89"]
 
 
 def test_a_folder_may_hold_bytes(tmp_path):
-    for split in sources.SPLITS:
+    for split in SPLITS:
         (tmp_path / f"{split}.bin").write_bytes(bytes(range(256)))
     assert sources.find_text(str(tmp_path), tmp_path)["test"].read_bytes() == bytes(range(256))
 
 
 def test_the_original_names_of_wikitext_are_found(tmp_path):
-    for split in sources.SPLITS:
+    for split in SPLITS:
         (tmp_path / f"wiki.{split}.tokens").write_text(split)
     assert sources.find_text(str(tmp_path), tmp_path)["valid"].read_text() == "valid"

@@ -24,10 +24,10 @@ def measure(blocks: int, length: int, d_model: int, recompute: bool, threads: in
     from nas.core.config import TrainOptions
     from nas.core.config_checks import default_stride
     from nas.costs.benchmark import peak_memory_mb
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
     from nas.training.optimizer import WeightsOptimizer
 
-    set_up(1, TrainOptions(threads=threads, device="cpu"))
+    set_up_device(1, TrainOptions(threads=threads, device="cpu"))
     sizes = BlockConfig(d_model, 4, 4 * d_model, activation="gelu", stride=default_stride(length))
     pattern = [("sparse_strided", "dense")[index % 2] for index in range(blocks)]
     seconds, finite = [], []

@@ -76,16 +76,16 @@ def shared_soft(warmup_steps: int = 0) -> dict:
 
 def ready(config, corpus, pattern: list[str] | None = None):
     """A phase on its device: of a pattern, or of a search."""
-    from nas.retraining.phase import Retraining
-    from nas.search.phase import Search
+    from nas.retraining.phase import RetrainPhase
+    from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
     from nas.training.build import build_fixed
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(config.seed, config.train)
+    set_up_device(config.seed, config.train)
     if pattern:
-        return Retraining(build_fixed(pattern, config, corpus), corpus, config)
-    return Search(build_supernet(config, corpus), corpus, config)
+        return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config)
+    return SearchPhase(build_supernet(config, corpus), corpus, config)
 
 
 def step_seconds(phase, seconds: float, together: int = 5) -> float:

@@ -21,7 +21,7 @@ from nas.core.config_checks import settle_sparse
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
 from nas.costs.latency import measure_costs, measure_models
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 
 BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
 
@@ -41,7 +41,7 @@ def main() -> None:
     config.search.latency.timing = arguments.timing
     settle_sparse(config)
     config.train.threads, config.train.device = arguments.threads, "cpu"
-    context = set_up(config.seed, config.train)
+    context = set_up_device(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source = np.random.default_rng(arguments.seed)
     names = config.search.operations

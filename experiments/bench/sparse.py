@@ -105,9 +105,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from nas.core.config import TrainOptions
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(1, TrainOptions(threads=arguments.threads, device="cpu"))
+    set_up_device(1, TrainOptions(threads=arguments.threads, device="cpu"))
     print(json.dumps(measure_border(arguments.rounds) if arguments.border else
                      measure_lengths(arguments.lengths, arguments.rounds)))  # fmt: skip
 

@@ -107,18 +107,18 @@ class Workload:
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
-        from nas.retraining.phase import Retraining
-        from nas.search.phase import Search
+        from nas.retraining.phase import RetrainPhase
+        from nas.search.phase import SearchPhase
         from nas.search.supernet import build_supernet
         from nas.training.build import build_fixed
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
         self.config = make_config(segment, div_value, blocks, soft=name == "search_soft")
         if name.startswith("search"):
-            self.phase = Search(build_supernet(self.config, corpus), corpus, self.config)
+            self.phase = SearchPhase(build_supernet(self.config, corpus), corpus, self.config)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
-            self.phase = Retraining(build_fixed(pattern, self.config, corpus), corpus, self.config)
+            self.phase = RetrainPhase(build_fixed(pattern, self.config, corpus), corpus, self.config)
         costs = count_flops(self.config, corpus.counts())
         search = self.config.search
         candidates = [costs.blocks[operation] for operation in search.operations]
@@ -210,9 +210,9 @@ def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     from nas.core.config import TrainOptions
     from nas.costs.benchmark import peak_memory_mb
     from nas.search import phase
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(1, TrainOptions(threads=threads, device="cpu"))
+    set_up_device(1, TrainOptions(threads=threads, device="cpu"))
     phase.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]

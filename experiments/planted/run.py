@@ -118,20 +118,20 @@ class MadeCorpus:
 
 
 def configured(name: str, seed: int, overrides: list[str]) -> Config:
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
     config = load_config(FOLDER / "planted.yaml", [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides])
-    set_up(seed, config.train)
+    set_up_device(seed, config.train)
     return config
 
 
 def found_by_search(name: str, seed: int, overrides: list[str]) -> dict:
     """The likeliest pattern at the end of a search, abbreviated, and pi."""
-    from nas.search.phase import Search
+    from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
 
     config, corpus = configured(name, seed, overrides), MadeCorpus(CORPORA[name])
-    phase = Search(build_supernet(config, corpus), corpus, config)
+    phase = SearchPhase(build_supernet(config, corpus), corpus, config)
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
     names = phase.supernet.names(phase.supernet.argmax_path())
@@ -146,15 +146,15 @@ def is_right(name: str, pattern: str, priced: bool) -> bool:
 def trained_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
     """nll on valid of one pattern, trained for as long as the search trains, and its cost ratio."""
     from nas.costs.flops import count_flops
-    from nas.retraining.phase import Retraining
+    from nas.retraining.phase import RetrainPhase
     from nas.training.build import build_fixed
-    from nas.training.evaluation import count_looking_back, total_nll
+    from nas.training.evaluation import count_memory_blocks, total_nll
 
     config, corpus = configured(name, 1, overrides), MadeCorpus(CORPORA[name])
-    phase = Retraining(build_fixed(list(pattern), config, corpus), corpus, config)
+    phase = RetrainPhase(build_fixed(list(pattern), config, corpus), corpus, config)
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
-    looking_back = count_looking_back(phase.model.blocks)
+    looking_back = count_memory_blocks(phase.model.blocks)
     total, counted = total_nll(
         phase.model, corpus.tokens("valid"), 16, 16, 16, looking_back, device=phase.context.device
     )

@@ -66,31 +66,31 @@ def kendall_tau(one: list[float], two: list[float]) -> float:
 def prepared(overrides: list[str]) -> tuple[Config, object]:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
     config = load_config(FOLDER / "ranking.yaml", overrides)
-    set_up(config.seed, config.train)
+    set_up_device(config.seed, config.train)
     return config, Corpus(prepare(config.data))
 
 
 def judge(model, operations, config: Config, corpus) -> float:
     """nll per token on the beginning of valid."""
     from nas.training.device import device_context
-    from nas.training.evaluation import count_looking_back, total_nll
+    from nas.training.evaluation import count_memory_blocks, total_nll
 
     tokens, train = corpus.tokens("valid")[: JUDGED_TOKENS + 1], config.train
-    looking_back, device = count_looking_back(operations), device_context(train).device
+    looking_back, device = count_memory_blocks(operations), device_context(train).device
     total, counted = total_nll(model, tokens, 16, train.segment, train.memory, looking_back, device=device)
     return total / counted
 
 
 def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
     """One pattern from scratch."""
-    from nas.retraining.phase import Retraining
+    from nas.retraining.phase import RetrainPhase
     from nas.training.build import build_fixed
 
     config, corpus = prepared([*overrides, f"train.steps={ALONE_STEPS}", f"seed={seed}"])
-    phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
+    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config)
     started = time.perf_counter()
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
@@ -101,11 +101,11 @@ def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
 
 def search(variant: str, seed: int, overrides: list[str]) -> dict:
     """One search; its weights judge the random patterns when the warm-up is over, and at the end."""
-    from nas.search.phase import Search
+    from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
 
     config, corpus = prepared([*overrides, f"seed={seed}", *VARIANTS[variant]])
-    phase = Search(build_supernet(config, corpus), corpus, config)
+    phase = SearchPhase(build_supernet(config, corpus), corpus, config)
     net, seconds, judged = phase.supernet, 0.0, {}
     for step in range(1, phase.total_steps + 1):
         started = time.perf_counter()

@@ -31,7 +31,7 @@ from nas.comparison.tasks import ALONE, Share, Task, run_tasks, unfinished, wait
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text, write_yaml
-from nas.core.pattern import FORMAT, abbreviate, dump_pattern, interleaved, network, read_pattern
+from nas.core.pattern import FORMAT, abbreviate, interleaved, network, read_pattern
 from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
 from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
@@ -40,7 +40,7 @@ from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.baselines import most_parameters, random_patterns
 from nas.training.build import count_parameters, resolve_cutoffs
-from nas.training.device import device_context, set_up
+from nas.training.device import device_context, set_up_device
 
 ROOT = Path(__file__).resolve().parents[2]  # where the scripts stand
 
@@ -122,6 +122,7 @@ class Comparison:
         self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
         extra = {"search_seeds": settings.search_seeds if search else None}
         self.run = open_run(path, recipe, "compare", resume=True, extra=extra)
+        self.recipe = self.run.resolve_auto(recipe)
         self.check_derived()
         self.training(self.known())  # that all can go on
         self.searches()
@@ -148,9 +149,9 @@ class Comparison:
             for contender in self.given:
                 self.check_pattern(contender)
             return
-        context = set_up(self.recipe.seed, self.recipe.train)
+        context = set_up_device(self.recipe.seed, self.recipe.train)
         resolve_cutoffs(self.recipe, self.corpus)
-        self.run.start(provenance(self.recipe, self.corpus.meta, context))
+        self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)
         write_text(kept, text)
@@ -216,7 +217,7 @@ class Comparison:
         file.parent.mkdir(exist_ok=True)
         if not file.exists():
             origin = {"method": contender.kind, **about}
-            write_text(file, dump_pattern({"format": FORMAT, "blocks": contender.blocks, "derived_from": origin}))
+            write_yaml(file, {"format": FORMAT, "blocks": contender.blocks, "derived_from": origin})
 
     def known(self) -> list[Contender]:
         """The given ones, and of those that follow from searches the ones that have been found."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from nas.core.errors import InputError
-from nas.core.files import read_hand_written
+from nas.core.files import read_user_yaml
 from nas.core.pattern import abbreviate, read_pattern
 from nas.derivation.baselines import RULES
 
@@ -104,7 +104,7 @@ class Settings:
 def read_settings(path: Path, instead: dict) -> Settings:
     """Read and check a comparison; `instead`: what the command line says instead, by key. Raises InputError that names
     what is wrong."""
-    content = read_hand_written(path, "the comparison")
+    content = read_user_yaml(path, "the comparison")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
     known = [item.name for item in fields(Settings)]

@@ -1,17 +1,16 @@
-"""nas.core.config."""
+"""Every option of a configuration: a dataclass per section; default, help text and allowed range per field."""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from nas.core.pattern import OPERATIONS
 
-FACTORIZATIONS = ("merged", "heads")  # those of models.sparse, known here without torch
+FACTORIZATIONS = ("merged", "heads")  # those of models.sparse, which imports torch
 
 
-def option(default, meaning, *, choices=None, minimum=None, above=None, maximum=None, below=None):
-    """A dataclass field that carries its documentation and its range."""
-    limits = {"choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    metadata = {"meaning": meaning, **{name: limit for name, limit in limits.items() if limit is not None}}
+def option(default, help, **allowed):
+    """A dataclass field with its help text and its allowed values: choices, minimum, above, maximum, below."""
+    metadata = {"help": help, **allowed}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -23,16 +22,16 @@ class DataOptions:
         "pydoc",
         "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt (or .bin), or a file",
     )
-    tokenizer: str = option(
-        "sentencepiece", "sentencepiece (trained on the train split), bytes, words, or a .model file"
-    )
+    tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, or a .model file")
     vocab_size: int | None = option(
         None,
-        "pieces of sentencepiece (null: 8000, or as many as the text allows), words of `words` (null: all)",
+        "sentencepiece: pieces (null: 8000, or the most that the text allows); words: words (null: all)",
         minimum=2,
     )
-    lowercase: bool = option(False, "lowercase the text first; word figures are then not comparable")
-    newline: str = option("keep", "whether line ends are tokens; word figures need keep", choices=("keep", "drop"))
+    lowercase: bool = option(False, "lowercase the text; word figures are then not comparable")
+    newline: str = option(
+        "keep", "keep or drop line ends as tokens; with drop, word figures are not comparable", choices=("keep", "drop")
+    )
     cache: str = option("~/.cache/par-nas", "folder for downloads and prepared tokens")
 
 
@@ -41,37 +40,41 @@ class ModelOptions:
     d_model: int = option(128, "width of the residual stream", minimum=2)
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
-    blocks: int = option(6, "blocks of the SuperNet (a pattern file brings its own number)", minimum=1)
+    blocks: int = option(6, "blocks of the SuperNet; ignored for a pattern file, which lists its blocks", minimum=1)
     dropout: float = option(
-        0.0, "dropout of embeddings, branches and dense blocks; more for many passes over a text", minimum=0, below=1
+        0.0, "dropout of embeddings and blocks; use more for many epochs over a small text", minimum=0, below=1
     )
-    norm: str = option("pre", "where a block normalises", choices=("pre", "post"))
+    norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
-    cutoffs: Any = option(  # a list of whole numbers, or auto, which OmegaConf cannot say; check_cutoffs does
-        [], "adaptive softmax: ids at which its tails begin, increasing; auto: the cheapest; []: full softmax"
+    cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
+        [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
     )
-    clusters: int = option(3, "cutoffs auto: clusters of the vocabulary, the head among them", minimum=2)
-    div_value: int = option(1, "adaptive softmax: width of tail i is d_model / div_value^i (1 where tied)", minimum=1)
-    tie_embeddings: bool = option(True, "output layer shares the embedding's table")
+    clusters: int = option(3, "cutoffs auto: number of clusters, including the head", minimum=2)
+    div_value: int = option(
+        1, "adaptive softmax: tail i has width d_model / div_value^i; must be 1 with tie_embeddings", minimum=1
+    )
+    tie_embeddings: bool = option(True, "share the weights of the embedding and the output layer")
     stride: int | None = option(
         None,
-        "sparse attention: positions of a row (null: the power of two nearest to the square root of train.segment + "
-        "train.memory); where the data has a period, that period",
+        "sparse attention: stride in positions, best a period of the data "
+        "(null: the power of two nearest to sqrt(train.segment + train.memory))",
         minimum=1,
     )
     summary: int | None = option(
-        None, "sparse_fixed: last positions of each row that all see (null: 4, or the stride if less)", minimum=1
+        None, "sparse_fixed: summary positions at the end of each stride (null: 4, at most the stride)", minimum=1
     )
     factorization: str = option(
-        "merged", "sparse attention: one softmax over both sets, or each for half of the heads", choices=FACTORIZATIONS
+        "merged",
+        "sparse attention: one softmax over both key sets, or half of the heads each",
+        choices=FACTORIZATIONS,
     )
     positions: str = option(
         "relative",
-        "distances in attention, or learned embeddings of the place in model.grid",
+        "relative positions in attention, or learned embeddings of the position in model.grid",
         choices=("relative", "grid"),
     )
-    grid: list[int] = option([], "positions grid: rows, columns, channels of images that follow each other as bytes")
-    recompute: bool = option(False, "run blocks again in the backward pass instead of keeping their inner values")
+    grid: list[int] = option([], "positions grid: rows, columns and channels of each image in the byte stream")
+    recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option(
         "plain",
         "depth_scaled: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre",
@@ -82,51 +85,48 @@ class ModelOptions:
 @dataclass
 class TrainOptions:
     steps: int | None = option(1000, "training steps", minimum=1)
-    epochs: float | None = option(None, "passes over the training stream, instead of steps", above=0)
-    batch_size: int = option(32, "rows, each a contiguous stretch of the corpus; of all processes together", minimum=1)
-    segment: int = option(64, "tokens of a row per step", minimum=1)
-    memory: int = option(64, "positions each block remembers", minimum=0)
+    epochs: float | None = option(None, "epochs over the training text, instead of steps", above=0)
+    batch_size: int = option(32, "rows per step over all processes; each row reads a contiguous text", minimum=1)
+    segment: int = option(64, "tokens per row and step", minimum=1)
+    memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
-    min_lr_ratio: float = option(
-        0.0, "learning rate at the end of the cosine, as a share of the peak", minimum=0, maximum=1
-    )
+    min_lr_ratio: float = option(0.0, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
-    beta2: float = option(0.999, "AdamW memory of squared gradients: rare words need a long one", above=0, below=1)
-    clip: float = option(1.0, "largest gradient norm of the weights; 0: no clipping", minimum=0)
+    beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need a large one", above=0, below=1)
+    clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
     checkpoint_every: int = option(500, "steps between checkpoints", minimum=1)
-    patience: int = option(0, "retrain: evaluations without improvement before stopping early; 0: never", minimum=0)
-    threads: int | None = option(None, "CPU threads of each process (null: PyTorch's choice)", minimum=1)
+    patience: int = option(0, "retrain: stop after this many evaluations without improvement; 0: never", minimum=0)
+    threads: int | None = option(None, "CPU threads per process (null: PyTorch's default)", minimum=1)
     grad_accum_steps: int = option(
-        1, "parts in which a process reads its rows one after the other: less memory, the same gradients", minimum=1
+        1, "parts into which each process splits its rows; more parts need less memory, gradients stay equal", minimum=1
     )
-    device: str = option("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
         "auto",
-        "of matrix products; auto: bf16 on a GPU that has it, else fp32 (on a GPU by tf32). Weights are fp32 always",
+        "precision of matrix products; auto: bf16 on a GPU that supports it, else fp32 (tf32 on a GPU); "
+        "weights are always fp32",
         choices=("auto", "fp32", "bf16"),
     )
     compile: str = option(
         "auto",
-        "operations by torch.compile and, on a GPU, launches by CUDA graphs; auto: on a GPU",
+        "compile operations with torch.compile and, on a GPU, capture CUDA graphs; auto: only on a GPU",
         choices=("auto", "always", "never"),
     )
 
 
 @dataclass
 class TemperatureOptions:
-    start: float = option(
-        1.0, "temperature of the relaxed sample (soft, straight_through) when logits begin to learn", above=0
-    )
-    end: float = option(0.1, "temperature at the last step, exactly", above=0)
-    schedule: str = option("exponential", "the way from start to end", choices=("exponential", "linear", "cosine"))
+    start: float = option(1.0, "temperature of the relaxed sample after the warm-up (soft, straight_through)", above=0)
+    end: float = option(0.1, "temperature at the last step", above=0)
+    schedule: str = option("exponential", "curve from start to end", choices=("exponential", "linear", "cosine"))
 
 
 @dataclass
 class LogitsOptimizerOptions:
-    lr: float = option(0.05, "learning rate of the logits (Adam); 0.01 suits soft sampling", above=0)
+    lr: float = option(0.05, "learning rate of the logits (Adam); use 0.01 with soft sampling", above=0)
     weight_decay: float = option(0.0, "Adam weight decay of the logits", minimum=0)
 
 
@@ -134,102 +134,89 @@ class LogitsOptimizerOptions:
 class LatencyOptions:
     source: str = option(
         "none",
-        "price of an operation: none, flops (the same everywhere), or measured (milliseconds on this device)",
+        "cost of operations: none, flops (independent of the device), or measured (milliseconds on this device)",
         choices=("none", "flops", "measured"),
     )
     timing: str = option(
         "inference",
-        "what costs are of: a forward pass at the sizes of evaluate.*, or a training step at those of train.*",
+        "cost of a forward pass at the sizes of evaluate.*, or of a training step at those of train.*",
         choices=("inference", "training"),
     )
-    target: float = option(0.65, "cost as a ratio to the interleaved pattern's above which the loss grows", above=0)
+    target: float = option(0.65, "target cost, as a ratio to the interleaved pattern's", above=0)
     weight: float = option(1.0, "nats added to the loss per unit of that ratio", minimum=0)
-    mode: str = option("target", "add the cost above the target, or always (penalty)", choices=("target", "penalty"))
-
-
-@dataclass
-class EntropyOptions:
-    start: float = option(
-        0.0, "nats added to the loss per nat of pi's mean entropy when logits begin to learn; below 0: stay open"
+    mode: str = option(
+        "target", "target: penalise cost above the target; penalty: penalise all cost", choices=("target", "penalty")
     )
-    end: float = option(0.0, "the same at the last step, linearly in between; above 0: come to a decision")
 
 
 @dataclass
 class WarningOptions:
-    identity_share: float = option(
-        0.5, "warn where identity is the choice of more than this share of the blocks", minimum=0, maximum=1
-    )
+    identity_share: float = option(0.5, "warn if a larger share of the blocks chooses identity", minimum=0, maximum=1)
     margin: float = option(
-        0.1, "call a block undecided where its first choice leads the second by less than this", minimum=0, maximum=1
+        0.1, "report a block as undecided if its best two probabilities differ by less than this", minimum=0, maximum=1
     )
     late_share: float = option(
-        0.1, "warn of blocks whose choice changed in this last share of the steps", minimum=0, maximum=1
+        0.1, "warn about blocks whose choice changed in this last share of the steps", minimum=0, maximum=1
     )
 
 
-# Why these defaults: experiments/ranking (Kendall's tau between the order of patterns by a SuperNet's weights and by
-# training each alone; 0.90 between two seeds of that) and experiments/planted (corpora whose right pattern is known).
-# - warmup_steps: after a quarter of 2,400 steps the SuperNet's order is no better than chance (tau -0.02, -0.03), after
-#   half it is (0.59, 0.57), after three quarters as after half (0.60); without warm-up the search ends at 0.07.
-# - fair_warmup: 0.59 and 0.57 after half, 0.50 without.
-# - sampling hard: soft ended at 0.03 (no warm-up), 0.38 (a quarter), 0.48 (half), in two to three times the time.
-# - estimator leave_one_out: straight_through ended at 0.55 to 0.72, best of all, for its paths hold more identity; but
-#   where there is a price it gives up all for identity (0 of 10), and leave_one_out finds what is planted (8, 10).
-# - paths: 2 are too few (0.06); 8 find more of what is planted than 4 (10 and 4 of 10 instead of 8 and 2), for 4 more
-#   forward passes in each logits step.
-# - weights_paths: uniform ended at 0.58 and 0.57, pi at 0.53 and 0.58: no clear difference with six blocks; with twelve
-#   and a price (experiments/compare) 0.35 instead of -0.02 and 0.35.
-# - A floor of uniform exploration in the weights' paths ended at 0.52 to 0.57, as without: it was taken out.
+# Measurements behind these defaults: experiments/ranking and experiments/planted.
+# - warmup_steps: before half of the steps the SuperNet does not rank patterns better than chance.
+# - fair_warmup: without it the ranking after the warm-up is worse.
+# - sampling hard: soft ranks worse and takes two to three times as long.
+# - estimator leave_one_out: straight_through chooses only identity when cost is penalised.
+# - paths: 2 are too few; 8 find more planted patterns than 4, but cost four more forward passes per logits step.
+# - weights_paths: pi and uniform differ little with six blocks; uniform ranks better with twelve and a cost penalty.
 @dataclass
 class SearchOptions:
     operations: list[str] = option(
-        ["attention", "dense", "identity"], f"candidates of every block, of {', '.join(OPERATIONS)}"
+        ["attention", "dense", "identity"], f"candidate operations of each block, from {', '.join(OPERATIONS)}"
     )
     sampling: str = option(
-        "hard", "hard: one sampled operation per block; soft: a mixture of all", choices=("hard", "soft")
+        "hard", "hard: one sampled operation per block; soft: a weighted mixture of all", choices=("hard", "soft")
     )
     estimator: str = option(
-        "leave_one_out", "how logits learn in hard mode", choices=("leave_one_out", "straight_through")
+        "leave_one_out",
+        "hard sampling: gradient estimator of the logits",
+        choices=("leave_one_out", "straight_through"),
     )
     paths: int = option(4, "leave_one_out: paths evaluated per logits step", minimum=2)
     split: str = option(
-        "heldout", "logits learn on held-out training text, or on the weights' batches", choices=("heldout", "shared")
+        "heldout",
+        "heldout: train the logits on a held-out part of train; shared: on the same batches as the weights",
+        choices=("heldout", "shared"),
     )
     arch_fraction: float = option(
-        0.2, "heldout: share of the training stream, and of the steps, for the logits", above=0, maximum=0.5
+        0.2, "heldout: share of the training text and of the steps for the logits", above=0, maximum=0.5
     )
     warmup_steps: int | None = option(
         None,
-        "steps in which weights train alone, at uniform pi (null: half of all; the paper takes a quarter)",
+        "steps that train only the weights, at uniform pi (null: half of all steps; the paper uses a quarter)",
         minimum=0,
     )
     fair_warmup: bool = option(
-        True,
-        "hard: on uniform paths every operation of every block is trained equally often, not just on average",
+        True, "hard sampling: train all operations of a block equally often on uniform paths, not just on average"
     )
     weights_paths: str = option(
         "pi",
-        "along which samples the weights train after the warm-up: those of pi, or uniform ones, so that no operation "
-        "is judged by how often it was trained",
+        "distribution of the paths that train the weights after the warm-up; uniform trains all operations alike",
         choices=("pi", "uniform"),
     )
     stable_share: float = option(
-        0.0, "stop early once this share of blocks keeps its choice; 0: never", minimum=0, maximum=1
+        0.0, "stop early if this share of the blocks keeps its choice; 0: never", minimum=0, maximum=1
     )
-    stable_steps: int = option(1000, "for how many steps it must have kept it", minimum=1)
+    stable_steps: int = option(1000, "stable_share: steps for which the choices must stay the same", minimum=1)
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
-    entropy: EntropyOptions = field(default_factory=EntropyOptions)
     latency: LatencyOptions = field(default_factory=LatencyOptions)
     warnings: WarningOptions = field(default_factory=WarningOptions)
 
 
 @dataclass
 class EvaluateOptions:
-    batch_size: int = option(16, "rows evaluated at once; figures do not depend on it", minimum=1)
-    segment: int | None = option(None, "tokens per step (null: train.segment)", minimum=1)
-    memory: int | None = option(None, "positions remembered (null: train.memory)", minimum=0)
+    batch_size: int = option(16, "rows evaluated at once; does not change the figures", minimum=1)
+    segment: int | None = option(None, "tokens per row and step (null: train.segment)", minimum=1)
+    memory: int | None = option(None, "earlier positions that attention sees (null: train.memory)", minimum=0)
 
 
 @dataclass
@@ -242,12 +229,11 @@ class Config:
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
 
 
-def options(config=Config, prefix=""):
-    """(dotted key, field) of every option, in order."""
-    for item in fields(config):
-        nested = item.default_factory if is_dataclass(item.default_factory) else None
-        if nested:
-            yield from options(nested, f"{prefix}{item.name}.")
+def options(section=Config, prefix=""):
+    """Yield (dotted key, dataclass field) of every option, in order."""
+    for item in fields(section):
+        if is_dataclass(item.default_factory):
+            yield from options(item.default_factory, f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, item
 
@@ -255,3 +241,14 @@ def options(config=Config, prefix=""):
 def default_of(item):
     """The default of an option's field."""
     return item.default_factory() if callable(item.default_factory) else item.default
+
+
+def flat_config(content: dict) -> dict[str, Any]:
+    """{dotted key: value} of every option in a nested mapping, such as config.yaml; missing options have defaults."""
+    flat = {}
+    for key, item in options():
+        value = content
+        for part in key.split("."):
+            value = value.get(part, item) if isinstance(value, dict) else item
+        flat[key] = default_of(item) if value is item else value
+    return flat

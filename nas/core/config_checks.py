@@ -1,104 +1,75 @@
-"""nas.core.config_checks."""
+"""Checks of a configuration: the range of each option, and options that depend on each other."""
 
 import difflib
 import math
+import operator
+from dataclasses import asdict
 
-from nas.core.config import Config, ModelOptions, options
+from nas.core.config import Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
 from nas.core.errors import InputError
 from nas.core.pattern import OPERATIONS
 
+LIMITS = {
+    "minimum": (operator.ge, "at least"),
+    "above": (operator.gt, "greater than"),
+    "maximum": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}
+
 
 def check(config: Config) -> None:
-    """Ranges, choices and what must fit together. Raises InputError that names the key."""
+    """Raises InputError that names the first option that is out of range or does not fit another."""
+    values = flat_config(asdict(config))
     for key, item in options():
-        value = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        check_range(key, value, item.metadata)
-    model, train, search = config.model, config.train, config.search
+        check_range(key, values[key], item.metadata)
+    check_model(config.model)
+    check_grid(config)
+    check_train(config.train)
+    check_search(config.search)
+
+
+def nearest(name: str, known) -> str:
+    """The known name that is spelled most like `name`."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+
+
+def check_range(key: str, value, allowed) -> None:
+    """allowed: the metadata of the option."""
+    if value is None:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{key}={value} must be a finite number")
+    choices = allowed.get("choices")
+    if choices and value not in choices:
+        raise InputError(
+            f"{key}={value} must be one of {', '.join(choices)}; the nearest is {nearest(str(value), choices)}"
+        )
+    for name, (holds, text) in LIMITS.items():
+        if name in allowed and not holds(value, allowed[name]):
+            raise InputError(f"{key}={value} must be {text} {allowed[name]}")
+
+
+def check_model(model: ModelOptions) -> None:
     if model.d_model % model.heads:
         divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         raise InputError(
             f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {', '.join(divisors)}"
         )
     if model.d_model % 2:
-        raise InputError(f"model.d_model={model.d_model} must be even: positions are pairs of sine and cosine")
+        raise InputError(f"model.d_model={model.d_model} must be even: each position is pairs of sine and cosine")
     check_cutoffs(model.cutoffs)
-    check_sparse(model)
-    check_grid(config)
-    if model.init == "depth_scaled" and model.norm != "pre":
-        raise InputError(
-            f"model.init=depth_scaled needs model.norm=pre, not {model.norm}: it keeps the residual stream small"
-        )
-    if model.tie_embeddings and model.div_value != 1:
-        raise InputError(
-            f"model.div_value={model.div_value} needs model.tie_embeddings=false: a tied table has one width"
-        )
-    if train.steps is None and train.epochs is None:
-        raise InputError("train.steps and train.epochs are both null: give one of them")
-    if train.steps is not None and train.epochs is not None:
-        raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
-    if train.batch_size % train.grad_accum_steps:
-        raise InputError(
-            f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
-        )
-    together = search.split == "shared" and (search.sampling == "soft" or search.estimator == "straight_through")
-    if search.weights_paths == "uniform" and together:
-        raise InputError(
-            "search.weights_paths=uniform needs search.split=heldout, or hard sampling with leave_one_out: here "
-            "weights and logits learn from one sample"
-        )
-    if not search.operations or len(set(search.operations)) < len(search.operations):
-        raise InputError(
-            f"search.operations={search.operations} must name different operations of {', '.join(OPERATIONS)}"
-        )
-    for name in search.operations:
-        if name not in OPERATIONS:
-            nearest = difflib.get_close_matches(name, OPERATIONS, n=1, cutoff=0)[0]
-            raise InputError(
-                f"search.operations: unknown operation {name!r}; the nearest is {nearest!r} of {', '.join(OPERATIONS)}"
-            )
-
-
-def default_stride(keys: int) -> int:
-    """The power of two nearest to the square root of so many keys."""
-    root = math.sqrt(keys)
-    lower = 2 ** math.floor(math.log2(root))
-    return lower if root - lower <= 2 * lower - root else 2 * lower
-
-
-def settled(stride: int | None, summary: int | None, keys: int) -> tuple[int | None, int | None]:
-    """model.stride and model.summary with numbers in the place of null; keys: of an attention, segment and memory."""
-    if stride is None and keys > 0:  # segment and memory are checked afterwards
-        stride = default_stride(keys)
-    return stride, min(4, stride) if summary is None and stride is not None else summary
-
-
-def settle_sparse(config: Config) -> None:
-    """So that a run's config.yaml holds numbers."""
-    model, train = config.model, config.train
-    model.stride, model.summary = settled(model.stride, model.summary, train.segment + train.memory)
-
-
-def check_sparse(model: ModelOptions) -> None:
     if model.summary > model.stride:
         raise InputError(f"model.summary={model.summary} must be at most model.stride, which is {model.stride}")
     if model.factorization == "heads" and model.heads % 2:
         raise InputError(
-            f"model.heads={model.heads} must be even with model.factorization=heads: each half has its own set"
+            f"model.heads={model.heads} must be even with model.factorization=heads: each half has its own key set"
         )
-
-
-def check_grid(config: Config) -> None:
-    grid, data, wanted = config.model.grid, config.data, config.model.positions == "grid"
-    if wanted and (len(grid) != 3 or min(grid) < 1):
+    if model.init == "depth_scaled" and model.norm != "pre":
+        raise InputError(f"model.init=depth_scaled needs model.norm=pre, not {model.norm}")
+    if model.tie_embeddings and model.div_value != 1:
         raise InputError(
-            f"model.grid={grid} must give rows, columns and channels with model.positions=grid: [32, 32, 3]"
+            f"model.div_value={model.div_value} needs model.tie_embeddings=false: a tied table has one width"
         )
-    if wanted and (data.tokenizer != "bytes" or data.newline != "keep"):
-        raise InputError("model.positions=grid counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
-    if grid and not wanted:
-        raise InputError(f"model.grid={grid} needs model.positions=grid")
 
 
 def check_cutoffs(cutoffs) -> None:
@@ -110,20 +81,60 @@ def check_cutoffs(cutoffs) -> None:
         raise InputError(f"model.cutoffs={cutoffs} must be positive and increasing, such as [250, 2500]")
 
 
-def check_range(key: str, value, limits) -> None:
-    if value is None:
+def check_grid(config: Config) -> None:
+    grid, data = config.model.grid, config.data
+    if config.model.positions != "grid":
+        if grid:
+            raise InputError(f"model.grid={grid} needs model.positions=grid")
         return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{key}={value} must be a finite number")
-    if "choices" in limits and value not in limits["choices"]:
-        nearest = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0)[0]
-        raise InputError(f"{key}={value} must be one of {', '.join(limits['choices'])}; the nearest is {nearest}")
-    tests = {
-        "minimum": (lambda limit: value >= limit, "at least"),
-        "above": (lambda limit: value > limit, "greater than"),
-        "maximum": (lambda limit: value <= limit, "at most"),
-        "below": (lambda limit: value < limit, "less than"),
-    }
-    for name, (passes, words) in tests.items():
-        if name in limits and not passes(limits[name]):
-            raise InputError(f"{key}={value} must be {words} {limits[name]}")
+    if len(grid) != 3 or min(grid) < 1:
+        raise InputError(
+            f"model.grid={grid} must give rows, columns and channels with model.positions=grid: [32, 32, 3]"
+        )
+    if data.tokenizer != "bytes" or data.newline != "keep":
+        raise InputError("model.positions=grid counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
+
+
+def check_train(train: TrainOptions) -> None:
+    if train.steps is None and train.epochs is None:
+        raise InputError("train.steps and train.epochs are both null: give one of them")
+    if train.steps is not None and train.epochs is not None:
+        raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
+    if train.batch_size % train.grad_accum_steps:
+        raise InputError(
+            f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
+        )
+
+
+def check_search(search: SearchOptions) -> None:
+    one_sample = search.split == "shared" and (search.sampling == "soft" or search.estimator == "straight_through")
+    if search.weights_paths == "uniform" and one_sample:
+        raise InputError(
+            "search.weights_paths=uniform needs search.split=heldout, or hard sampling with leave_one_out: otherwise "
+            "weights and logits learn from one sample"
+        )
+    names = search.operations
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"search.operations={names} must name different operations of {', '.join(OPERATIONS)}")
+    for name in names:
+        if name not in OPERATIONS:
+            raise InputError(
+                f"search.operations: unknown operation {name!r}; the nearest is {nearest(name, OPERATIONS)!r} of "
+                f"{', '.join(OPERATIONS)}"
+            )
+
+
+def default_stride(keys: int) -> int:
+    """The power of two nearest to sqrt(keys)."""
+    root = math.sqrt(keys)
+    lower = 2 ** math.floor(math.log2(root))
+    return lower if root - lower <= 2 * lower - root else 2 * lower
+
+
+def settle_sparse(config: Config) -> None:
+    """Replace null in model.stride and model.summary by numbers, so that config.yaml records them."""
+    model, keys = config.model, config.train.segment + config.train.memory
+    if model.stride is None and keys > 0:  # check() reports segment and memory that are out of range
+        model.stride = default_stride(keys)
+    if model.summary is None and model.stride is not None:
+        model.summary = min(4, model.stride)

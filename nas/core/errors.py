@@ -1,29 +1,65 @@
-"""The frame of every command: what a user sees when something is wrong is one line and an exit status, no traceback."""
+"""The frame of every command: its errors, Ctrl-C, its exit status, and its rank among torchrun's processes."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 
 
 class InputError(Exception):
-    """What the user gave cannot work; the message names what is wrong and what would be right. Exit status 2."""
+    """The input cannot work. The message says what is wrong, then what would be right. Exit status 2."""
 
 
 class RunError(Exception):
-    """A run failed on its way; the message says where and what is left usable. Exit status 1."""
+    """A run failed. The message says where, and which files are still usable. Exit status 1."""
 
 
 class Interrupted(Exception):
-    """The user stopped the run; the message says how to go on. Exit status 130."""
+    """The user stopped a run. The message says how to continue. Exit status 130."""
+
+
+def rank() -> int:
+    """Number of this process among all processes of the run; 0 without torchrun."""
+    return int(os.environ.get("RANK", 0))
+
+
+def local_rank() -> int:
+    """Number of this process among the processes of the run on this node; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def world_size() -> int:
+    """Number of processes of the run; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM as a flag that the loop reads between steps. A second signal interrupts at once."""
+
+    def __init__(self):
+        self.received = False
+
+    def __enter__(self) -> "StopSignal":
+        self.handlers = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def handle(self, number, frame) -> None:
+        if self.received and world_size() == 1:  # torchrun repeats a signal itself
+            raise KeyboardInterrupt
+        self.received = True
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a script's main(); turn the errors above, Ctrl-C and failing disks into one line and an exit status."""
-    # GNU OpenMP's threads spin for long while they wait for each other. Beside any other busy process that makes a
-    # step some ten times slower. It has to be said before torch is imported, which main() does.
+    """Run main() of a command; turn the errors above, Ctrl-C and disk errors into one line and an exit status."""
+    # By default GNU OpenMP's threads spin while they wait, which makes a step about ten times slower if another process
+    # is busy. OpenMP reads the variable when main() imports torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if int(os.environ.get("RANK", 0)) > 0:  # of the processes that torchrun starts the first one speaks for all
+    if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         main()
@@ -34,9 +70,9 @@ def run_command(main: Callable[[], None]) -> None:
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:
-        fail(130, "interrupted; what was saved is whole: the same command with --resume goes on")
+        fail(130, "interrupted; rerun the command to continue, with --resume if the run folder already holds a run")
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away (`| head`): nothing to tell it
+        sys.stderr.close()  # the reader of the output has exited, such as `| head`
         sys.exit(1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
@@ -44,11 +80,11 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def fail(status: int, message: str) -> None:
-    rank = int(os.environ.get("RANK", 0))
-    if status == 2 and int(os.environ.get("LOCAL_RANK", 0)) > 0:
-        # What is wrong with the input all processes of a machine find. The first one tells it and ends, at which
-        # torchrun ends the others; who is still there a second later found it alone.
+    """Print a message as one line on stderr and exit."""
+    if status == 2 and local_rank() > 0:
+        # All processes of a node find the same input error. Local rank 0 prints it and exits; then torchrun ends the
+        # others. A process that still runs after a second is the only one with this error, so it prints it.
         time.sleep(1)
-    if status != 130 or rank == 0:  # they stop together
-        print((f"rank {rank}: " if rank else "") + " ".join(message.split()), file=sys.stderr, flush=True)
+    if status != 130 or rank() == 0:  # an interrupt stops all ranks together
+        print((f"rank {rank()}: " if rank() else "") + " ".join(message.split()), file=sys.stderr, flush=True)
     sys.exit(status)

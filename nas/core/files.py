@@ -1,48 +1,90 @@
-"""nas.core.files."""
+"""Files: one atomic writer, and readers of YAML and JSON lines."""
 
 import json
-import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import yaml
 
 from nas.core.errors import InputError
 
 
-def perplexity(nll: float) -> float:
-    """exp(nll per token); the largest float rather than an overflow."""
-    return math.exp(min(nll, 709.0))
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file that replaces `path` when the block ends: temporary file, fsync, rename.
+
+    A reader never sees half a file. After an error, a kill or a power cut the previous file is unchanged.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def to_yaml(content: dict) -> str:
+    """YAML text with the keys in their order and short lists on one line."""
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def write_yaml(path: Path, content: dict) -> None:
-    write_text(path, yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120))
+    write_text(path, to_yaml(content))
 
 
 def read_yaml(path: Path) -> dict:
-    """Raises InputError where the file is missing or no mapping."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError):
-        raise InputError(f"{path} is damaged: not YAML") from None
+    """Read a mapping that a command wrote. Raises InputError if the file is missing or holds something else."""
+    content = read_user_yaml(path, "the file")
     if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: not a mapping")
+        raise InputError(f"{path} is damaged: it must hold a mapping")
     return content
 
 
-def read_lines(path: Path) -> list[dict]:
-    """The lines of a JSON lines file; a last one that a kill cut short is left out.
+def read_user_yaml(path: Path, what: str) -> Any:
+    """Read YAML that a user may have written. Raises InputError with the position of a mistake.
 
-    Raises InputError where another line is damaged.
+    what: the kind of file, for the message, such as "the pattern file".
     """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(yaml_message(path, error)) from None
+
+
+def yaml_message(path: str | Path, error: Exception) -> str:
+    """Say why a file is not YAML. The parser's own message does not name a tab."""
+    mark = getattr(error, "problem_mark", None)
+    if mark and "\t" in "".join(Path(path).read_text(encoding="utf-8").splitlines()[mark.line : mark.line + 1]):
+        return f"{path} is not YAML: line {mark.line + 1} has a tab; indent with spaces"
+    return f"{path} is not YAML: {error}"
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Read JSON lines, without a last line that a kill cut short. Raises InputError if another line is damaged."""
     texts, lines = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, text in enumerate(texts, start=1):
         try:
@@ -51,23 +93,3 @@ def read_lines(path: Path) -> list[dict]:
             if number < len(texts):
                 raise InputError(f"{path} is damaged: line {number} is not JSON") from None
     return lines
-
-
-def read_hand_written(path: Path, what: str):
-    """The content of a YAML file that a person may have written. Raises InputError with the place of a mistake."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
-
-
-def write_atomically(path: Path, blocks) -> None:
-    """Write bytes to a temporary file beside `path`, then rename: a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        for block in blocks:
-            file.write(block)
-    part.replace(path)

@@ -1,31 +1,22 @@
-"""The pattern file: a fixed list of operations as YAML that a person can read, edit and share. Imports no torch."""
+"""Layer patterns: the names of the operations, and the pattern file, which a user can write by hand."""
 
 import difflib
 from pathlib import Path
 
-import yaml
-
 from nas.core.errors import InputError
-from nas.core.files import read_hand_written
+from nas.core.files import read_user_yaml
 
 FORMAT = "par-pattern/1"
 
-
-# The keys of models.operations.OPERATIONS, known here without torch, and the letter that stands for each.
+# The names of models.operations.OPERATIONS, which imports torch, and a letter for each.
 LETTERS = {"attention": "a", "sparse_strided": "s", "sparse_fixed": "f", "dense": "d", "identity": "i"}
-
-
 OPERATIONS = tuple(LETTERS)
-
-
 SPARSE = ("sparse_strided", "sparse_fixed")
-
-
 ATTENDING = ("attention", *SPARSE)
 
 
 def interleaved(blocks: int) -> list[str]:
-    """The usual Transformer: attention and dense in turn."""
+    """The pattern of a Transformer: attention and dense in turn."""
     return [("attention", "dense")[index % 2] for index in range(blocks)]
 
 
@@ -35,42 +26,35 @@ def abbreviate(blocks: list[str]) -> str:
 
 
 def expand(letters: str) -> list[str]:
-    """The pattern that abbreviate() made short."""
+    """The inverse of abbreviate()."""
     names = {letter: name for name, letter in LETTERS.items()}
     return [names[letter] for letter in letters]
 
 
 def network(blocks: list[str]) -> str:
-    """What a pattern is when it is trained alone, abbreviated: identity blocks add nothing, wherever they stand."""
+    """The letters without identity blocks. Patterns with equal letters are the same network."""
     return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
 
 
 def read_pattern(path: str | Path) -> dict:
-    """Read and check a pattern file; returns its mapping, in which `blocks` is a list of known operations.
+    """Read and check a pattern file; in the returned mapping `blocks` is a list of known operations.
 
-    Raises InputError that names the file and what is wrong in it.
+    Raises InputError that names the file and the mistake.
     """
-    path = Path(path)
-    content = read_hand_written(path, "the pattern file")
+    content = read_user_yaml(Path(path), "the pattern file")
     if not isinstance(content, dict) or "format" not in content:
         raise InputError(
             f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
         )
     if content["format"] != FORMAT:
         raise InputError(f"{path} has format {content['format']!r}; this version reads {FORMAT!r}")
-    blocks = content.get("blocks")
+    blocks, known = content.get("blocks"), ", ".join(OPERATIONS)
     if not isinstance(blocks, list) or not blocks:
-        raise InputError(f"{path}: `blocks` must be a list of at least one operation of {', '.join(OPERATIONS)}")
+        raise InputError(f"{path}: `blocks` must be a list of at least one operation of {known}")
     for index, name in enumerate(blocks, start=1):
         if name not in OPERATIONS:
             nearest = difflib.get_close_matches(str(name), OPERATIONS, n=1, cutoff=0)[0]
-            known = ", ".join(OPERATIONS)
             raise InputError(
                 f"{path}: block {index} is {name!r}; known operations are {known}; the nearest is {nearest}"
             )
     return content
-
-
-def dump_pattern(content: dict) -> str:
-    """YAML text with the keys in their order and short lists on one line."""
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)

@@ -1,6 +1,5 @@
-"""nas.core.provenance."""
+"""What provenance.yaml records: the command, versions, hardware, seed and digests of the data."""
 
-import os
 import platform
 import shlex
 import subprocess
@@ -9,22 +8,15 @@ from importlib import metadata
 from pathlib import Path
 
 from nas.core.config import Config
+from nas.core.errors import world_size
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
 
 
 def git_commit() -> str | None:
-    """The commit of this program, with a mark where files have changed since; None outside a checkout."""
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty=-changed",
-        "--match=",
-    ]
+    """Commit of this program, with the suffix "-changed" if tracked files have changed; None outside a checkout."""
+    describe = ["describe", "--always", "--abbrev=40", "--dirty=-changed", "--match="]
+    command = ["git", "-C", str(Path(__file__).parent), *describe]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
@@ -32,23 +24,26 @@ def git_commit() -> str | None:
 
 
 def processor() -> str:
+    """Name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor() or platform.context()
+        return platform.processor() or platform.machine()
 
 
 def command_line() -> str:
-    """What was typed after `python`, with quotes where a shell needs them."""
+    """The arguments of `python`, quoted for a shell."""
     script, *arguments = sys.argv
-    module = Path(script).resolve()
-    started = ["-m", f"nas.{module.stem}"] if module.parent == Path(__file__).resolve().parents[1] else [script]
-    return shlex.join([*started, *arguments])
+    is_module = Path(script).resolve().parent == Path(__file__).resolve().parents[1]
+    return shlex.join([*(["-m", f"nas.{Path(script).stem}"] if is_module else [script]), *arguments])
 
 
 def provenance(config: Config, corpus_meta: dict, context) -> dict:
-    """What is needed to know where a run's figures come from. machine: a nas.device.Machine."""
+    """The content of provenance.yaml.
+
+    corpus_meta: meta.yaml of the prepared corpus; context: a nas.training.device.DeviceContext.
+    """
     return {
         "command": command_line(),
         "git_commit": git_commit(),
@@ -58,11 +53,11 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
         "precision": context.precision,
         "compiled": context.compile,
         "processor": processor(),
-        "processes": int(os.environ.get("WORLD_SIZE", 1)),
+        "processes": world_size(),
         "threads": context.threads,
         "platform": platform.platform(),
         "seed": config.seed,
-        "data_sha256": {split: about["sha256"] for split, about in corpus_meta["splits"].items()},
+        "data_sha256": {split: facts["sha256"] for split, facts in corpus_meta["splits"].items()},
         "tokenizer_sha256": corpus_meta["tokenizer_sha256"],
         "vocab_size": corpus_meta["vocab_size"],
     }

@@ -1,163 +1,167 @@
-"""The run folder: configuration, provenance, metrics and pi as JSON lines, the log. Imports no torch."""
+"""The run folder: configuration, provenance, JSON lines and the log of one run."""
 
 import fcntl
+import functools
 import json
 import os
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from nas.core.config import Config, default_of, options
-from nas.core.config_checks import settled
-from nas.core.config_loading import BUILT_IN_BEFORE
-from nas.core.errors import InputError
-from nas.core.files import perplexity, read_lines, read_yaml, write_text, write_yaml
+from nas.core.config import Config, flat_config
+from nas.core.errors import InputError, rank
+from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
+from nas.core.metrics import METRICS, PI, perplexity
 
-FREE_TO_CHANGE = (
-    "data.cache",
-    "train.device",
-    "train.compile",
-    "train.grad_accum_steps",
-)  # say where and how, not what
+CHECKPOINT = "checkpoint.pt"
+RESULTS = "results.yaml"  # the last file of a finished training
+OUTCOME = "outcome.yaml"  # the last file of a finished search
 
-
-CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
+# Options that --resume accepts with another value: they say where and how a run computes, not what.
+MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_steps")
 
 
-RESULTS, OUTCOME = "results.yaml", "outcome.yaml"  # the last file of a finished training, and of a search
+def on_rank_0(method):
+    """Run a method only on the first of the processes that torchrun starts."""
 
+    @functools.wraps(method)
+    def run(*arguments, **keywords):
+        return method(*arguments, **keywords) if rank() == 0 else None
 
-def flat_config(content: dict) -> dict:
-    """{dotted key: value} of every option in a run's nested mapping; one that it lacks, being newer, has the value that
-    was built in before."""
-    flat = {}
-    for key, item in options():
-        value = content
-        for part in key.split("."):
-            value = value.get(part, item) if isinstance(value, dict) else item
-        flat[key] = BUILT_IN_BEFORE.get(key, default_of(item)) if value is item else value
-    # Runs from before these were settled as a run began have null.
-    sparse, keys = ("model.stride", "model.summary"), flat["train.segment"] + flat["train.memory"]
-    return flat | dict(zip(sparse, settled(*map(flat.get, sparse), keys), strict=True))
+    return run
 
 
 class RunFolder:
-    """A run's files. Lines are appended one by one, so that a kill loses at most the last."""
+    """The files of one run. Rank 0 alone writes; it appends lines one by one, so a kill loses at most the last."""
 
-    def __init__(self, path: Path, config: Config, stage: str, extra: dict):
-        self.path, self.options, self.stage, self.extra = path, config, stage, extra
-        self.writes = int(os.environ.get("RANK", 0)) == 0  # of the processes that torchrun starts, the first does
-        self.begun = (path / "config.yaml").exists()
+    def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
+        """extra: keys of config.yaml that are not options; may_change: option prefixes beside MAY_CHANGE."""
+        self.path, self.stage, self.extra = path, stage, extra
+        self.may_change = (*MAY_CHANGE, *may_change)
+        file = path / "config.yaml"
+        self.recorded = read_yaml(file) if file.exists() else None  # config.yaml of an earlier call
 
     @property
-    def config(self) -> dict:
-        """What config.yaml is to hold."""
-        return {"stage": self.stage, **asdict(self.options), **self.extra}
-
-    def start(self, provenance: dict) -> None:
-        """Create the folder, unless it is there, and take it for this process alone."""
-        if not self.writes:
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                f"--run {self.path} is in use by another process; wait for it, or name another folder"
-            ) from None
-        if not self.begun:
-            if (self.path / "config.yaml").exists():
-                raise InputError(f"--run {self.path}: another process began a run there meanwhile; name another folder")
-            write_yaml(self.path / "config.yaml", self.config)
-        if not (self.path / "provenance.yaml").exists():
-            write_yaml(self.path / "provenance.yaml", provenance)
-            return
-        before = self.check_text(provenance)
-        kept = ("command", "git_commit", "device", "processes", "threads")
-        again = {key: provenance[key] for key in kept if key in provenance}
-        write_yaml(self.path / "provenance.yaml", {**before, "resumed": [*before.get("resumed", []), again]})
-
-    def check_text(self, provenance: dict) -> dict:
-        """The run's provenance. Raises InputError where text or tokenizer are not those that the run began with."""
-        before = read_yaml(self.path / "provenance.yaml")
-        for key in ("data_sha256", "tokenizer_sha256", "vocab_size"):
-            if before.get(key) != provenance.get(key):
-                raise InputError(
-                    f"--run {self.path}: {key} is no longer what the run began with; the text or the tokenizer has "
-                    "changed: bring back the old one, or start another run"
-                )
-        return before
+    def begun(self) -> bool:
+        """Whether the folder already holds a run."""
+        return self.recorded is not None
 
     @property
     def checkpoint(self) -> Path:
         return self.path / CHECKPOINT
 
-    def write(self, name: str, content: dict) -> None:
-        if self.writes:
-            write_yaml(self.path / name, content)
+    @on_rank_0
+    def start(self, config: Config, provenance: dict) -> None:
+        """Lock the folder for this process; write config.yaml and provenance.yaml, or check them on --resume.
 
+        config: the final configuration, without model.cutoffs=auto. Raises InputError if another process uses the
+        folder, or if the configuration, the text or the tokenizer differs from the record.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"--run {self.path} is in use by another process; wait, or use another folder") from None
+        if self.begun:
+            self.check_config(config)
+        elif (self.path / "config.yaml").exists():
+            raise InputError(f"--run {self.path}: another process just began a run there; use another folder")
+        else:
+            write_yaml(self.path / "config.yaml", {"stage": self.stage, **asdict(config), **self.extra})
+        if (self.path / "provenance.yaml").exists():
+            recorded = self.check_data(provenance)
+            changing = ("command", "git_commit", "device", "processes", "threads")
+            resumed = {key: provenance[key] for key in changing if key in provenance}
+            provenance = {**recorded, "resumed": [*recorded.get("resumed", []), resumed]}
+        write_yaml(self.path / "provenance.yaml", provenance)
+
+    def resolve_auto(self, config: Config) -> Config:
+        """A copy of config with the recorded cutoffs in place of model.cutoffs=auto, if any are recorded."""
+        cutoffs = flat_config(self.recorded or {})["model.cutoffs"]
+        if config.model.cutoffs != "auto" or not cutoffs:
+            return config
+        return replace(config, model=replace(config.model, cutoffs=cutoffs))
+
+    def check_config(self, config: Config) -> None:
+        """Raises InputError if the run belongs to another stage, or has other options; names the options."""
+        stage = self.recorded.get("stage")
+        if stage != self.stage:
+            raise InputError(f"--run {self.path} holds a {stage} run, not a {self.stage} run; use another folder")
+        old = flat_config(self.recorded) | {key: self.recorded.get(key) for key in self.extra}
+        new = flat_config(asdict(self.resolve_auto(config))) | self.extra
+        different = [key for key in new if new[key] != old[key] and not key.startswith(self.may_change)]
+        if different:
+            changes = ", ".join(f"{key} ({old[key]} -> {new[key]})" for key in different)
+            raise InputError(
+                f"--run {self.path} was started with another configuration: {changes}; "
+                f"use the options of {self.path / 'config.yaml'}, or another folder"
+            )
+
+    def check_data(self, provenance: dict) -> dict:
+        """The recorded provenance. Raises InputError if the text or the tokenizer has changed."""
+        recorded = read_yaml(self.path / "provenance.yaml")
+        for key in ("data_sha256", "tokenizer_sha256", "vocab_size"):
+            if recorded.get(key) != provenance.get(key):
+                raise InputError(
+                    f"--run {self.path}: {key} is not that of provenance.yaml because the text or the tokenizer has "
+                    "changed; restore it, or use another folder"
+                )
+        return recorded
+
+    @on_rank_0
+    def write(self, name: str, content: dict) -> None:
+        """Write a YAML file."""
+        write_yaml(self.path / name, content)
+
+    @on_rank_0
     def append(self, name: str, line: dict) -> None:
-        if not self.writes:
-            return
+        """Append a line to a JSON lines file."""
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
+    @on_rank_0
     def log(self, text: str) -> None:
-        if not self.writes:
-            return
+        """Append a line to train.log."""
         with open(self.path / "train.log", "a", encoding="utf-8") as file:
             file.write(text + "\n")
 
     def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
-        """A line of metrics.jsonl; nll in nats per token."""
-        self.append(
-            METRICS,
-            {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": perplexity(nll), **more},
-        )
+        """Append a line to metrics.jsonl; nll in nats per token."""
+        finite = min(perplexity(nll), sys.float_info.max)  # JSON has no infinity
+        self.append(METRICS, {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": finite, **more})
 
+    @on_rank_0
     def cut_after(self, step: int) -> None:
-        """Drop what a resumed run writes again: the lines after a step, half-written ones, and the final test line."""
-        for name in (METRICS, "pi.jsonl"):
-            if self.writes and (self.path / name).exists():
-                lines = read_lines(self.path / name)
-                kept = [line for line in lines if line["step"] <= step and line.get("split") != "test"]
-                write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
+        """Remove the lines that a resumed run writes again: those after `step`, incomplete ones, and that of test."""
+        for path in (self.path / METRICS, self.path / PI):
+            if path.exists():
+                kept = [line for line in read_jsonl(path) if line["step"] <= step and line.get("split") != "test"]
+                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def open_run(
-    path: str | Path, config: Config, stage: str, resume: bool, extra: dict | None = None, free: tuple[str, ...] = ()
+    path: str | Path,
+    config: Config,
+    stage: str,
+    resume: bool,
+    extra: dict | None = None,
+    may_change: tuple[str, ...] = (),
 ) -> RunFolder:
-    """Check that a run may start, or go on, in a folder; nothing is written before RunFolder.start().
+    """Check that a run may start or continue in a folder. Nothing is written before RunFolder.start().
 
-    `extra` (a pattern, say) belongs to the configuration; keys that begin with one of `free` may differ on resumption.
-    Raises InputError where the folder holds a run and resume is off, where that run was configured otherwise (naming
-    the keys that differ), or where it is another stage's.
+    extra: keys of config.yaml that are not options, such as the pattern; may_change: prefixes of options that may have
+    another value on --resume. Raises InputError if the folder holds a run but resume is off, if that run has another
+    stage or other options, or if the folder holds something else.
     """
     path = Path(path)
-    run = RunFolder(path, config, stage, extra or {})
+    run = RunFolder(path, stage, extra or {}, may_change)
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
     if run.begun:
         if not resume:
-            raise InputError(f"--run {path} already holds a run; add --resume to go on with it, or name another folder")
-        before = read_yaml(path / "config.yaml")
-        if config.model.cutoffs == "auto":  # those that the run found when it began, if it has any
-            config.model.cutoffs = flat_config(before)["model.cutoffs"] or "auto"
-        check_same(run, before, (*FREE_TO_CHANGE, *free))
+            raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
+        run.check_config(config)
     elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
-        raise InputError(f"--run {path} is not empty and holds no run; name another folder")
+        raise InputError(f"--run {path} is not empty and holds no run; use another folder")
     return run
-
-
-def check_same(run: RunFolder, before: dict, free: tuple[str, ...]) -> None:
-    path = run.path
-    if before.get("stage") != run.stage:
-        raise InputError(f"--run {path} holds a {before.get('stage')} run, not a {run.stage} run; name another folder")
-    old = {**flat_config(before), **{key: before.get(key) for key in run.extra}}
-    new = {**flat_config(run.config), **run.extra}
-    changed = [f"{key} ({old[key]} -> {new[key]})" for key in new if new[key] != old[key] and not key.startswith(free)]
-    if changed:
-        raise InputError(
-            f"--run {path} was started with another configuration: {', '.join(changed)}; "
-            f"its own is {path / 'config.yaml'}, and other options need another run"
-        )

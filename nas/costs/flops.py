@@ -12,7 +12,8 @@ from models.transformer_xl import build_pattern
 from nas.core.config import Config
 from nas.core.pattern import SPARSE
 from nas.costs.table import FLOPS, CostTable
-from nas.training.build import backbone_options, block_config, evaluation_lengths
+from nas.training.build import backbone_options, block_config
+from nas.training.evaluation import evaluation_lengths
 
 
 def batch_shape(config: Config) -> tuple[int, int, int]:

@@ -70,10 +70,10 @@ class SegmentWork:
             with torch.no_grad():
                 self.forward()
         else:
-            self.optimizer.clear()
+            self.optimizer.zero_grad()
             nll, _ = self.forward()
             nll.mean().backward()
-            self.optimizer.apply()
+            self.optimizer.step()
         self.context.synchronize()
 
 

@@ -8,7 +8,7 @@ from nas.costs.latency import current_costs, measure_pattern
 from nas.costs.table import read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 
 
 class RunLatency:
@@ -21,7 +21,7 @@ class RunLatency:
     def __init__(self, run: Path):
         file = run / "latency.yaml"
         self.config, self.counts = load_config(run / "config.yaml", []), None
-        self.context = set_up(self.config.seed, self.config.train)
+        self.context = set_up_device(self.config.seed, self.config.train)
         self.measured: dict[tuple[str, ...], dict] = {}
         try:
             self.counts = Corpus(prepare(self.config.data)).counts()

@@ -1,32 +1,32 @@
-"""nas.data.corpus."""
+"""Corpus: a prepared folder of tokens, as memory maps."""
 
 from pathlib import Path
 
 import numpy as np
-import yaml
 
+from nas.core.files import read_yaml
 from nas.data.tokenizers import load_tokenizer
 
 
 class Corpus:
-    """A folder that nas.prepare made: the splits as memory maps of ranked ids, and how to read them as text."""
+    """A folder that nas.data.preprocess wrote. Ids are ranks: 0 is the most frequent token of the train split."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.meta = yaml.safe_load((folder / "meta.yaml").read_text())
+        self.meta = read_yaml(folder / "meta.yaml")
         self.vocab_size = self.meta["vocab_size"]
 
     def tokens(self, split: str) -> np.ndarray:
-        """Ranked ids [tokens] of a split, as a memory map."""
+        """Ids [tokens] of a split, as a memory map."""
         if self.meta["splits"][split]["tokens"] == 0:
             return np.empty(0, dtype=self.meta["dtype"])
         return np.memmap(self.folder / f"{split}.bin", dtype=self.meta["dtype"], mode="r")
 
     def counts(self) -> np.ndarray:
-        """Frequency of each rank in the train split [V], descending."""
+        """Frequency of each id in the train split [vocab_size], descending."""
         return np.load(self.folder / "counts.npy")
 
-    def decode(self, ranks: np.ndarray) -> bytes:
-        """Ranked ids -> the text they stand for."""
+    def decode(self, ids: np.ndarray) -> bytes:
+        """The text of ids [tokens]."""
         tokenizer = load_tokenizer(self.folder, self.meta["tokenizer"], self.meta["newline"] == "keep")
-        return tokenizer.decode(np.load(self.folder / "ids.npy")[ranks])
+        return tokenizer.decode(np.load(self.folder / "ids.npy")[ids])

@@ -1,4 +1,4 @@
-"""Where text comes from: a name, a folder or a file becomes three files, train, valid and test. Imports no torch."""
+"""Downloads of known corpora: resumable, checked by SHA-256, unpacked into train, valid and test."""
 
 import shutil
 import urllib.request
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nas.core.errors import InputError, RunError
-from nas.core.files import write_atomically
-from nas.data.text_files import BLOCK, SPLITS, find_in_folder, sha256_of, write_parts
+from nas.core.files import atomic_write
+from nas.data.text_files import BLOCK, SPLITS, find_splits, sha256_of, write_splits
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip to download: where from (tried in turn), its SHA-256, its members, and how one member is split."""
+    """A zip file to download."""
 
-    urls: tuple[str, ...]
+    urls: tuple[str, ...]  # tried in order
     sha256: str
-    members: tuple[str, ...]  # train, valid, test; or the one file that is split
-    split_bytes: tuple[int, int] | None = None  # where valid and test begin in a single member
+    members: tuple[str, ...]  # train, valid, test; or one file to split
+    split_bytes: tuple[int, int] | None = None  # start of valid and of test in a single member
 
 
 def wikitext(name: str, sha256: str) -> Archive:
@@ -29,7 +29,7 @@ def wikitext(name: str, sha256: str) -> Archive:
 
 def mahoney(name: str, sha256: str) -> Archive:
     urls = (f"https://mattmahoney.net/dc/{name}.zip", f"https://data.deepai.org/{name}.zip")
-    return Archive(urls, sha256, (name,), (90_000_000, 95_000_000))  # of WHOLE_BYTES
+    return Archive(urls, sha256, (name,), (90_000_000, 95_000_000))
 
 
 ARCHIVES = {
@@ -41,34 +41,33 @@ ARCHIVES = {
 
 
 def fetch_archive(name: str, archive: Archive, cache: Path) -> dict[str, Path]:
-    """Download once, check, unpack into cache/sources/name; files that a user put there are taken as they are."""
+    """{split: file} in cache/sources/name, downloaded and unpacked unless the files are there."""
     folder = cache / "sources" / name
     try:
-        return find_in_folder(folder)
+        return find_splits(folder)
     except InputError:
         package = cache / "downloads" / f"{name}.zip"
         if not package.exists() or sha256_of(package) != archive.sha256:
             download_any(archive.urls, package, archive.sha256, name)
         unpack(package, archive, folder)
-    return find_in_folder(folder)
+    return find_splits(folder)
 
 
 def unpack(package: Path, archive: Archive, folder: Path) -> None:
+    """Write train.txt, valid.txt and test.txt into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{split}.txt" for split in SPLITS] if archive.split_bytes is None else ["whole"]
     with zipfile.ZipFile(package) as content:
-        if archive.split_bytes is None:
-            for split, member in zip(SPLITS, archive.members, strict=True):
-                with content.open(member) as stream:
-                    write_atomically(folder / f"{split}.txt", iter(lambda s=stream: s.read(BLOCK), b""))
-            return
-        whole = folder / "whole"
-        with content.open(archive.members[0]) as stream:
-            write_atomically(whole, iter(lambda: stream.read(BLOCK), b""))
-    write_parts(whole, folder, *archive.split_bytes)
-    whole.unlink()
+        for name, member in zip(names, archive.members, strict=True):
+            with content.open(member) as source, atomic_write(folder / name) as target:
+                shutil.copyfileobj(source, target, BLOCK)
+    if archive.split_bytes:
+        write_splits(folder / "whole", folder, *archive.split_bytes)
+        (folder / "whole").unlink()
 
 
 def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) -> None:
-    """Try each address in turn; raises RunError with every reason where none gives the right bytes."""
+    """Try each address in order. Raises RunError with the reason for each address if all fail."""
     reasons = []
     for url in urls:
         try:
@@ -77,15 +76,15 @@ def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) ->
             reasons.append(f"{url}: {getattr(error, 'reason', None) or error}")
     raise RunError(
         f"could not download {name} ({'; '.join(reasons)}); "
-        "give data.source=FOLDER with its train.txt, valid.txt and test.txt instead"
+        "give data.source=FOLDER with train.txt, valid.txt and test.txt instead"
     )
 
 
 def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: float = 30) -> None:
-    """Download to target.part, go on where a broken transfer stopped, check the SHA-256, rename.
+    """Download to target.part, resuming after a broken transfer; check the SHA-256; rename.
 
-    Raises RunError where the bytes are wrong (they are deleted) or the transfer keeps breaking off (what arrived is
-    kept, and the next call goes on from there).
+    Raises RunError if the digest is wrong (the file is deleted), or if the transfer still breaks off after all attempts
+    (the file is kept, and the next call resumes it).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
@@ -97,25 +96,29 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
             raise
         except OSError as error:
             if attempt == attempts - 1:
-                have = part.stat().st_size if part.exists() else 0
                 raise RunError(
-                    f"the transfer broke off after {have} bytes ({error}); run again to go on from there"
+                    f"the transfer broke off after {size_of(part)} bytes ({error}); run again to resume it"
                 ) from None
-    found = sha256_of(part)
-    if found != sha256:
+    actual = sha256_of(part)
+    if actual != sha256:
         part.unlink()
-        raise RunError(f"wrong content: SHA-256 {found}, expected {sha256}; nothing was kept")
+        raise RunError(f"wrong content: SHA-256 {actual}, expected {sha256}; the file was deleted")
     part.replace(target)
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def transfer(url: str, part: Path, timeout: float) -> None:
-    """Append to `part` what is missing of the file at url; raises OSError where it ends early."""
-    have = part.stat().st_size if part.exists() else 0
+    """Append the missing bytes of the file at url to `part`. Raises OSError if the transfer ends early."""
+    have = size_of(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416:  # nothing is missing: all of it had arrived
+        if have and error.code == 416:  # range not satisfiable: no byte is missing
             return
         raise
     with response:

@@ -1,46 +1,21 @@
-"""Prepared tokens as memory maps, and context batches over them: each row is one contiguous stretch of the corpus."""
+"""Context batches: the token stream cut into rows, and read a segment at a time."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.transformer_xl import Memories
 from nas.core.errors import InputError
-from nas.training.distributed import gather_rows, rank_rows
 
-RESIDENT_SHARE = 0.1  # of a GPU's memory: a stream that takes no more is kept there
-
-
-@dataclass
-class Batch:
-    """tokens and targets [B, L]; memories of the same rows, from the segments before (None at the stream's start)."""
-
-    tokens: Tensor
-    targets: Tensor
-    memories: Memories | None
-
-    def parts(self, count: int) -> list["Batch"]:
-        """The rows in so many equal parts."""
-        if count == 1:
-            return [self]
-        memories = [None] * count if self.memories is None else self.memories.split(count)
-        return list(map(Batch, self.tokens.chunk(count), self.targets.chunk(count), memories))
+RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory stays there
 
 
 class ContextBatches:
-    """An endless walk over a stream in B contiguous rows, a segment at a time, with the rows' memories.
+    """An endless reader of a stream: B rows, each one contiguous stretch of it, L tokens of each row at a time.
 
-    Of several ranks each walks over its share of the rows. Batches are on `device`: a GPU keeps the stream, or where
-    that is too large, is sent batches through pinned memory, and waits for neither.
-
-    At the end of the rows the walk starts again with empty memories. Every row begins at a multiple of `image` tokens:
-    where images of that size follow each other, with one. What of the stream fills no row, and a remainder shorter than
-    a segment at the end of a row, are not trained on. (Rows of fixed sparse attention are counted anew in each row.)
-    Raises InputError where a row is shorter than one segment and its last target, or where the ranks, and the parts in
-    which each reads its rows (grad_accum_steps), do not divide the rows.
+    After the last segment of the rows the reader starts again at the first one. Tokens at the end of the stream that
+    fill no row are not read, nor is a remainder at the end of a row that is shorter than a segment.
     """
 
     def __init__(
@@ -50,9 +25,14 @@ class ContextBatches:
         segment: int,
         name: str = "train",
         image: int = 1,
-        grad_accum_steps: int = 1,
+        rows: slice | None = None,
         device: torch.device | str = "cpu",
     ):
+        """stream: token ids [tokens]. image: every row begins at a multiple of `image` tokens, so that a stream of
+        images is not cut inside one. rows: the rows that this process reads; None: all B. device: where batches go.
+
+        Raises InputError if a row is shorter than a segment and its last target.
+        """
         row = len(stream) // batch_size // image * image
         self.segment = segment
         self.segments_per_epoch = (row - 1) // segment
@@ -63,48 +43,41 @@ class ContextBatches:
                 f"train.segment={segment} tokens and a target (needs {least:,}); "
                 "make one of them smaller, or give the stream more text"
             )
-        self.device, self.own = torch.device(device), rank_rows(batch_size, grad_accum_steps)
+        self.device, self.own = torch.device(device), rows or slice(None)
         self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
-        self.position = 0  # segments read in this pass
-        self.memories: Memories | None = None  # set by whoever has run the model on a batch
+        self.position = 0  # segments read in this epoch
 
-    @cached_property
-    def resident(self) -> Tensor | None:
-        """The rows as int32 on the GPU, sent there for the first batch, since streams are also cut only to see whether
-        the text is long enough; None on a CPU, or where they would take more than RESIDENT_SHARE of the memory."""
-        if self.device.type != "cuda":
-            return None
-        whole = torch.cuda.get_device_properties(self.device).total_memory
-        if 4 * self.rows.size > RESIDENT_SHARE * whole:
-            return None
-        return torch.from_numpy(self.rows.astype(np.int32)).to(self.device)
+    @property
+    def at_start(self) -> bool:
+        """Whether next() returns the first segment of the rows."""
+        return self.position in (0, self.segments_per_epoch)
 
-    def window(self, start: int) -> Tensor:
-        """Tokens [B, L + 1] of each row from a place on."""
-        cut = slice(start, start + self.segment + 1)
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Tokens and targets [B, L] of the next segment."""
+        if self.at_start:
+            self.position = 0
+        start = self.position * self.segment
+        self.position += 1
+        window = self.window(slice(start, start + self.segment + 1))
+        return window[:, :-1], window[:, 1:]
+
+    def window(self, columns: slice) -> Tensor:
         if self.resident is not None:
-            return self.resident[:, cut].long()
-        window = torch.from_numpy(self.rows[:, cut].astype(np.int64))
+            return self.resident[:, columns].long()
+        window = torch.from_numpy(self.rows[:, columns].astype(np.int64))
         if self.device.type == "cuda":
             window = window.pin_memory().to(self.device, non_blocking=True)
         return window
 
-    def next(self) -> Batch:
-        if self.position == self.segments_per_epoch:
-            self.position, self.memories = 0, None
-        start = self.position * self.segment
-        self.position += 1
-        window = self.window(start)
-        return Batch(window[:, :-1], window[:, 1:], self.memories)
+    @cached_property
+    def resident(self) -> Tensor | None:
+        """The rows as int32 on the GPU; None on a CPU, or if they need more than RESIDENT_SHARE of the GPU's memory.
 
-    def state_dict(self) -> dict:
-        """With the memories of all ranks, on rank 0."""
-        blocks = self.memories and [None if block is None else gather_rows(block) for block in self.memories.blocks]
-        return {"position": self.position, "memories": blocks}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.position, blocks = state["position"], state["memories"]  # what was read follows from the position
-        self.memories = None
-        if blocks is not None:
-            own = [None if block is None else block[self.own].to(self.device) for block in blocks]
-            self.memories = Memories(own, self.position * self.segment)
+        Cached at the first batch, because streams are also made only to check the length of a text.
+        """
+        if self.device.type != "cuda":
+            return None
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        if 4 * self.rows.size > RESIDENT_SHARE * memory:
+            return None
+        return torch.from_numpy(self.rows.astype(np.int32)).to(self.device)

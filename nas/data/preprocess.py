@@ -1,4 +1,8 @@
-"""nas.data.preprocess."""
+"""Text -> tokens: encode the three splits and write the prepared corpus into the cache.
+
+Text is read in chunks, so memory does not grow with the corpus. Ids are ranked by frequency in the train split, because
+adaptive softmax needs the most frequent ids first.
+"""
 
 import hashlib
 import json
@@ -8,23 +12,112 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from nas.core.config import DataOptions
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.data.sources import find_text
 from nas.data.text_files import SPLITS, is_text, sha256_of
 from nas.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
 
 FORMAT = "par-tokens/1"
+CHUNK = 1 << 20  # bytes, or ids, processed at once
 
 
-CHUNK = 1 << 20
+def prepare(options: DataOptions) -> Path:
+    """Folder of the prepared corpus, created if the cache does not hold it.
+
+    The folder name is a digest of the text and the options. It holds train.bin, valid.bin and test.bin (ranked ids),
+    ids.npy (rank -> id of the tokenizer), counts.npy (train frequency by rank), meta.yaml and the tokenizer. Raises
+    InputError if the text or the options cannot work.
+    """
+    cache = Path(options.cache).expanduser()
+    texts = find_text(options.source, cache)
+    for split, path in texts.items():
+        if path.stat().st_size == 0:
+            raise InputError(f"{path} is empty: the {split} split needs text")
+    folder = cache / "tokens" / corpus_digest(texts, options)
+    if (folder / "meta.yaml").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        write_corpus(texts, temporary, options)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / "meta.yaml").exists():  # else another process has just written the same corpus
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def corpus_digest(texts: dict[str, Path], options: DataOptions) -> str:
+    """16 hexadecimal digits that change with the text and with each option that changes the tokens."""
+    tokenizer = Path(options.tokenizer).expanduser()
+    key = {
+        "format": FORMAT,
+        "text": {split: sha256_of(path) for split, path in texts.items()},
+        "tokenizer": sha256_of(tokenizer) if tokenizer.is_file() else options.tokenizer,
+        "vocab_size": options.vocab_size if options.tokenizer in ("sentencepiece", "words") else None,
+        "lowercase": options.lowercase,
+        "newline": options.newline,
+    }
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> None:
+    """Write all files of a prepared corpus into an empty folder."""
+    tokenizer, counts, facts = make_tokenizer(texts["train"], options), {}, {}
+    for split in SPLITS:
+        counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
+    ids = np.argsort(-counts["train"], kind="stable")
+    rank_of = np.empty(tokenizer.size, dtype=np.uint32)
+    rank_of[ids] = np.arange(tokenizer.size, dtype=np.uint32)
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    for split in SPLITS:
+        rank_split(folder / f"{split}.ids", folder / f"{split}.bin", rank_of, dtype)
+    np.save(folder / "ids.npy", ids.astype(np.uint32))
+    np.save(folder / "counts.npy", counts["train"][ids])
+    saved = tokenizer.save(folder)
+    meta = {
+        "format": FORMAT,
+        "vocab_size": tokenizer.size,
+        "dtype": dtype.name,
+        "tokenizer": tokenizer.kind,
+        "tokenizer_sha256": sha256_of(saved) if saved else None,
+        "newline": options.newline,
+        "splits": facts,
+    }
+    write_yaml(folder / "meta.yaml", meta)
+
+
+def make_tokenizer(train: Path, options: DataOptions):
+    """The tokenizer of data.tokenizer, trained on the train split if necessary. Raises InputError."""
+    keep_newline = options.newline == "keep"
+    if options.tokenizer == "bytes":
+        return ByteTokenizer(keep_newline)
+    if options.tokenizer == "words":
+        text = (chunk.decode("utf-8") for chunk in read_chunks(train, options))
+        return WordTokenizer.train(text, options.vocab_size, keep_newline)
+    if options.tokenizer == "sentencepiece":
+        lines = training_lines(read_chunks(train, options), train.stat().st_size)
+        return SentencePieceTokenizer.train(lines, options.vocab_size, keep_newline)
+    path = Path(options.tokenizer).expanduser()
+    if not path.is_file():
+        raise InputError(
+            f"data.tokenizer={options.tokenizer} must be sentencepiece, bytes, words or a .model file that exists"
+        )
+    return SentencePieceTokenizer.read(path, keep_newline)
 
 
 def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
-    """The file in pieces of about CHUNK bytes, each ending at a line end, else before a space, else at a character;
-    lowercased where that is asked for. Raises InputError on text that is not UTF-8 (unless the tokenizer is bytes)."""
+    """The file in chunks of about CHUNK bytes, lowercased if data.lowercase is on.
+
+    A chunk ends after a line end, else before a space, else at the end of a character. Raises InputError if the text is
+    not UTF-8, unless the tokenizer is bytes.
+    """
     rest, offset = b"", 0
     with open(path, "rb") as file:
         while block := file.read(CHUNK):
@@ -33,7 +126,7 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
             if cut <= 0:
                 cut = len(data)
                 while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
-                    cut -= 1  # stay before the character that the block may have cut
+                    cut -= 1  # move before the continuation bytes of the last character
                 cut -= data[cut - 1] >= 0xC0
             yield normalise(data[:cut], options, path, offset)
             rest, offset = data[cut:], offset + cut
@@ -42,140 +135,56 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
 
 
 def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> bytes:
+    """Check that a chunk is UTF-8, and lowercase it if data.lowercase is on. offset: of the chunk in the file."""
     if options.tokenizer == "bytes":
         return data.lower() if options.lowercase else data
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        at = offset + error.start
         raise InputError(
-            f"data.source={options.source} is not UTF-8 text (byte {at} of {path.name}); "
+            f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of {path.name}); "
             "data.tokenizer=bytes reads any file"
         ) from None
     return text.lower().encode("utf-8") if options.lowercase else data
 
 
-def make_tokenizer(train: Path, options: DataOptions):
-    keep = options.newline == "keep"
-    if options.tokenizer == "bytes":
-        return ByteTokenizer(keep)
-    if options.tokenizer not in ("sentencepiece", "words"):
-        path = Path(options.tokenizer).expanduser()
-        if not path.is_file():
-            raise InputError(
-                f"data.tokenizer={options.tokenizer} must be sentencepiece, bytes, words or a .model file that exists"
-            )
-        return SentencePieceTokenizer.read(path, keep)
-    chunks = read_chunks(train, options)
-    if options.tokenizer == "words":
-        return WordTokenizer.train((chunk.decode("utf-8") for chunk in chunks), options.vocab_size, keep)
-    lines = training_lines(chunks, train.stat().st_size)
-    return SentencePieceTokenizer.train(lines, options.vocab_size, keep)
+def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:
+    """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml.
 
-
-def words_of(text: bytes) -> list[str]:
-    """Split at white space, Unicode's included, whatever the tokenizer."""
-    return text.decode("utf-8", errors="replace").split()
-
-
-def describe_split(path: Path, options: DataOptions) -> dict:
-    """Size of the original text: bytes, and words as WikiText counts them, with one end-of-line per line."""
-    words = lines = 0
-    last = b"\n"
-    for chunk in read_chunks(path, options):
-        words += len(words_of(chunk))
-        lines += chunk.count(b"\n")
-        last = chunk[-1:]
-    return {"bytes": path.stat().st_size, "words": words + lines + (last != b"\n"), "sha256": sha256_of(path)}
-
-
-def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> dict:
-    """Write the tokenizer's own ids as uint32; returns counts [size] and how much of the text they keep."""
+    Words are counted in the text as WikiText does: separated by white space, plus one end of line per line.
+    """
     counts = np.zeros(tokenizer.size, dtype=np.int64)
-    exact = words_exact = options.newline == "keep" and not options.lowercase
+    lossless = words_kept = options.newline == "keep" and not options.lowercase
+    words, last = 0, b"\n"
     with open(target, "wb") as file:
         for chunk in read_chunks(path, options):
+            words += len(split_words(chunk)) + chunk.count(b"\n")
+            last = chunk[-1:]
             ids = tokenizer.encode(chunk)
             counts += np.bincount(ids, minlength=tokenizer.size)
             ids.tofile(file)
-            if words_exact:
-                restored = tokenizer.decode(ids)
-                exact = exact and restored == chunk
-                words_exact = exact or (words_exact and words_of(restored) == words_of(chunk))
-    return {"counts": counts, "lossless": exact, "words_kept": words_exact and is_text(path)}
+            if words_kept:
+                decoded = tokenizer.decode(ids)
+                lossless = lossless and decoded == chunk
+                words_kept = lossless or split_words(decoded) == split_words(chunk)
+    return counts, {
+        "tokens": int(counts.sum()),
+        "bytes": path.stat().st_size,
+        "words": words + (last != b"\n"),
+        "sha256": sha256_of(path),
+        "lossless": lossless,
+        "words_kept": words_kept and is_text(path),
+    }
+
+
+def split_words(text: bytes) -> list[str]:
+    """Split at white space, including that of Unicode."""
+    return text.decode("utf-8", errors="replace").split()
 
 
 def rank_split(source: Path, target: Path, rank_of: np.ndarray, dtype: np.dtype) -> None:
-    """Rewrite own ids as ranks, in chunks."""
-    with open(source, "rb") as read, open(target, "wb") as write:
-        while (ids := np.fromfile(read, dtype=np.uint32, count=CHUNK)).size:
-            rank_of[ids].astype(dtype).tofile(write)
+    """Rewrite the tokenizer's ids as ranks, in chunks, and delete the source."""
+    with open(source, "rb") as ids_file, open(target, "wb") as ranks_file:
+        while (ids := np.fromfile(ids_file, dtype=np.uint32, count=CHUNK)).size:
+            rank_of[ids].astype(dtype).tofile(ranks_file)
     source.unlink()
-
-
-def prepare(options: DataOptions) -> Path:
-    """The folder of the prepared corpus, made where the cache does not hold it yet.
-
-    It holds train.bin, valid.bin, test.bin (ranked ids), ids.npy (rank -> the tokenizer's id), counts.npy (train
-    frequency by rank), meta.yaml and the tokenizer. Raises InputError where the text or the options cannot work.
-    """
-    cache = Path(options.cache).expanduser()
-    texts = find_text(options.source, cache)
-    for split, path in texts.items():
-        if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty: the {split} split needs text")
-    digests = {split: sha256_of(path) for split, path in texts.items()}
-    tokenizer_path = Path(options.tokenizer).expanduser()
-    key = {
-        "format": FORMAT,
-        "text": digests,
-        "tokenizer": sha256_of(tokenizer_path) if tokenizer_path.is_file() else options.tokenizer,
-        "vocab_size": options.vocab_size if options.tokenizer in ("sentencepiece", "words") else None,
-        "lowercase": options.lowercase,
-        "newline": options.newline,
-    }
-    folder = cache / "tokens" / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    if not (folder / "meta.yaml").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-        try:
-            write_corpus(texts, work, options)
-            try:
-                work.rename(folder)
-            except OSError:
-                if not (folder / "meta.yaml").exists():  # else another process was quicker, with the same result
-                    raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return folder
-
-
-def write_corpus(texts: dict[str, Path], work: Path, options: DataOptions) -> None:
-    sizes = {split: describe_split(path, options) for split, path in texts.items()}
-    tokenizer = make_tokenizer(texts["train"], options)
-    encoded = {split: encode_split(texts[split], work / f"{split}.own", tokenizer, options) for split in SPLITS}
-    counts = encoded["train"]["counts"]
-    ids = np.argsort(-counts, kind="stable")
-    rank_of = np.empty(tokenizer.size, dtype=np.uint32)
-    rank_of[ids] = np.arange(tokenizer.size, dtype=np.uint32)
-    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
-    splits = {}
-    for split in SPLITS:
-        rank_split(work / f"{split}.own", work / f"{split}.bin", rank_of, dtype)
-        tokens = int(encoded[split]["counts"].sum())
-        kept = {name: bool(encoded[split][name]) for name in ("lossless", "words_kept")}
-        splits[split] = {"tokens": tokens, **sizes[split], **kept}
-    np.save(work / "ids.npy", ids.astype(np.uint32))
-    np.save(work / "counts.npy", counts[ids])
-    tokenizer.save(work)
-    saved = sorted(work.glob("tokenizer.model")) + sorted(work.glob("words.txt"))
-    meta = {
-        "format": FORMAT,
-        "vocab_size": tokenizer.size,
-        "dtype": dtype.name,
-        "tokenizer": tokenizer.kind,
-        "tokenizer_sha256": sha256_of(saved[0]) if saved else None,
-        "newline": options.newline,
-        "splits": splits,
-    }
-    (work / "meta.yaml").write_text(yaml.safe_dump(meta, sort_keys=False))

@@ -1,4 +1,4 @@
-"""nas.data.sources."""
+"""Sources of text: a name, a folder or a file becomes three files, train, valid and test."""
 
 import contextlib
 import fcntl
@@ -7,93 +7,88 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nas.core.errors import InputError
-from nas.core.files import write_atomically
+from nas.core.files import write_text
 from nas.data.downloads import ARCHIVES, fetch_archive
-from nas.data.text_files import cut_near, find_in_folder, is_text, sha256_of, write_parts
+from nas.data.text_files import find_splits, is_text, next_line_start, sha256_of, write_splits
 
-WHOLE_BYTES = 100_000_000  # of enwik8 and of text8
-
-
-SPLIT_SHARES = (0.90, 0.95)  # of a single file: where valid and test begin
-
-
+STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
+SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
 NAMES = ("pydoc", *ARCHIVES)
 
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
-    """The files {split: path} of a source; those that have to be made are made in the cache, once.
+    """{split: file} of a source. Downloads and split files are kept in the cache.
 
-    Raises InputError where the source is no name, folder or file, or a folder lacks a split.
+    Raises InputError if the source is no known name, folder or file, or if a folder lacks a split.
     """
-    with alone_in(cache):
-        return locate(source, cache)
-
-
-@contextlib.contextmanager
-def alone_in(cache: Path) -> Iterator[None]:
-    """One process at a time makes files in the cache; the others wait, and then find them."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def locate(source: str, cache: Path) -> dict[str, Path]:
-    if source == "pydoc":
-        return split_file(write_pydoc(cache), cache)
-    if source in ARCHIVES:
-        return fetch_archive(source, ARCHIVES[source], cache)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return find_in_folder(path)
-    if path.is_file():
-        return split_file(path, cache)
+    with locked(cache):
+        if source == "pydoc":
+            return split_file(write_pydoc(cache), cache)
+        if source in ARCHIVES:
+            return fetch_archive(source, ARCHIVES[source], cache)
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return find_splits(path)
+        if path.is_file():
+            return split_file(path, cache)
     raise InputError(
         f"data.source={source}: no such file or folder, and no known name ({', '.join(NAMES)}); "
         "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
     )
 
 
-def pydoc_text() -> str:
-    """The English language reference that CPython carries (pydoc_data.topics), each paragraph once.
+@contextlib.contextmanager
+def locked(cache: Path) -> Iterator[None]:
+    """Let one process at a time write to the cache; the others wait."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
-    Topics repeat each other's paragraphs; kept, they would put training text into the test split.
+
+def pydoc_text() -> str:
+    """The English language reference in CPython (pydoc_data.topics), each paragraph once.
+
+    Topics share paragraphs. Without this step, training text would appear in the test split.
     """
     from pydoc_data.topics import topics
 
-    seen, kept = set(), []
+    paragraphs = {}
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):
             content = " ".join(paragraph.split())
-            if content and content not in seen:
-                seen.add(content)
-                kept.append(paragraph.strip("\n"))
-    return "\n\n".join(kept) + "\n"
+            if content:
+                paragraphs.setdefault(content, paragraph.strip("\n"))
+    return "\n\n".join(paragraphs.values()) + "\n"
 
 
 def write_pydoc(cache: Path) -> Path:
-    data = pydoc_text().encode("utf-8")
-    folder = cache / "sources" / f"pydoc-{hashlib.sha256(data).hexdigest()[:16]}"
-    path = folder / "pydoc.txt"
+    """The reference as a file in the cache, in a folder named by its digest."""
+    text = pydoc_text()
+    path = cache / "sources" / f"pydoc-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "pydoc.txt"
     if not path.exists():
-        write_atomically(path, [data])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     return path
 
 
 def split_file(path: Path, cache: Path) -> dict[str, Path]:
-    """Split a file in order, 90/5/5, text at line ends; the parts lie in the cache by content. A file that is an
-    archive's whole content, by name and size, gets that one's standard split."""
+    """Split a file in order, 90/5/5; the parts are in the cache, in a folder named by the file's digest.
+
+    Text is split at line ends, other files at bytes. Files with the name and the size of enwik8 or text8 get the
+    standard split. Raises InputError if a part would be empty.
+    """
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"data.source={path} is empty")
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
     valid, test = (int(size * share) for share in SPLIT_SHARES)
-    standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == WHOLE_BYTES else None
+    standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == STANDARD_BYTES else None
     if standard or not is_text(path):
         valid, test = standard or (valid, test)
-        folder = folder.with_name(f"{folder.name}-exact")  # not at line ends
+        folder = folder.with_name(f"{folder.name}-exact")
     else:
-        valid, test = cut_near(path, valid), cut_near(path, test)
+        valid, test = next_line_start(path, valid), next_line_start(path, test)
     if not 0 < valid < test < size:
-        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5, text at line ends")
-    return write_parts(path, folder, valid, test)
+        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 (text is split at line ends)")
+    return write_splits(path, folder, valid, test)

@@ -1,42 +1,48 @@
-"""TODO nas.data.text_files."""
+"""Text files: the three splits in a folder, digests, and splitting one file."""
 
 import codecs
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from nas.core.errors import InputError
-from nas.core.files import write_atomically
+from nas.core.files import atomic_write
 
 SPLITS = ("train", "valid", "test")
+BLOCK = 1 << 20  # bytes read at once
 
 
-BLOCK = 1 << 20
-
-
-def find_in_folder(folder: Path) -> dict[str, Path]:
-    found = {}
+def find_splits(folder: Path) -> dict[str, Path]:
+    """{split: file} of a folder. Raises InputError that names the first split without a file."""
+    files = {}
     for split in SPLITS:
-        candidates = [folder / f"{split}.txt", folder / f"wiki.{split}.tokens", folder / f"{split}.bin"]
-        found[split] = next((path for path in candidates if path.is_file()), None)
-        if found[split] is None:
+        candidates = (folder / name for name in (f"{split}.txt", f"wiki.{split}.tokens", f"{split}.bin"))
+        path = next((path for path in candidates if path.is_file()), None)
+        if path is None:
             raise InputError(
                 f"data.source={folder} lacks {split}.txt; it must hold train.txt, valid.txt and test.txt "
-                "(or .bin, for data.tokenizer=bytes)"
+                "(or .bin for data.tokenizer=bytes)"
             )
-    return found
+        files[split] = path
+    return files
 
 
-def byte_range(path: Path, start: int, end: int) -> Iterator[bytes]:
+def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
-        file.seek(start)
-        while start < end and (block := file.read(min(BLOCK, end - start))):
-            start += len(block)
-            yield block
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def cut_near(path: Path, offset: int) -> int:
-    """The first line end at or after offset, plus one; where a line is too long for that, the next character."""
+def is_text(path: Path) -> bool:
+    """Whether the first block of a file is UTF-8 without zeros."""
+    with open(path, "rb") as file:
+        block = file.read(BLOCK)
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(block)
+    except UnicodeDecodeError:
+        return False
+
+
+def next_line_start(path: Path, offset: int) -> int:
+    """Offset of the next line after `offset`; of the next character if the line is longer than a block."""
     with open(path, "rb") as file:
         file.seek(offset)
         block = file.read(BLOCK)
@@ -46,29 +52,16 @@ def cut_near(path: Path, offset: int) -> int:
     return offset + next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
 
 
-def is_text(path: Path) -> bool:
-    """Whether a file's first block is UTF-8 without zeros."""
-    with open(path, "rb") as file:
-        block = file.read(BLOCK)
-    try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(block)
-    except UnicodeDecodeError:
-        return False
-
-
-def write_parts(whole: Path, folder: Path, valid: int, test: int) -> dict[str, Path]:
-    """Copy a file's bytes into train, valid (from byte `valid`) and test (from byte `test`), where not there yet."""
+def write_splits(whole: Path, folder: Path, valid: int, test: int) -> dict[str, Path]:
+    """Copy the bytes of a file into train, valid (from byte `valid`) and test (from byte `test`), unless they exist."""
+    folder.mkdir(parents=True, exist_ok=True)
     parts = {split: folder / f"{split}.txt" for split in SPLITS}
-    ranges = [(0, valid), (valid, test), (test, whole.stat().st_size)]
-    for part, (start, end) in zip(parts.values(), ranges, strict=True):
-        if not part.exists():
-            write_atomically(part, byte_range(whole, start, end))
+    for part, start, end in zip(parts.values(), (0, valid, test), (valid, test, whole.stat().st_size), strict=True):
+        if part.exists():
+            continue
+        with open(whole, "rb") as source, atomic_write(part) as target:
+            source.seek(start)
+            while start < end and (block := source.read(min(BLOCK, end - start))):
+                target.write(block)
+                start += len(block)
     return parts
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

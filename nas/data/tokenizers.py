@@ -1,7 +1,7 @@
-"""Text <-> token ids: sentencepiece, bytes and words. Imports no torch.
+"""Tokenizers: sentencepiece, bytes and words.
 
-A tokenizer encodes a piece of text that ends anywhere but inside a word; a line end is a token of its own unless it is
-dropped. Ids here are the tokenizer's own; nas/prepare.py ranks them by frequency afterwards.
+encode() takes a chunk of text that does not end inside a word. A line end is a token, unless data.newline drops it. The
+ids here are the tokenizer's; nas.data.preprocess ranks them by frequency afterwards.
 """
 
 import io
@@ -14,20 +14,14 @@ import numpy as np
 
 from nas.core.errors import InputError
 
-TRAINING_BYTES = 20_000_000  # of text that sentencepiece learns its pieces from, spread evenly over the train split
-
-
+TRAINING_BYTES = 20_000_000  # sentencepiece learns from about this much text, spread evenly over the train split
 DEFAULT_PIECES = 8000
-
-
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
-
-
 UNKNOWN = "<unk>"
 
 
 class ByteTokenizer:
-    """The 256 bytes; any file can be read."""
+    """A token per byte. Encodes any file."""
 
     kind = "bytes"
     size = 256
@@ -42,11 +36,11 @@ class ByteTokenizer:
         return ids.astype(np.uint8).tobytes()
 
     def save(self, folder: Path) -> None:
-        pass
+        """There is nothing to save."""
 
 
 class LineTokenizer:
-    """What tokenizers of text share: UTF-8, and line ends as tokens. Subclasses encode lines without their ends."""
+    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end."""
 
     def __init__(self, size: int, keep_newline: bool):
         self.newline = size if keep_newline else None
@@ -63,7 +57,7 @@ class LineTokenizer:
         return np.concatenate(ids)
 
     def decode(self, ids: np.ndarray) -> bytes:
-        """ids [tokens] -> UTF-8"""
+        """ids [tokens] -> UTF-8."""
         if self.newline is None:
             return self.decode_line(ids).encode("utf-8")
         lines = np.split(ids, np.flatnonzero(ids == self.newline))
@@ -89,12 +83,14 @@ class SentencePieceTokenizer(LineTokenizer):
     def decode_line(self, ids: np.ndarray) -> str:
         return self.processor.decode(ids.tolist())
 
-    def save(self, folder: Path) -> None:
-        (folder / "tokenizer.model").write_bytes(self.model)
+    def save(self, folder: Path) -> Path:
+        path = folder / "tokenizer.model"
+        path.write_bytes(self.model)
+        return path
 
     @classmethod
     def read(cls, path: Path, keep_newline: bool) -> "SentencePieceTokenizer":
-        """Raises InputError where path is no SentencePiece model."""
+        """Read a .model file. Raises InputError if it is no SentencePiece model."""
         try:
             return cls(path.read_bytes(), keep_newline)
         except OSError as error:
@@ -104,10 +100,10 @@ class SentencePieceTokenizer(LineTokenizer):
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "SentencePieceTokenizer":
-        """Learn a vocabulary losslessly: no normalisation, and bytes for characters that have no piece. A line end
-        that is kept is one of the vocab_size tokens; None: DEFAULT_PIECES, or as many as the text allows.
+        """Learn a lossless vocabulary: no normalisation, and bytes for characters without a piece.
 
-        Raises InputError where the corpus cannot fill the vocabulary, or the vocabulary has no room for the bytes.
+        vocab_size includes the line end if it is kept; None: DEFAULT_PIECES, or the most that the text allows. Raises
+        InputError if the text is too short for vocab_size, or vocab_size too small for bytes and characters.
         """
         import sentencepiece
 
@@ -126,29 +122,30 @@ class SentencePieceTokenizer(LineTokenizer):
                 max_sentence_length=8 * LONGEST_LINE,
                 bos_id=-1,
                 eos_id=-1,
-                num_threads=8,  # a constant: the pieces depend on it
+                num_threads=8,  # fixed because the pieces depend on it
                 minloglevel=2,
             )
         except RuntimeError as error:
-            raise InputError(explain_training(str(error), vocab_size, keep_newline)) from None
+            raise InputError(training_message(str(error), vocab_size, keep_newline)) from None
         return cls(model.getvalue(), keep_newline)
 
 
-def explain_training(reason: str, vocab_size: int, extra: int) -> str:
+def training_message(reason: str, vocab_size: int | None, extra: int) -> str:
+    """An error of SentencePiece's training as a message about options. extra: tokens beside the pieces."""
     largest = re.search(r"value <= (\d+)", reason)
     if largest:
         return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"
     smallest = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", reason)
     if smallest:
         needed = int(smallest[2]) + extra
-        return f"data.vocab_size={vocab_size} is too small: the 256 bytes and this text's characters alone are {needed}"
+        return f"data.vocab_size={vocab_size} is too small: the 256 bytes and the text's characters need {needed}"
     return f"data.tokenizer=sentencepiece could not be trained on this text: {reason}"
 
 
 class WordTokenizer(LineTokenizer):
-    """Words between white space, as the word-level literature has them; a rare word beyond the vocabulary is <unk>.
+    """Words separated by white space; a word outside the vocabulary is <unk>.
 
-    White space inside a line is not kept: it comes back as single spaces.
+    Decoding separates the words of a line by single spaces.
     """
 
     kind = "words"
@@ -165,23 +162,25 @@ class WordTokenizer(LineTokenizer):
     def decode_line(self, ids: np.ndarray) -> str:
         return " ".join(self.words[index] for index in ids)
 
-    def save(self, folder: Path) -> None:
-        (folder / "words.txt").write_text("\n".join(self.words), encoding="utf-8")
+    def save(self, folder: Path) -> Path:
+        path = folder / "words.txt"
+        path.write_text("\n".join(self.words), encoding="utf-8")
+        return path
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
-        """The most frequent words of the text and <unk>, vocab_size with the line end; None: all words."""
+        """The most frequent words and <unk>. vocab_size includes the line end if it is kept; None: all words."""
         counts = Counter()
         for line in text:
             counts.update(line.split())
         counts.setdefault(UNKNOWN, 0)
         room = None if vocab_size is None else max(0, vocab_size - keep_newline - 1)
-        most = [word for word, _ in counts.most_common() if word != UNKNOWN][:room]
-        return cls([UNKNOWN, *most], keep_newline)
+        words = [word for word, _ in counts.most_common() if word != UNKNOWN][:room]
+        return cls([UNKNOWN, *words], keep_newline)
 
 
 def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
-    """Lines to learn pieces from: every k-th chunk, so that about TRAINING_BYTES are read."""
+    """Lines of every k-th chunk, about TRAINING_BYTES in all."""
     every = max(1, -(-total_bytes // TRAINING_BYTES))
     for index, chunk in enumerate(text):
         if index % every == 0:
@@ -190,7 +189,7 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
 
 
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
-    """The tokenizer that save() left in a prepared folder."""
+    """The tokenizer that save() wrote into a prepared folder."""
     if kind == "bytes":
         return ByteTokenizer(keep_newline)
     if kind == "words":

@@ -25,7 +25,7 @@ from nas.derivation.budget import best_within
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 from nas.derivation.supernet_evaluator import SuperNetEvaluator
-from nas.retraining.phase import Retraining
+from nas.retraining.phase import RetrainPhase
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 
@@ -127,7 +127,7 @@ def train_pattern(
         warmup = min(config.train.warmup_steps, steps // 4)
         config = replace(config, train=replace(config.train, steps=steps, epochs=None, warmup_steps=warmup))
     torch.manual_seed(config.seed)
-    phase = Retraining(build_fixed(pattern, config, corpus), corpus, config)
+    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, context)
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
     return phase.model.eval()

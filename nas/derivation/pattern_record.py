@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.files import write_text
-from nas.core.pattern import ATTENDING, FORMAT, abbreviate, dump_pattern
+from nas.core.files import to_yaml, write_yaml
+from nas.core.pattern import ATTENDING, FORMAT, abbreviate
 from nas.derivation.confidence import block_confidence, perturbation_confidence
 from nas.derivation.runs import SearchRun
 
@@ -66,10 +66,10 @@ def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
     """
     for path, content in patterns.items():
         before = path.read_text("utf-8") if path.exists() else None
-        if before and without_latency(before) != without_latency(dump_pattern(content)) and not force:
+        if before and without_latency(before) != without_latency(to_yaml(content)) and not force:
             raise InputError(f"{path} exists and differs; name another file with --out, or replace it with --force")
     for path, content in patterns.items():
-        write_text(path, dump_pattern(content))
+        write_yaml(path, content)
 
 
 def without_latency(text: str) -> str:

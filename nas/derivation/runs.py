@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pi_history import read_pi
-from nas.core.run_folder import flat_config
+from nas.core.metrics import read_pi
 from nas.costs.table import CostTable, read_costs
 
 MAY_DIFFER = ("seed", "data.cache", "train.threads")  # options that may differ between seeds of one search

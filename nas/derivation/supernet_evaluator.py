@@ -18,8 +18,8 @@ from nas.search.sampling import sample_path
 from nas.search.supernet import build_supernet
 from nas.training.build import image_size
 from nas.training.checkpoint import load_checkpoint
-from nas.training.device import set_up
-from nas.training.evaluation import count_looking_back, period_of, total_nll
+from nas.training.device import set_up_device
+from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 4, 8_192  # parts of valid, from its beginning; their spread gives the error of a loss
 SAMPLED_ROWS = 4  # rows of the batch with sampled paths; fewer rows mean more paths
@@ -53,7 +53,7 @@ class SuperNetEvaluator:
         if "supernet" not in state:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet; give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
-        self.context = set_up(self.config.seed, self.config.train)
+        self.context = set_up_device(self.config.seed, self.config.train)
         self.corpus = Corpus(prepare(self.config.data))
         self.supernet = build_supernet(self.config, self.corpus)
         self.supernet.load_state_dict(state["supernet"])
@@ -77,27 +77,27 @@ class SuperNetEvaluator:
             models = [self.supernet] * len(self.parts)
         else:
             models = [SampledPaths(self.supernet, pi, SEED + part) for part in range(len(self.parts))]
-        looking_back = count_looking_back(self.supernet.backbone.blocks)
+        memory_blocks = count_memory_blocks(self.supernet.backbone.blocks)
         pairs = zip(models, self.parts, strict=True)
-        return np.concatenate([self.losses(model, [text], SAMPLED_ROWS, looking_back) for model, text in pairs])
+        return np.concatenate([self.losses(model, [text], SAMPLED_ROWS, memory_blocks) for model, text in pairs])
 
     @torch.no_grad()
     def path_nll(self, path: list[int]) -> float:
         """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
         self.supernet.set_path(path)
-        looking_back = count_looking_back(self.supernet.operations_on(path))
-        return float(self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, looking_back).mean())
+        memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
+        return float(self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks).mean())
 
     def model_nll(self, model: nn.Module) -> float:
         """Loss per token of a model with a fixed pattern, on all parts."""
-        return float(self.losses(model, self.parts, PATH_ROWS, count_looking_back(model.blocks)).mean())
+        return float(self.losses(model, self.parts, PATH_ROWS, count_memory_blocks(model.blocks)).mean())
 
-    def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, looking_back: int) -> np.ndarray:
-        """Loss per token [parts]; rows: the batch size; looking_back: the number of blocks with a memory."""
+    def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, memory_blocks: int) -> np.ndarray:
+        """Loss per token [parts]; rows: the batch size; memory_blocks: the number of blocks with a memory."""
         train, device = self.config.train, self.context.device
         with self.context.autocast(), self.context.disable_compile():
             sums = [
-                total_nll(model, text, rows, train.segment, train.memory, looking_back, self.period, device)
+                total_nll(model, text, rows, train.segment, train.memory, memory_blocks, self.period, device)
                 for text in parts
             ]
         return np.array([total / tokens for total, tokens in sums])

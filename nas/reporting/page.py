@@ -9,13 +9,13 @@ from pathlib import Path
 from nas.comparison.claims import make_claims
 from nas.comparison.results import best_first, quality_of, read_rows, table_cells, table_heads
 from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file, settings_file
-from nas.core.config import default_of, options
+from nas.core.config import default_of, flat_config, options
 from nas.core.errors import InputError
-from nas.core.files import read_lines, read_yaml, write_text
+from nas.core.files import read_jsonl, read_yaml, write_text
+from nas.core.metrics import METRICS, read_pi
 from nas.core.pattern import LETTERS, read_pattern
-from nas.core.pi_history import read_pi
 from nas.core.provenance import git_commit
-from nas.core.run_folder import FREE_TO_CHANGE, METRICS, OUTCOME, RESULTS, flat_config
+from nas.core.run_folder import MAY_CHANGE, OUTCOME, RESULTS
 from nas.costs.table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import read_run
@@ -51,7 +51,7 @@ def origin(run: Path) -> dict:
     return {
         "repeat": [*([f"git checkout {commit}"] if commit else []), f"python {about['command']}"],
         "facts": facts,
-        "options": {k: value for k, value in own.items() if value != defaults[k] and k not in FREE_TO_CHANGE},
+        "options": {k: value for k, value in own.items() if value != defaults[k] and k not in MAY_CHANGE},
     }
 
 
@@ -69,7 +69,7 @@ def curves(run: Path) -> str | None:
     """Learning curves, where a line of metrics has been logged."""
     from nas.reporting import comparison_figures as figures
 
-    metrics = read_lines(run / METRICS) if (run / METRICS).exists() else []
+    metrics = read_jsonl(run / METRICS) if (run / METRICS).exists() else []
     return drawn(figures.learning_curves, metrics) if metrics else None
 
 
@@ -146,7 +146,7 @@ def about_comparison(run: Path) -> dict:
                 "curves": drawn(
                     figures.comparison_curves,
                     rows,
-                    {row.contender.name: [read_lines(folder / METRICS) for folder in row.folders] for row in rows},
+                    {row.contender.name: [read_jsonl(folder / METRICS) for folder in row.folders] for row in rows},
                 ),
             }
         )

@@ -1,29 +1,34 @@
-"""The second phase: a fixed pattern, trained from scratch as an ordinary Transformer-XL."""
+"""The results of a retraining: quality, size, FLOPs and latency of the best weights."""
 
 import time
 
 from nas.core.run_folder import RunFolder
 from nas.costs.flops import count_flops
 from nas.costs.latency import measure_pattern, valid_prediction
-from nas.retraining.phase import BEST, Retraining
-from nas.training import distributed as ranks
-from nas.training.build import evaluate_with, evaluation_lengths
+from nas.retraining.phase import BEST, RetrainPhase
+from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint
+from nas.training.evaluation import evaluate_split, evaluation_lengths
+from nas.training.trainer import Trainer
 
 RESULTS_FORMAT = "par-results/1"
 
 
-def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict:
-    """What results.yaml holds: the best weights on valid and test, size, cost, and measured latency, beside that which
-    the pattern file predicts."""
+def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> dict:
+    """The content of results.yaml: the best weights on valid and test, size, FLOPs, and the measured latency.
+
+    pattern_file: its predicted latency, if it has one, stands beside the measured one.
+    """
     config, model, corpus = phase.config, phase.model, phase.corpus
     best = load_checkpoint(run.path / BEST, "model")
     model.load_state_dict(best["model"])
     segment, memory = evaluation_lengths(config)
-    started = time.perf_counter()
-    splits = {split: evaluate_with(config, model, model.blocks, corpus, split) for split in ("valid", "test")}
-    seconds = time.perf_counter() - started
-    pattern, counts = run.config["pattern"], corpus.counts()
+    start = time.perf_counter()
+    splits = {
+        split: evaluate_split(config, model, model.blocks, corpus, split, phase.context) for split in ("valid", "test")
+    }
+    seconds = time.perf_counter() - start
+    pattern, counts = run.extra["pattern"], corpus.counts()
     costs, context = count_flops(config, counts), phase.context
     predicted = valid_prediction(pattern_file, config, corpus.vocab_size, context)
     return {
@@ -36,6 +41,18 @@ def evaluate_best(phase: Retraining, run: RunFolder, pattern_file: dict) -> dict
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.cost(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": ranks.broadcast_from_main(lambda: measure_pattern(pattern, config, counts, context, predicted)),
-        "evaluated_tokens_per_s": sum(about["tokens"] for about in splits.values()) / seconds,
+        "latency": distributed.broadcast_from_main(
+            lambda: measure_pattern(pattern, config, counts, context, predicted)
+        ),
+        "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
+    }
+
+
+def training_record(trainer: Trainer) -> dict:
+    """What results.yaml says about the training itself."""
+    return {
+        "train_steps": trainer.step,
+        "train_tokens": trainer.tokens,
+        "wall_time_s": trainer.wall_seconds,
+        "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
     }

@@ -1,23 +1,127 @@
-"""Sampling from pi = softmax(logits), and the temperature (Jang et al. 2016, arXiv 1611.01144; Maddison et al. 2016,
-arXiv 1611.00712). N blocks, O candidate operations.
+"""Estimators: how the logits get a gradient from the loss of batches.
+
+N blocks, O candidate operations, K paths. Each estimator serves two kinds of step. With search.split=heldout,
+estimate() alone runs, on text that the weights never see. With search.split=shared, begin_shared() and end_shared()
+enclose the step that trains the weights on the same batch.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from models.transformer_xl import Memories
+from nas.core.config import SearchOptions
+from nas.search.sampling import WeightsSampler, gumbel_like, relax, sample_path, straight_through
+from nas.search.supernet import SuperNet
+from nas.training.train_step import Batch, BatchRunner
 
 
-def leave_one_out_gradient(logits: Tensor, paths: list[list[int]], losses: Tensor) -> Tensor:
+class Estimator:
+    """The interface, and what estimators have in common. Subclasses leave their estimate in supernet.logits.grad."""
+
+    def __init__(self, supernet: SuperNet, run: BatchRunner, sampler: WeightsSampler, options: SearchOptions):
+        self.supernet, self.run, self.sampler, self.options = supernet, run, sampler, options
+        self.temperature = options.temperature.start
+
+    def estimate(self, batch: Batch) -> tuple[Tensor, Memories]:
+        """Estimate the gradient of the logits on a batch without dropout, and leave the weights alone.
+
+        Returns the mean nll over the samples in nats per token, and the memories for the next batch.
+        """
+        raise NotImplementedError
+
+    def begin_shared(self, batch: Batch) -> None:
+        """Set the SuperNet to the sample on which the weights, and perhaps the logits, learn from this batch."""
+        raise NotImplementedError
+
+    def end_shared(self) -> None:
+        """Finish the estimate after the backward pass of the weights."""
+
+
+class LeaveOneOut(Estimator):
+    """The score function with a leave-one-out baseline (Kool, van Hoof, Welling 2019).
+
+    K sampled paths are evaluated on one batch, forward only. The estimate is unbiased and needs no relaxation.
+    """
+
+    @torch.no_grad()
+    def estimate(self, batch):
+        was_training, logits = self.supernet.training, self.supernet.logits
+        self.supernet.eval()
+        paths = [tuple(sample_path(logits, self.sampler.generator)) for _ in range(self.options.paths)]
+        results = {}
+        for path in dict.fromkeys(paths):  # a path that was drawn twice runs once
+            self.supernet.set_path(path)
+            results[path] = self.run(batch)
+        losses = torch.stack([results[path][0] for path in paths]).cpu()
+        logits.grad = leave_one_out_gradient(logits, paths, losses)
+        self.supernet.train(was_training)
+        # Keep the memories of the first path: it is distributed as pi. The last new one is not.
+        return losses.double().mean(), results[paths[0]][1]
+
+    def begin_shared(self, batch):
+        self.estimate(batch)
+        self.sampler.draw(uniform=self.options.weights_paths == "uniform", temperature=self.temperature)
+
+
+class Relaxed(Estimator):
+    """Soft sampling: all candidates run, weighted by the relaxed sample (arXiv 1611.01144, equation 2)."""
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """A sample as a function of the logits, and its detached copy, which the SuperNet uses."""
+        noise = gumbel_like(self.supernet.logits, self.sampler.generator)
+        sample = relax(self.supernet.logits, noise, self.temperature)
+        leaf = sample.detach().requires_grad_()
+        self.supernet.set_mixture(leaf)
+        return sample, leaf
+
+    def estimate(self, batch):
+        self.supernet.eval()
+        self.begin_shared(batch)
+        nll, memories = self.run(batch, partial(torch.Tensor.backward, inputs=[self.leaf]))
+        self.end_shared()
+        return nll, memories
+
+    def begin_shared(self, batch):
+        # The gradient stops at the copy, because a batch that is read in parts runs several backward passes.
+        self.sample, self.leaf = self.draw()
+
+    def end_shared(self):
+        self.sample.backward(self.leaf.grad)
+
+
+class StraightThrough(Relaxed):
+    """One sampled operation per block, with a gate of value 1 that has the gradient of its relaxed weight. Biased."""
+
+    def draw(self):
+        noise = gumbel_like(self.supernet.logits, self.sampler.generator)
+        path, gates = straight_through(self.supernet.logits, noise, self.temperature)
+        leaf = gates.detach().requires_grad_()
+        self.supernet.set_path(path, leaf)
+        return gates, leaf
+
+
+HARD_ESTIMATORS = {"leave_one_out": LeaveOneOut, "straight_through": StraightThrough}
+
+
+def estimator_class(options: SearchOptions) -> type[Estimator]:
+    return Relaxed if options.sampling == "soft" else HARD_ESTIMATORS[options.estimator]
+
+
+def leave_one_out_gradient(logits: Tensor, paths: list, losses: Tensor) -> Tensor:
     """Unbiased estimate [N, O] of the gradient of the expected loss over paths drawn from pi.
 
-    Mean over k of (loss_k - mean of the other losses) * grad log p(path_k): the score function with a leave-one-out
-    baseline (Kool, van Hoof, Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free").
+    Mean over k of (loss_k - mean of the other losses) * grad log p(path_k) (Kool, van Hoof, Welling 2019, "Buy 4
+    REINFORCE samples, get a baseline for free"). logits [N, O], paths [K][N], losses [K]. Raises ValueError if K < 2.
     """
     count = len(paths)
     if count < 2:
         raise ValueError(f"leave-one-out needs at least 2 paths, got {count}")
-    # In float64: where all paths agree in a block, advantages cancel, and Adam would make steps of what rounding left.
-    losses = torch.as_tensor(losses, dtype=torch.float64, device=logits.device)
-    advantages = (losses - losses.mean()) * count / (count - 1)  # = loss_k - mean of the other losses
-    one_hot = torch.nn.functional.one_hot(torch.as_tensor(paths, device=logits.device), logits.shape[1])
-    scores = one_hot - logits.detach().double().softmax(dim=-1)  # [K, N, O]
+    # In float64: if all paths agree in a block, the advantages cancel, and Adam would scale up what rounding leaves.
+    losses = torch.as_tensor(losses, dtype=torch.float64)  # [K]
+    advantages = (losses - losses.mean()) * count / (count - 1)  # [K], loss_k - mean of the other losses
+    one_hot = F.one_hot(torch.as_tensor(paths), logits.shape[1])  # [K, N, O]
+    scores = one_hot - logits.detach().double().softmax(dim=-1)  # [K, N, O], grad log p(path_k)
     return (advantages[:, None, None] * scores).mean(dim=0).to(logits.dtype)

@@ -1,24 +1,32 @@
-"""nas.search.objective."""
+"""The latency term of the logits' loss."""
 
-import torch
 from torch import Tensor
 
-from nas.core.config import Config
+from nas.core.config import LatencyOptions
 from nas.core.errors import InputError
 from nas.costs.table import CostTable
 
 
-def entropy_of(pi: Tensor) -> Tensor:
-    """Entropy of each block's pi [N, O] in nats [N]."""
-    return -(pi * pi.clamp_min(torch.finfo(pi.dtype).tiny).log()).sum(dim=-1)
+class LatencyPenalty:
+    """Nats that the expected cost of a pattern drawn from pi adds to the loss.
 
+    With r the expected cost over the cost of the interleaved pattern, the penalty is weight * max(0, r - target), as in
+    PLANER (arXiv 2208.14580), or weight * r with search.latency.mode=penalty. Costs add up over blocks, so the
+    expectation and its gradient are exact.
+    """
 
-def check_target(config: Config, price: CostTable) -> None:
-    """Raises InputError where the expected cost can never come down to search.latency.target."""
-    options = config.search.latency
-    least = price.least_ratio(config.search.operations, config.model.blocks)
-    if options.source != "none" and options.mode == "target" and options.target < least:
-        raise InputError(
-            f"search.latency.target={options.target:g} is out of reach: the cheapest pattern costs {least:.3f} of the "
-            "interleaved pattern's; give at least that"
-        )
+    def __init__(self, options: LatencyOptions, operations: list[str], blocks: int, costs: CostTable):
+        """Raises InputError if no pattern reaches search.latency.target."""
+        self.options, self.operations, self.costs = options, operations, costs
+        least = costs.least_ratio(operations, blocks)
+        if options.mode == "target" and options.target < least:
+            raise InputError(
+                f"search.latency.target={options.target:g} is out of reach: the cheapest pattern costs {least:.3f} of "
+                "the interleaved pattern's; give at least that"
+            )
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """logits [N, O] -> a scalar."""
+        ratio = self.costs.expected_ratio(logits.softmax(dim=-1), self.operations)
+        excess = ratio if self.options.mode == "penalty" else (ratio - self.options.target).clamp_min(0)
+        return self.options.weight * excess

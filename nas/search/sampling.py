@@ -1,9 +1,15 @@
-"""nas.search.sampling."""
+"""Sampling from pi = softmax(logits), and the temperature.
+
+Jang et al. 2016 (arXiv 1611.01144), Maddison et al. 2016 (arXiv 1611.00712). N blocks, O candidate operations.
+"""
 
 import math
 
 import torch
 from torch import Tensor
+
+from nas.core.config import SearchOptions
+from nas.search.supernet import SuperNet
 
 
 def gumbel(uniform: Tensor) -> Tensor:
@@ -18,7 +24,7 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 
 def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise of the logits' shape and type. Drawn on the CPU, so that every device and rank sees the same."""
+    """Noise of the shape and type of the logits, drawn on the CPU, so that every device and rank sees the same."""
     uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
     return gumbel(uniform).to(logits.device, logits.dtype)
 
@@ -33,20 +39,22 @@ def sample_path(logits: Tensor, generator: torch.Generator) -> list[int]:
     return (logits.detach() + gumbel_like(logits, generator)).argmax(dim=-1).tolist()
 
 
+def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
+    """The sampled path, and gates [N] of value 1, 1 + w_i - stop_gradient(w_i), through which the logits learn."""
+    weights = relax(logits, noise, temperature)  # [N, O]
+    path = weights.detach().argmax(dim=-1)  # [N]
+    chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
+    return path.tolist(), 1 + (chosen - chosen.detach())
+
+
 def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
-    """As many paths as operations, which together visit each operation of each block exactly once; in each block the
-    order is drawn by itself. The paths are those of strict fairness (arXiv 1907.01845, section 3.2); its single update
-    from their summed gradients is not made here: weights step after each path, as after any other."""
+    """O paths that together visit each operation of each block exactly once, in an order drawn for each block.
+
+    These are the paths of strict fairness (arXiv 1907.01845, section 3.2). That paper updates the weights once from
+    the summed gradients of all O paths; here they step after each path.
+    """
     orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
     return [list(path) for path in zip(*orders, strict=True)]
-
-
-def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
-    """The sampled path and gates [N] of value 1, 1 + w_i - stop_gradient(w_i), through which logits learn."""
-    weights = relax(logits, noise, temperature)
-    path = weights.detach().argmax(dim=-1)
-    chosen = weights.gather(1, path[:, None]).squeeze(1)
-    return path.tolist(), 1 + (chosen - chosen.detach())
 
 
 def log_probability(logits: Tensor, path: list[int]) -> Tensor:
@@ -71,3 +79,24 @@ def temperature_at(progress: float, start: float, end: float, schedule: str) -> 
     if schedule == "cosine":
         return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
     raise ValueError(f"unknown schedule {schedule!r}")
+
+
+class WeightsSampler:
+    """Sets the SuperNet to the samples on which its weights train alone, without a gradient to the logits."""
+
+    def __init__(self, supernet: SuperNet, options: SearchOptions, generator: torch.Generator):
+        self.supernet, self.options, self.generator = supernet, options, generator
+        self.fair_queue: list[list[int]] = []  # the rest of the last fair_paths()
+
+    def draw(self, uniform: bool, temperature: float) -> None:
+        """uniform: from uniform pi instead of the logits'."""
+        logits = self.supernet.logits.detach()
+        if uniform:
+            logits = torch.zeros_like(logits)
+        if self.options.sampling == "soft":
+            self.supernet.set_mixture(relax(logits, gumbel_like(logits, self.generator), temperature))
+        elif uniform and self.options.fair_warmup:
+            self.fair_queue = self.fair_queue or fair_paths(*logits.shape, self.generator)
+            self.supernet.set_path(self.fair_queue.pop())
+        else:
+            self.supernet.set_path(sample_path(logits, self.generator))

@@ -66,24 +66,27 @@ class StochasticBlock(nn.Module):
         self.candidates = nn.ModuleList(OPERATIONS[name](sizes) for name in operations)
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
-        self.choice: Choice | None = None  # until the SuperNet has mixed or taken a path
+        self.choice: Choice | None = None  # until the SuperNet has set a mixture or a path
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         if self.choice is None:
-            raise RuntimeError("choose first: SuperNet.mix() or SuperNet.take()")
+            raise RuntimeError("choose first: SuperNet.set_mixture() or SuperNet.set_path()")
         chosen, weights = self.choice
         branches = [self.candidates[index](x, memory, positions) for index in chosen]
         return sum(branches, start=x) if weights is None else MixFunction.apply(x, weights, *branches)
 
 
 class SuperNet(nn.Module):
-    """A backbone of stochastic blocks and the architecture logits [N, O]; pi = softmax(logits), uniform at first."""
+    """A backbone of stochastic blocks, and the architecture logits [N, O]; pi = softmax(logits), uniform at first.
 
-    def __init__(self, blocks: int, operations: list[str], sizes: BlockConfig, vocab_size: int, **options):
+    The logits stay on the CPU, where samples are drawn. Otherwise each sampled path would wait for a GPU.
+    """
+
+    def __init__(self, blocks: int, operations: list[str], config: BlockConfig, vocab_size: int, **options):
         super().__init__()
         self.operations = list(operations)
         self.backbone = build_backbone(
-            [StochasticBlock(operations, sizes) for _ in range(blocks)], sizes, vocab_size, **options
+            [StochasticBlock(operations, config) for _ in range(blocks)], config, vocab_size, **options
         )
         self.logits = nn.Parameter(torch.zeros(blocks, len(operations)))
 
@@ -102,29 +105,24 @@ class SuperNet(nn.Module):
         return [block.candidates[index] for block, index in zip(self.backbone.blocks, path, strict=True)]
 
     def set_mixture(self, weights: Tensor) -> None:
-        """Let the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
-        self.forget()
+        """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+        weights = weights.to(self.backbone.embedding.weight.device)
         for block, row in zip(self.backbone.blocks, weights, strict=True):
             block.choice = list(range(len(row))), row
 
     def set_path(self, path: list[int], gates: Tensor | None = None) -> None:
-        """Let the next forward passes run one operation per block, with a gate of gates [N] on its branch where logits
-        learn straight through."""
-        self.forget()
-        gates = [None] * len(path) if gates is None else gates
-        for block, index, gate in zip(self.backbone.blocks, path, gates, strict=True):
-            block.choice = [index], None if gate is None else gate[None]
+        """Make the next forward passes run one operation per block.
 
-    def forget(self) -> None:
-        """Drop the last sample before the next is taken apart: rows of it keep the node of the graph that adds up its
-        gradient, which belongs to the stream of the GPU that it was made on, and a CUDA graph's is another."""
-        for block in self.backbone.blocks:
-            block.choice = None
+        gates [N]: factors of the branches, through which a straight-through estimator reaches the logits.
+        """
+        rows = [None] * len(path) if gates is None else gates.to(self.backbone.embedding.weight.device).split(1)
+        for block, index, row in zip(self.backbone.blocks, path, rows, strict=True):
+            block.choice = [index], row
 
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
     ) -> tuple[Tensor, Memories]:
-        """As TransformerXL.forward, along what mix() or take() chose last."""
+        """As TransformerXL.forward, with what set_mixture() or set_path() chose last."""
         return self.backbone(tokens, targets, memories, memory_length)
 
 

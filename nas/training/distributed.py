@@ -1,7 +1,7 @@
-"""The processes of one run, called ranks: torchrun starts them, torch.distributed joins them. Of one process alone,
-everything here is the plain thing, without communication.
+"""The processes of one run, called ranks: torchrun starts them, torch.distributed connects them.
 
-Each rank trains its share of a batch's rows, and gradients are averaged: the same as one process with all of them.
+Each rank trains its share of the rows of a batch, and the gradients are averaged. The result is that of one process
+with all rows. In a single process every function here returns at once, without communication.
 """
 
 import os
@@ -15,23 +15,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nas.core.errors import InputError, Interrupted, RunError
+from nas.core import errors
+from nas.core.errors import InputError, Interrupted, RunError, local_rank
 
-TIMEOUT = timedelta(minutes=30)  # for a rank to prepare a text or measure latencies while the others wait
-
-
-BUCKET = 2**22  # entries: smaller gradients are put together, so that each message is worth its latency
-
+TIMEOUT = timedelta(minutes=30)  # one rank may prepare a text or measure latencies while the others wait
 
 Result = TypeVar("Result")
 
 
-def started_by_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", 1)) > 1
-
-
 def world_size() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -40,22 +33,22 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the rank that writes and prints."""
+    """Whether this rank is the one that writes and prints."""
     return rank() == 0
 
 
-def local_rank() -> int:
-    """This rank's number among those of its machine."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if started_by_torchrun() else 0
+def local_world_size() -> int:
+    """The number of ranks on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 @contextmanager
 def process_group(device: torch.device):
-    """While it lasts, the ranks that torchrun started talk to each other: by gloo, and between GPUs by NCCL.
+    """Connect the ranks: by gloo, and between GPUs by NCCL.
 
-    Ranks that lose another raise RunError: that one's own error says why, and torchrun ends all.
+    Raises RunError if another rank is lost; the error of that rank says why, and torchrun ends all ranks.
     """
-    if not started_by_torchrun():
+    if errors.world_size() == 1:
         yield
         return
     if device.type == "cuda":
@@ -64,18 +57,19 @@ def process_group(device: torch.device):
         dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         yield
-        dist.barrier()  # none leaves while another still waits for it
+        dist.barrier()  # no rank leaves while another still waits for it
     except RuntimeError as error:
         if is_lost_contact(error):
+            reason = str(error).splitlines()[0]
             raise RunError(
-                "contact with another process was lost: torchrun says below which one ended, and --resume goes on from "
-                f"the last checkpoint ({first_line(error)})"
+                f"lost contact with another process ({reason}); torchrun names the one that ended below; "
+                "--resume continues from the last checkpoint"
             ) from None
         raise
-    except Interrupted:  # all together
+    except Interrupted:  # all ranks stop together
         dist.destroy_process_group()
         raise
-    dist.destroy_process_group()  # after an error it could wait for what never comes; the process ends at once
+    dist.destroy_process_group()  # not after other errors, where it could wait for a rank that is gone
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
@@ -83,12 +77,11 @@ def is_lost_contact(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
-def first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+# --- rows of a batch
 
 
 def rank_rows(rows: int, grad_accum_steps: int) -> slice:
-    """Of the batch's rows those of this rank. Raises InputError where ranks and parts do not divide them."""
+    """The rows of a batch that this rank reads. Raises InputError if ranks and parts do not divide the batch."""
     if rows % (world_size() * grad_accum_steps):
         raise InputError(
             f"train.batch_size={rows} must be a multiple of the {world_size()} processes"
@@ -99,7 +92,7 @@ def rank_rows(rows: int, grad_accum_steps: int) -> slice:
 
 
 def gather_rows(own: Tensor) -> Tensor | None:
-    """The rows of all ranks in order, on rank 0; None on the others. own: those of this rank, the same shape on all."""
+    """The rows of all ranks in order, on rank 0; None on the others. own: this rank's rows, equally many on all."""
     if world_size() == 1:
         return own
     parts = [torch.empty_like(own) for _ in range(world_size())] if is_main() else None
@@ -107,8 +100,11 @@ def gather_rows(own: Tensor) -> Tensor | None:
     return torch.cat(parts) if is_main() else None
 
 
+# --- collectives
+
+
 def all_reduce_mean(x: Tensor) -> Tensor:
-    """Mean of x over all ranks, the same on each."""
+    """The mean of x over all ranks, the same on each."""
     if world_size() > 1:
         x = x.clone()
         dist.all_reduce(x)
@@ -117,7 +113,7 @@ def all_reduce_mean(x: Tensor) -> Tensor:
 
 
 def all_reduce_sum(numbers: list[float]) -> list[float]:
-    """Sums of some numbers over all ranks."""
+    """The sum of each number over all ranks."""
     if world_size() == 1:
         return numbers
     sums = torch.tensor(numbers, dtype=torch.float64)
@@ -126,7 +122,7 @@ def all_reduce_sum(numbers: list[float]) -> list[float]:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is so on any rank."""
+    """Whether the flag is set on any rank."""
     return all_reduce_sum([float(flag)])[0] > 0
 
 
@@ -140,25 +136,25 @@ def all_gather(value) -> list:
 
 
 def check_replicated(values: dict[str, Tensor]) -> None:
-    """Raises RunError where a tensor, by name, is not the same, bit by bit, on all ranks: they would drift apart."""
+    """Raises RunError if a tensor, named by its key, is not equal bit by bit on all ranks."""
     for name, value in values.items():
         value = value.detach().double().cpu()
         for number, other in enumerate(all_gather(value)):
             if not torch.equal(other, value):
                 raise RunError(
-                    f"not the same on ranks {rank()} and {number}, and must be: {name}; start again from the last "
-                    "checkpoint with --resume, on machines of one kind with one version of everything"
+                    f"ranks {rank()} and {number} must agree but differ in {name}; restart from the last checkpoint "
+                    "with --resume, on machines of one kind with the same versions"
                 )
 
 
 def barrier() -> None:
-    """Until every rank has come to the same point."""
+    """Wait until every rank has come to this point."""
     if world_size() > 1:
         dist.barrier()
 
 
 def first_on_each_node(work: Callable[[], Result]) -> Result:
-    """Its result, made by one rank of each machine before the others, which then find it in a cache."""
+    """The result of work(), which one rank of each machine runs first, so that the others find it in a cache."""
     if world_size() == 1:
         return work()
     result = work() if local_rank() == 0 else None
@@ -167,7 +163,7 @@ def first_on_each_node(work: Callable[[], Result]) -> Result:
 
 
 def broadcast_from_main(work: Callable[[], Result]) -> Result:
-    """Its result, made by rank 0 alone, on each rank."""
+    """The result of work() on rank 0, on each rank."""
     if world_size() == 1:
         return work()
     box = [work() if is_main() else None]
@@ -175,58 +171,38 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
     return box[0]
 
 
+# --- gradients
+
+
 def wrap_ddp(model: nn.Module) -> nn.Module:
-    """A model all of whose parameters get a gradient in each backward pass, which then averages them over the ranks
-    while it is still going on (DistributedDataParallel)."""
+    """DistributedDataParallel, for a model whose parameters all get a gradient in each backward pass."""
     if world_size() == 1:
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
+def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
+    """Let DistributedDataParallel average the gradients only where wanted, such as in the last part of a batch."""
+    return nullcontext() if wanted or not isinstance(model, DistributedDataParallel) else model.no_sync()
+
+
 def broadcast_parameters(model: nn.Module) -> None:
-    """Give all ranks the parameters of rank 0, as replicate() does."""
+    """Give all ranks the parameters of rank 0, as DistributedDataParallel does."""
     for parameter in model.parameters() if world_size() > 1 else ():
         dist.broadcast(parameter.data, src=0)
 
 
-def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
-    """Forward and backward passes in which a replicated model averages gradients only where wanted: of several parts of
-    a batch, in the last."""
-    return nullcontext() if wanted or not isinstance(model, DistributedDataParallel) else model.no_sync()
-
-
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace the gradients that are there by their means over the ranks.
+    """Replace the gradients of a sampled path by their means over the ranks.
 
-    For a sampled path, whose operations alone have gradients, the same on all ranks: DistributedDataParallel expects
-    all, or searches the graph of each step for those that will come.
+    Only the sampled operations have gradients, the same ones on all ranks. DistributedDataParallel expects a gradient
+    of every parameter, or searches the graph of each step.
     """
     if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    large, small = [], []
-    for gradient in gradients:
-        (large if gradient.numel() >= BUCKET and gradient.is_contiguous() else small).append(gradient)
-    waiting = [dist.all_reduce(gradient, async_op=True) for gradient in large]
-    for bucket in buckets(small):
-        flat = torch.cat([gradient.flatten() for gradient in bucket])
-        dist.all_reduce(flat)
-        parts = flat.split([gradient.numel() for gradient in bucket])
-        for gradient, part in zip(bucket, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-    for work in waiting:
-        work.wait()
-    if gradients:
-        torch._foreach_div_(gradients, world_size())
-
-
-def buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
-    """In order, with up to BUCKET entries each, or one gradient."""
-    found, entries = [], BUCKET
-    for gradient in gradients:
-        if entries + gradient.numel() > BUCKET:
-            found.append([])
-            entries = 0
-        found[-1].append(gradient)
-        entries += gradient.numel()
-    return found
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))

@@ -1,0 +1,50 @@
+"""What a run logs: perplexity, and the lines of metrics.jsonl and pi.jsonl."""
+
+import math
+from pathlib import Path
+
+from nas.core.errors import InputError
+from nas.core.files import read_jsonl
+
+METRICS, PI = "metrics.jsonl", "pi.jsonl"
+
+
+def perplexity(nll: float) -> float:
+    """exp(nll), where nll is in nats per token or per word; infinity on overflow."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
+
+
+def read_metrics(run: Path) -> list[dict]:
+    """Lines of metrics.jsonl; empty if the run has not logged any."""
+    return read_jsonl(run / METRICS) if (run / METRICS).is_file() else []
+
+
+def read_pi(run: Path) -> list[dict]:
+    """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
+    if not run.is_dir():
+        raise InputError(f"{run} is no run folder; give the --run folder of a search")
+    lines = read_jsonl(run / PI) if (run / PI).is_file() else []
+    if not lines:
+        raise InputError(
+            f"{run} holds no pi.jsonl with a logged step; give the --run folder of a search, not of a retrain"
+        )
+    first = lines[0]
+    for number, line in enumerate(lines, start=1):
+        if not is_pi_line(line) or line["operations"] != first["operations"] or len(line["pi"]) != len(first["pi"]):
+            raise InputError(
+                f"{run / PI} is damaged: line {number} lacks step, temperature, operations or a pi of the same shape"
+            )
+    return lines
+
+
+def is_pi_line(line) -> bool:
+    """Whether a line has all keys, and pi is [blocks][operations]."""
+    if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
+        return False
+    rows, names = line["pi"], line["operations"]
+    if not (isinstance(rows, list) and isinstance(names, list) and rows and names):
+        return False
+    return all(isinstance(row, list) and len(row) == len(names) for row in rows)

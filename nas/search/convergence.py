@@ -1,0 +1,51 @@
+"""Whether a search has settled: since when each block has kept its choice, and warnings about the outcome."""
+
+from nas.core.config import SearchOptions
+from nas.search.pi_statistics import undecided_message
+from nas.search.supernet import SuperNet
+
+
+class Convergence:
+    """Follows the likeliest operation of each of N blocks."""
+
+    def __init__(self, supernet: SuperNet, options: SearchOptions):
+        self.supernet, self.options = supernet, options
+        self.path = supernet.argmax_path()
+        self.changed_at = [0] * len(self.path)  # the step at which each block's choice last changed
+
+    def update(self, step: int) -> None:
+        path = self.supernet.argmax_path()
+        self.changed_at = [
+            since if old == new else step for since, old, new in zip(self.changed_at, self.path, path, strict=True)
+        ]
+        self.path = path
+
+    def stop_reason(self, step: int, first_step: int) -> str | None:
+        """Why to stop early, or None. first_step: the first step at which the logits learned."""
+        share, steps = self.options.stable_share, self.options.stable_steps
+        stable = sum(step - max(since, first_step) >= steps for since in self.changed_at)
+        if share and stable >= share * len(self.path):
+            return f"{stable} of {len(self.path)} blocks kept their choice for {steps} steps"
+        return None
+
+    def warnings(self, step: int) -> list[str]:
+        """What makes the outcome doubtful, one sentence each."""
+        limits, result = self.options.warnings, []
+        names = self.supernet.names(self.supernet.argmax_path())
+        if names.count("identity") > limits.identity_share * len(names):
+            result.append(f"identity has taken over {names.count('identity')} of {len(names)} blocks")
+        ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))
+        for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
+            if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
+                result.append(undecided_message(number, *self.supernet.names(order), pi[0] - pi[1]))
+        late = [str(i) for i, since in enumerate(self.changed_at, 1) if since > (1 - limits.late_share) * step]
+        if late:
+            when = f"the last {limits.late_share:.0%} of the steps"
+            result.append(f"the pattern has not settled: block {', '.join(late)} changed in {when}")
+        return result
+
+    def state_dict(self) -> dict:
+        return {"path": self.path, "changed_at": self.changed_at}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.path, self.changed_at = state["path"], state["changed_at"]
