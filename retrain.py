@@ -6,7 +6,7 @@ from nas.core.config import Config
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.pattern import SPARSE, abbreviate, read_pattern
-from nas.costs.table import latency_words
+from nas.costs.table import latency_report
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,7 +41,7 @@ def print_results(results: dict) -> None:
         f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
         "interleaved pattern's"
     )
-    for words in latency_words(results["latency"]):
+    for words in latency_report(results["latency"]):
         print(words)
     for split in ("valid", "test"):
         about = results[split]

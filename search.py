@@ -45,7 +45,8 @@ def search(config, run, context) -> None:
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     latency = None
     if config.search.latency.source == "measured":
-        latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), run.path / "latency.yaml"))
+        file = run.path / "latency.yaml"
+        latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), context, file))
     phase = SearchPhase(build_supernet(config, corpus), corpus, config, context, latency)
 
     run.start(config, provenance(config, corpus.meta, context))

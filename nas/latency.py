@@ -1,26 +1,17 @@
-"""What operations and patterns cost: floating-point operations, and milliseconds measured on this device.
-
-`python -m nas.latency CONFIG.yaml` prints the table that a search with search.latency.source=measured uses.
-"""
+"""Measure the latency of each operation on this device, for search.latency.source=measured and for derive.py."""
 
 import argparse
 from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, run_command
-from nas.core.provenance import processor
-from nas.costs.latency import measure_costs
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
-from nas.training.build import resolve_cutoffs
-from nas.training.device import set_up_device
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.latency", description=__doc__)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--out", metavar="FILE.yaml", type=Path, help="also write it, such as RUN_DIR/latency.yaml")
+    parser.add_argument("--out", metavar="FILE.yaml", type=Path, help="also write the table, such as RUN/latency.yaml")
     arguments = parser.parse_intermixed_args()
     if arguments.out and arguments.out.exists():
         raise InputError(f"--out {arguments.out} exists; name another file, or remove it")
@@ -30,12 +21,21 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config = load_config(arguments.config, arguments.overrides)
+
+    # Imported only now, because --help and errors in the configuration need no torch.
+    from nas.core.provenance import processor
+    from nas.costs.latency import measure_costs
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
+    from nas.training.build import resolve_cutoffs
+    from nas.training.device import set_up_device
+
     context = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
     resolve_cutoffs(config, corpus)
-    table = measure_costs(config, corpus.counts())
-    where = context.name if context.is_gpu else f"{context.threads} threads, {processor()}"
-    print(f"d_model {config.model.d_model}, {where}")
+    table = measure_costs(config, corpus.counts(), context)
+    device = context.name if context.is_gpu else f"{context.threads} threads, {processor()}"
+    print(f"d_model {config.model.d_model}, {device}")
     print(table.text(config.model.blocks))
     if arguments.out:
         table.write(arguments.out)

@@ -8,7 +8,7 @@ import pytest
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
 from nas.costs.table import MILLISECONDS, CostTable
-from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread
+from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread_evenly
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
 OPERATIONS = ["attention", "dense", "identity"]
@@ -39,18 +39,22 @@ def test_twelve_blocks():
 
 
 def test_spread_is_even():
-    assert spread({"attention": 3, "dense": 3}) == interleaved(6)
-    assert abbreviate(spread({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
-    assert Counter(spread({"attention": 1, "dense": 2, "identity": 4})) == {"attention": 1, "dense": 2, "identity": 4}
+    assert spread_evenly({"attention": 3, "dense": 3}) == interleaved(6)
+    assert abbreviate(spread_evenly({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
+    assert Counter(spread_evenly({"attention": 1, "dense": 2, "identity": 4})) == {
+        "attention": 1,
+        "dense": 2,
+        "identity": 4,
+    }
 
 
 @pytest.mark.parametrize("budget", [3.0, 6.9, 12.0, 17.5, 40.0])
 def test_most_parameters_is_that_of_all_patterns(budget):
     parameters = {"attention": 50, "dense": 30, "identity": 0}
-    found = most_parameters(5, OPERATIONS, parameters, COSTS, budget)
-    affordable = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.pattern(list(p)) <= budget]
-    assert COSTS.pattern(found) <= budget
-    assert sum(map(parameters.get, found)) == max(sum(map(parameters.get, pattern)) for pattern in affordable)
+    chosen = most_parameters(5, OPERATIONS, parameters, COSTS, budget)
+    candidates = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.cost(list(p)) <= budget]
+    assert COSTS.cost(chosen) <= budget
+    assert sum(map(parameters.get, chosen)) == max(sum(map(parameters.get, pattern)) for pattern in candidates)
 
 
 def test_no_pattern_is_below_the_rest():
@@ -58,24 +62,24 @@ def test_no_pattern_is_below_the_rest():
 
 
 def test_compositions_are_all_and_each_once():
-    found = list(compositions(5, 3))
-    assert sorted(found) == sorted(c for c in itertools.product(range(6), repeat=3) if sum(c) == 5)
+    result = list(compositions(5, 3))
+    assert sorted(result) == sorted(c for c in itertools.product(range(6), repeat=3) if sum(c) == 5)
 
 
 def test_random_patterns_have_the_cost_and_are_different_networks():
-    found = list(itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30))
-    assert len({network(pattern) for pattern in found}) == 30
-    assert all(len(pattern) == 8 and abs(COSTS.pattern(pattern) / 20 - 1) <= 0.1 for pattern in found)
+    patterns = list(itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30))
+    assert len({network(pattern) for pattern in patterns}) == 30
+    assert all(len(pattern) == 8 and abs(COSTS.cost(pattern) / 20 - 1) <= 0.1 for pattern in patterns)
     again = itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30)
-    assert list(again) == found
+    assert list(again) == patterns
     other = itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=2), 30)
-    assert list(other) != found
+    assert list(other) != patterns
 
 
 def test_random_patterns_are_uniform_among_those_of_the_cost():
-    """First draws over many seeds, against enumeration: every pattern as often as any, within chance."""
+    """The first patterns of many seeds have a uniform distribution over the enumerated ones."""
     costs = CostTable(MILLISECONDS, 0.0, {"attention": 2.0, "dense": 1.0, "identity": 0.0})
-    fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.pattern(p) - 4) <= 0.4}
+    fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.cost(p) - 4) <= 0.4}
     assert len(fitting) == 19  # dddd, 12 of one attention, two dense and one identity, 6 of two attention
     draws = 1900
     firsts = (next(random_patterns(4, OPERATIONS, costs, 4.0, 0.1, seed)) for seed in range(draws))
@@ -86,8 +90,8 @@ def test_random_patterns_are_uniform_among_those_of_the_cost():
 
 
 def test_random_patterns_end_when_there_are_no_more():
-    found = list(random_patterns(3, ["dense", "identity"], COSTS, 5.0, 0.01, seed=0))
-    assert [network(pattern) for pattern in found] == ["dd"]
+    patterns = list(random_patterns(3, ["dense", "identity"], COSTS, 5.0, 0.01, seed=0))
+    assert [network(pattern) for pattern in patterns] == ["dd"]
 
 
 def test_a_thousand_draws_without_a_new_one_end_it_not_a_thousand_draws():

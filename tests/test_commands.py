@@ -272,7 +272,7 @@ def test_a_search_with_measured_latency_keeps_its_table_and_goes_on_with_it(seed
     for name in ("checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
         (stopped / name).unlink()
     shown = succeed("search", small_yaml, "--run", stopped, "--resume", *price)  # from the start, with the same table
-    assert "measured anew" not in shown
+    assert "measuring again" not in shown
     same_run(seeds[0], stopped, "supernet")
 
 
@@ -319,17 +319,17 @@ def test_budgets_each_get_a_pattern_and_all_a_table(seeds, small_yaml, tmp_path)
 def test_derive_by_perturbation(seeds, tmp_path):
     out = tmp_path / "p.yaml"
     shown = succeed("derive", seeds[0], seeds[1], "--method", "perturbation", "--out", out)
-    assert "with one operation taken out" in shown
+    assert "with one operation removed" in shown
     for about in yaml.safe_load(out.read_text())["confidence"]:
         losses = about["removal"]["nll_without"]
         assert about["operation"] == max(losses, key=losses.get)
 
 
 def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
-    assert "no pattern is within a budget of 0.01: the cheapest costs" in fail(
+    assert "no pattern fits a budget of 0.01: the cheapest costs" in fail(
         2, "derive", seeds[0], "--latency-budget", "0.01"
     )
-    assert "is no budget" in fail(2, "derive", seeds[0], "--pareto", "0.5,x")
+    assert "is not a budget" in fail(2, "derive", seeds[0], "--pareto", "0.5,x")
     assert "must be one ratio" in fail(2, "derive", seeds[0], "--latency-budget", "0.5,1")
     assert "--method budget needs --latency-budget or --pareto" in fail(2, "derive", seeds[0], "--method", "budget")
     assert "--method argmax takes no budget" in fail(
@@ -339,7 +339,7 @@ def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
     succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
     assert "3 blocks of attention, dense, and" in fail(2, "derive", seeds[0], other)
     (other / "checkpoint.pt").unlink()
-    assert "holds no checkpoint.pt, whose weights it needs" in fail(2, "derive", other, "--method", "perturbation")
+    assert "holds no checkpoint.pt with the SuperNet's weights" in fail(2, "derive", other, "--method", "perturbation")
     assert "out of reach: the cheapest pattern costs" in fail(
         2,
         "search",

@@ -338,7 +338,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
     it begins with dense."""
 
     def measure(self, contenders, rounds):
-        times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
+        times = {c.key: COSTS.cost(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
         return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
 
     monkeypatch.setattr(Timer, "table", lambda self, kept: COSTS)
@@ -366,7 +366,7 @@ def test_random_patterns_have_the_searched_ones_latency_as_measured(comparison):
     assert [contender.name for contender in drawn] == [f"random-{n}" for n in range(1, 5)]
     assert len({network(c.blocks) for c in [SEARCHED, *drawn]}) == 5
     for contender in drawn:
-        assert COSTS.pattern(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
+        assert COSTS.cost(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
         about = read_pattern(pattern_file(made.path, contender.name))["derived_from"]
         assert about == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
@@ -405,10 +405,10 @@ def test_most_parameters_within_the_latency(comparison):
     made.write_pattern(SEARCHED)
     made.choose_rivals()
     (richest,) = [contender for contender in made.known() if contender.kind == "parameters"]
-    assert COSTS.pattern(richest.blocks) <= 12.0
+    assert COSTS.cost(richest.blocks) <= 12.0
     sizes = {name: made.parameters([name]) for name in COSTS.blocks}
     assert sizes["attention"] > sizes["dense"]  # at these widths, so attention where it can be paid
-    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.pattern(richest.blocks) == 12.0
+    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.cost(richest.blocks) == 12.0
 
 
 def test_another_pattern_under_a_known_name_is_refused(comparison):

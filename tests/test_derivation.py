@@ -1,4 +1,4 @@
-"""From pi to patterns: likeliest, within budgets, over seeds; and how sure."""
+"""Derivation from pi: argmax, budgets, several seeds, confidence and files."""
 
 import itertools
 import json
@@ -12,29 +12,35 @@ import yaml
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, read_pattern
 from nas.costs.table import FLOPS, CostTable, read_costs
-from nas.derivation.budget import Frontier, choose_within, read_budgets
+from nas.derivation.budget import ParetoFront, best_within, read_budgets
 from nas.derivation.confidence import confidence_warnings
-from nas.derivation.pattern_record import pattern_record, write_patterns
+from nas.derivation.pattern_record import (
+    Choice,
+    confidence_table,
+    pareto_table,
+    pattern_record,
+    perturbation_table,
+    write_patterns,
+)
 from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
-from nas.derivation.tables import confidence_table, pareto_table, removal_table
 
 NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
 
 
-def a_run(pi, path="runs/one", operations=NAMES, **content):
-    """As read_run gives it."""
+def search_run(pi, path="runs/one", operations=NAMES, **content):
+    """A run as read_run returns it."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
     return SearchRun(Path(path), content, list(operations), np.array(pi), 7, 7, COSTS)
 
 
 def seeds_of(*pis, **more):
-    return [a_run(pi, path=f"runs/{index}", seed=index, **more) for index, pi in enumerate(pis)]
+    return [search_run(pi, path=f"runs/{index}", seed=index, **more) for index, pi in enumerate(pis)]
 
 
 def argmax_pattern(*pis):
     runs = seeds_of(*pis)
-    return pattern_record(np.mean(pis, axis=0).argmax(axis=1).tolist(), runs, "argmax")
+    return pattern_record(Choice(np.mean(pis, axis=0).argmax(axis=1).tolist()), runs, "argmax")
 
 
 def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
@@ -52,18 +58,18 @@ def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
     assert len(table) == 3 and "0.700" in table[1] and "identity" in table[2]
 
 
-def test_ties_and_undecided_blocks_are_said_loudly():
+def test_ties_and_undecided_blocks_cause_warnings():
     pattern = argmax_pattern([[0.4, 0.4, 0.2], [0.36, 0.32, 0.32], [0.9, 0.05, 0.05]])
-    found = confidence_warnings(pattern)
-    assert len(found) == 2
-    assert "block 1 is a TIE between attention and dense" in found[0]
-    assert "block 2 is UNDECIDED: attention leads dense by only 0.040" in found[1]
+    messages = confidence_warnings(pattern)
+    assert len(messages) == 2
+    assert "block 1 is a TIE between attention and dense" in messages[0]
+    assert "block 2 is UNDECIDED: attention leads dense by only 0.040" in messages[1]
     assert "undecided: dense as good" in confidence_table(pattern).splitlines()[2]
 
 
-def test_one_candidate_leaves_no_doubt():
-    run = a_run([[1.0]], operations=["dense"])
-    assert confidence_warnings(pattern_record([0], [run], "argmax")) == []
+def test_one_candidate_causes_no_warning():
+    run = search_run([[1.0]], operations=["dense"])
+    assert confidence_warnings(pattern_record(Choice([0]), [run], "argmax")) == []
 
 
 def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seeds():
@@ -75,12 +81,12 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
     margins = np.array([0.97, -0.97, 0.97])
     assert second["margin"] == pytest.approx(margins.mean(), abs=1e-6)
     assert second["margin_error"] == pytest.approx(margins.std(ddof=1) / math.sqrt(3), abs=1e-6)
-    # Its margin of 0.32 would be enough for one run; its spread over the seeds says that it is chance.
+    # The margin of 0.32 would suffice for one run; over the seeds it is not significant.
     assert (first["undecided"], second["undecided"]) == (False, True)
     assert [
         text
         for text in confidence_warnings(pattern)
-        if "block 2 is UNDECIDED" in text and "standard error of 0.64" in text
+        if "block 2 is UNDECIDED" in text and "standard error of the lead over the seeds: 0.64" in text
     ]
     lines = confidence_table(pattern).splitlines()
     assert "100%" in lines[1] and lines[1].endswith("decided")
@@ -90,12 +96,12 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
 def test_the_margin_below_which_a_block_is_undecided_is_the_runs_option():
     pi = [[0.5, 0.3, 0.2]]
     for margin, undecided in ((0.1, False), (0.25, True)):
-        run = a_run(pi, search={"warnings": {"margin": margin}})
-        assert pattern_record([0], [run], "argmax")["confidence"][0]["undecided"] == undecided
+        run = search_run(pi, search={"warnings": {"margin": margin}})
+        assert pattern_record(Choice([0]), [run], "argmax")["confidence"][0]["undecided"] == undecided
 
 
-def test_a_choice_against_pi_is_told_as_that():
-    pattern = pattern_record([1, 1], [a_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget", budget=0.8)
+def test_a_choice_against_pi_is_reported():
+    pattern = pattern_record(Choice([1, 1], 0.8), [search_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget")
     lines = confidence_table(pattern).splitlines()
     assert "pi prefers attention" in lines[1] and "undecided: attention as good" in lines[2]
     assert confidence_warnings(pattern) == [
@@ -104,27 +110,27 @@ def test_a_choice_against_pi_is_told_as_that():
 
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
-    one = a_run([[0.5, 0.3, 0.2]])
-    assert check_seeds([one, a_run([[0.4, 0.4, 0.2]], "runs/two", seed=2)]) == []
+    one = search_run([[0.5, 0.3, 0.2]])
+    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], "runs/two", seed=2)]) == []
     with pytest.raises(InputError, match="runs/two searched 1 blocks of dense, identity, and runs/one 1 of attention"):
-        check_seeds([one, a_run([[0.5, 0.5]], "runs/two", ["dense", "identity"])])
+        check_seeds([one, search_run([[0.5, 0.5]], "runs/two", ["dense", "identity"])])
     with pytest.raises(InputError, match="runs/two searched 2 blocks"):
-        check_seeds([one, a_run([[0.5, 0.3, 0.2]] * 2, "runs/two")])
+        check_seeds([one, search_run([[0.5, 0.3, 0.2]] * 2, "runs/two")])
     with pytest.raises(InputError, match=r"model\.d_model is 16 in runs/two and 8 in runs/one"):
-        check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two", model={"d_model": 16})])
+        check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", model={"d_model": 16})])
     with pytest.raises(InputError, match="runs/one is given twice"):
         check_seeds([one, one])
-    (notice,) = check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
+    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
     assert "search.paths is 8 in runs/two and 4 in runs/one" in notice
-    (notice,) = check_seeds([one, a_run([[0.5, 0.3, 0.2]], "runs/two")])
-    assert "has the seed of runs/one" in notice
+    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two")])
+    assert "has the same seed as runs/one" in notice
 
 
 # --- budgets
 
 
 def brute_force(scores, costs, budget):
-    """The greatest score of all paths that cost at most the budget, and the least cost of those that have it."""
+    """The highest score of all paths that cost at most the budget, and the least cost among those with this score."""
     best = (-math.inf, math.inf)
     for path in itertools.product(range(len(costs)), repeat=len(scores)):
         cost = sum(costs[i] for i in path)
@@ -142,7 +148,7 @@ def test_the_pattern_within_a_budget_is_that_of_brute_force(seed):
     if seed % 3 == 0:
         costs = source.random(operations)
     scores = np.log(source.dirichlet(np.full(operations, 0.3), size=blocks) + 1e-12)
-    frontier = Frontier(scores, costs.tolist())
+    frontier = ParetoFront(scores, costs.tolist())
     for budget in source.random(20) * costs.max() * blocks * 1.1:
         path = frontier.best(budget)
         expected, _ = brute_force(scores, costs, budget)
@@ -154,106 +160,107 @@ def test_the_pattern_within_a_budget_is_that_of_brute_force(seed):
 
 
 def test_a_budget_that_equals_a_patterns_cost_is_met_by_it():
-    """Sums of floats must not push a pattern over the budget that it defines."""
+    """Rounding of sums must not push a pattern over the budget that equals its cost."""
     costs = CostTable(FLOPS, 0.3, {"attention": 0.1 + 0.2, "dense": 0.1, "identity": 0.0})
     pi = np.array([[0.98, 0.01, 0.01]] * 7)
     for count in range(8):
         pattern = ["attention"] * count + ["identity"] * (7 - count)
-        (path,) = choose_within([costs.ratio(pattern)], pi, NAMES, costs)
+        (path,) = best_within([costs.ratio(pattern)], pi, NAMES, costs)
         assert sum(index == 0 for index in path) == count
 
 
 def test_many_blocks_and_operations_have_few_best_partial_patterns():
     source = np.random.default_rng(0)
-    frontier = Frontier(np.log(source.dirichlet(np.ones(5), size=32)), [3.1, 2.2, 2.3, 1.0, 0.0])
+    frontier = ParetoFront(np.log(source.dirichlet(np.ones(5), size=32)), [3.1, 2.2, 2.3, 1.0, 0.0])
     assert len(frontier.cost) <= math.comb(36, 4)
     assert len(frontier.best(30.0)) == 32
 
 
 def test_a_budget_that_no_pattern_meets_names_the_least():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
-    with pytest.raises(InputError, match=r"within a budget of 0.4: the cheapest costs 0.500 of"):
-        choose_within([0.4, 1.0], pi, NAMES, COSTS)
-    paths = choose_within([0.5, 0.7, 1.0], pi, NAMES, COSTS)
+    with pytest.raises(InputError, match=r"fits a budget of 0.4: the cheapest costs 0.500 of"):
+        best_within([0.4, 1.0], pi, NAMES, COSTS)
+    paths = best_within([0.5, 0.7, 1.0], pi, NAMES, COSTS)
     assert [sorted(path) for path in paths] == [[2, 2], [1, 2], [0, 1]]
 
 
 def test_budgets_are_positive_numbers():
     assert read_budgets("1,0.5,0.65,1.0,0.65000001") == [0.5, 0.65, 1.0]
     for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1"):
-        with pytest.raises(InputError, match="is no budget: give ratios"):
+        with pytest.raises(InputError, match="is not a budget: give ratios"):
             read_budgets(bad)
 
 
 def test_the_table_of_budgets():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
-    runs = [a_run(pi)]
-    patterns = {0.7: pattern_record([1, 2], runs, "budget", 0.7), 1.0: pattern_record([0, 1], runs, "budget", 1.0)}
-    patterns[1.0]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
+    runs = [search_run(pi)]
+    patterns = [pattern_record(Choice(path, budget), runs, "budget") for path, budget in (([1, 2], 0.7), ([0, 1], 1.0))]
+    patterns[1]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
     rows = pareto_table(patterns, "ms").splitlines()[-2:]
     assert rows[0] == "| 0.7 | di | 0 | 0.700 |  |  |  | -3.22 |"
     assert rows[1] == "| 1 | ad | 1 | 0.990 |  | 2.00 | 2.12 | -1.61 |"
 
 
 def test_removal_losses_are_in_the_file_and_in_the_table():
-    run = a_run([[0.5, 0.4, 0.1]] * 2)
+    run = search_run([[0.5, 0.4, 0.1]] * 2)
     sure = np.array([[1.0, 2.4, 1.25], [1.0, 2.6, 1.25], [1.0, 2.5, 1.25]])
-    doubtful = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
-    pattern = pattern_record([1, 1], [run], "perturbation", removal_losses=[sure, doubtful])
+    uncertain = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
+    pattern = pattern_record(Choice([1, 1], losses=[sure, uncertain]), [run], "perturbation")
     first, second = pattern["confidence"]
     removal = first["removal"]
     assert removal["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
     assert removal["second"] == "identity" and removal["lead"] == pytest.approx(1.25)
     assert removal["lead_error"] == pytest.approx(0.1 / math.sqrt(3), abs=1e-6)
     assert (removal["undecided"], second["removal"]["undecided"]) == (False, True)
-    assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # what pi says stays what it is
-    assert "without dense 2.5000" in removal_table(pattern)
-    (doubt,) = confidence_warnings(pattern)
-    assert "block 2 is UNDECIDED: to lose dense costs 0.3667 nats more" in doubt
+    assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # the figures of pi do not change
+    assert "without dense 2.5000" in perturbation_table(pattern)
+    (message,) = confidence_warnings(pattern)
+    assert "block 2 is UNDECIDED: removing dense costs 0.3667 nats more" in message
 
 
 def test_how_many_standard_errors_make_a_lead_follows_students_t():
-    """A lead of 2.5 standard errors over three seeds may be chance (t quantile 2.92); of 3.5 it is none."""
+    """Over three seeds a lead of 2.5 standard errors is not significant (t quantile 2.92); one of 3.5 is."""
     for errors, undecided in ((2.5, True), (3.5, False)):
         spread = 0.3 / errors * math.sqrt(3)  # standard deviation of a lead of 0.3
         leads = 0.3 + spread * np.array([-1.0, 0.0, 1.0])
         rows = [[[(1 + lead) / 2, (1 - lead) / 2, 0.0]] for lead in leads]
-        about = argmax_pattern(*rows)["confidence"][0]
-        assert about["margin"] == pytest.approx(0.3) and about["margin_error"] == pytest.approx(0.3 / errors, abs=1e-5)
-        assert about["undecided"] == undecided
+        record = argmax_pattern(*rows)["confidence"][0]
+        assert record["margin"] == pytest.approx(0.3) and record["margin_error"] == pytest.approx(
+            0.3 / errors, abs=1e-5
+        )
+        assert record["undecided"] == undecided
 
 
-def test_a_third_operation_can_be_the_rival():
+def test_a_third_operation_can_be_as_good():
     """Dense is second on average and never leads; identity leads in one seed."""
-    about = argmax_pattern([[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.0, 0.6]])["confidence"][0]
-    assert about["undecided"]
-    about = argmax_pattern([[0.62, 0.38, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.15, 0.45]])["confidence"][0]
-    assert about["undecided"] and (about["second"], about["as_good"]) == ("dense", "identity")
-    assert about["margin"] == pytest.approx(0.54 - 0.3100, abs=1e-4)
+    record = argmax_pattern([[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.0, 0.6]])["confidence"][0]
+    assert record["undecided"]
+    record = argmax_pattern([[0.62, 0.38, 0.0]], [[0.6, 0.4, 0.0]], [[0.4, 0.15, 0.45]])["confidence"][0]
+    assert record["undecided"] and (record["second"], record["as_good"]) == ("dense", "identity")
+    assert record["margin"] == pytest.approx(0.54 - 0.3100, abs=1e-4)
 
 
 def test_a_choice_that_pi_clearly_prefers_another_to_is_not_undecided():
-    about = pattern_record([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5)["confidence"][0]
-    assert not about["undecided"] and (about["second"], about["margin"]) == ("dense", pytest.approx(-0.25))
-    assert "pi prefers dense" in confidence_table(
-        pattern_record([2], [a_run([[0.27, 0.49, 0.24]])], "budget", budget=0.5)
-    )
+    pattern = pattern_record(Choice([2], 0.5), [search_run([[0.27, 0.49, 0.24]])], "budget")
+    record = pattern["confidence"][0]
+    assert not record["undecided"] and (record["second"], record["margin"]) == ("dense", pytest.approx(-0.25))
+    assert "pi prefers dense" in confidence_table(pattern)
 
 
-def test_a_pattern_far_from_the_searchs_target_is_told():
+def test_a_pattern_far_from_the_searchs_target_causes_a_notice():
     price = {"search": {"latency": {"source": "flops", "target": 0.75, "weight": 2.0}}}
-    assert "aimed at 0.75 of the interleaved pattern's cost, this pattern costs 0.43" in target_notice(
-        a_run([[1.0, 0.0, 0.0]], **price), 0.43
+    assert "target is 0.75 of the interleaved pattern's cost, and this pattern costs 0.43" in target_notice(
+        search_run([[1.0, 0.0, 0.0]], **price), 0.43
     )
-    assert target_notice(a_run([[1.0, 0.0, 0.0]], **price), 0.78) is None
-    assert target_notice(a_run([[1.0, 0.0, 0.0]]), 0.43) is None
+    assert target_notice(search_run([[1.0, 0.0, 0.0]], **price), 0.78) is None
+    assert target_notice(search_run([[1.0, 0.0, 0.0]]), 0.43) is None
 
 
 def test_free_operations_do_not_stretch_a_budget():
     costs = CostTable(FLOPS, 1.0, {"attention": 1.0, "dense": 1.0, "identity": 0.0})
     pi = np.array([[1.0]] * 2)
     with pytest.raises(InputError, match="the cheapest costs"):
-        choose_within([0.01], pi, ["identity"], costs)
+        best_within([0.01], pi, ["identity"], costs)
 
 
 # --- files
@@ -267,13 +274,11 @@ def test_a_run_is_read_with_its_costs(tmp_path):
     COSTS.write(tmp_path / "flops.yaml")
     run = read_run(tmp_path)
     assert (run.step, run.of_steps, run.pi.tolist(), run.options["seed"]) == (9, 10, [[0.1, 0.8, 0.1]], 5)
-    assert run.flops.pattern(interleaved(2)) == 20
+    assert run.flops.cost(interleaved(2)) == 20
 
 
-def test_costs_of_an_earlier_version_are_read_and_damaged_ones_named(tmp_path):
+def test_damaged_costs_are_named(tmp_path):
     path = tmp_path / "flops.yaml"
-    path.write_text(yaml.safe_dump({"unit": FLOPS, "output": 10.0, "blocks": COSTS.blocks}))
-    assert read_costs(path, NAMES).pattern(["dense"]) == 14
     damages = [
         {"overhead": 1.0},
         {"overhead": 1.0, "blocks": {"dense": 1.0}},
@@ -284,7 +289,9 @@ def test_costs_of_an_earlier_version_are_read_and_damaged_ones_named(tmp_path):
     damages += [{"overhead": 1.0, "blocks": COSTS.blocks, "holds_for": 5}]
     for damaged in damages:
         path.write_text(yaml.safe_dump(damaged))
-        with pytest.raises(InputError, match="is damaged: it must give `rest`"):
+        with pytest.raises(
+            InputError, match="is damaged: `overhead` and, under `blocks`, attention, dense, identity must be"
+        ):
             read_costs(path, NAMES)
     path.write_text(yaml.safe_dump({"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks}))
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread

@@ -1,6 +1,7 @@
-"""Derivation by evolution, on losses of the test's own and on a small search."""
+"""Derivation by evolution, on a known loss function and on a small search."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from nas.core.errors import InputError
 from nas.core.run_folder import open_run
 from nas.costs.flops import count_flops
 from nas.costs.table import MILLISECONDS, CostTable
-from nas.derivation.evolution import POPULATION, choose_by_evolution, evolve, shortlist, trial
+from nas.derivation import evolution
+from nas.derivation.evolution import POPULATION, evolve, evolve_pattern, shortlist, train_pattern
 from nas.derivation.runs import read_run
-from nas.derivation.supernet_evaluator import TrainedSuperNet
+from nas.derivation.supernet_evaluator import SuperNetEvaluator
 from nas.training.trainer import Trainer
 from tests.making import make_retraining, make_search
 
@@ -21,21 +23,21 @@ COSTS = CostTable(MILLISECONDS, 2.0, {"attention": 5.0, "dense": 1.0, "identity"
 
 
 def loss(path) -> float:
-    """Attention is good after dense alone, early more than late: no block can be judged by itself."""
+    """Attention helps only after dense, and more in early blocks: no block can be judged alone."""
     good = sum(10 - index for index in range(1, len(path)) if path[index] == 0 and path[index - 1] == 1)
     return -good - 0.1 * path.count(1)
 
 
 def test_it_finds_the_best_pattern_within_the_budget():
     budget = 24.0
-    affordable = [
-        path for path in itertools.product(range(3), repeat=9) if COSTS.pattern([OPERATIONS[i] for i in path]) <= budget
+    candidates = [
+        path for path in itertools.product(range(3), repeat=9) if COSTS.cost([OPERATIONS[i] for i in path]) <= budget
     ]
     judged = []
     losses = evolve(lambda path: judged.append(path) or loss(path), (2,) * 9, OPERATIONS, COSTS, budget)
-    assert min(losses.values()) == min(map(loss, affordable))
-    assert len(judged) == len(set(judged)) == len(losses) < 0.05 * len(affordable)
-    assert set(losses) <= set(affordable) and (2,) * 9 in losses
+    assert min(losses.values()) == min(map(loss, candidates))
+    assert len(judged) == len(set(judged)) == len(losses) < 0.05 * len(candidates)
+    assert set(losses) <= set(candidates) and (2,) * 9 in losses
 
 
 def test_it_is_the_same_for_the_same_seed_and_no_worse_than_where_it_began():
@@ -66,47 +68,51 @@ def searched(tmp_path_factory, small_yaml):
     run.start(config, {})
     phase = make_search(config)
     count_flops(config, phase.corpus.counts()).write(run.path / "flops.yaml")
-    Trainer(phase, run, config.train).fit()
+    Trainer(phase, run).fit()
     return run.path, config, phase
 
 
 def test_the_choice_is_the_best_of_all_by_the_weights_that_the_search_left(searched):
     path, _, _ = searched
     run = read_run(path)
-    net = TrainedSuperNet(path, "evolution")
-    path_of = {p: net.path_nll(list(p)) for p in itertools.product(range(3), repeat=3)}
-    chosen, about = choose_by_evolution([run], run.pi, run.flops, None, trials=0)
-    assert tuple(chosen) == min(path_of, key=path_of.get)
-    assert about["judged"] == 27 and about["nll"] == pytest.approx(min(path_of.values()), abs=1e-4)
-    assert about["nll_of_pi"] == pytest.approx(path_of[tuple(run.pi.argmax(axis=1))], abs=1e-4)
-    cheap, about = choose_by_evolution([run], run.pi, run.flops, 0.5, trials=0)
-    within = [p for p in path_of if run.flops.ratio([run.operations[i] for i in p]) <= 0.5]
-    assert tuple(cheap) == min(within, key=path_of.get) and about["budget"] == 0.5
-    with pytest.raises(InputError, match="no pattern is within a budget"):
-        choose_by_evolution([run], run.pi, run.flops, 0.01, trials=0)
+    evaluator = SuperNetEvaluator(path)
+    nlls = {p: evaluator.path_nll(list(p)) for p in itertools.product(range(3), repeat=3)}
+    choice = evolve_pattern([run], run.pi, run.flops, None, trials=0)
+    record = choice.evolution
+    assert tuple(choice.path) == min(nlls, key=nlls.get)
+    assert record["judged"] == 27 and record["nll"] == pytest.approx(min(nlls.values()), abs=1e-4)
+    assert record["nll_of_pi"] == pytest.approx(nlls[tuple(run.pi.argmax(axis=1))], abs=1e-4)
+    cheap = evolve_pattern([run], run.pi, run.flops, 0.5, trials=0)
+    within = [p for p in nlls if run.flops.ratio([run.operations[i] for i in p]) <= 0.5]
+    assert tuple(cheap.path) == min(within, key=nlls.get) and cheap.evolution["budget"] == 0.5
+    with pytest.raises(InputError, match="no pattern fits a budget"):
+        evolve_pattern([run], run.pi, run.flops, 0.01, trials=0)
 
 
 def test_trials_choose_among_the_best_by_training_them(searched, monkeypatch):
     path, config, _ = searched
     run, tried = read_run(path), []
-    monkeypatch.setattr(
-        "nas.evolution.trial", lambda net, pattern, steps: tried.append((pattern, steps)) or -len(tried)
-    )
-    chosen, about = choose_by_evolution([run], run.pi, run.flops, None, trials=3)
-    assert len(tried) == len(about["trials"]) == 3 and {steps for _, steps in tried} == {config.train.steps // 5}
-    assert [run.operations[i] for i in chosen] == tried[-1][0]  # the last had the lowest
+    monkeypatch.setattr(evolution, "run_trial", lambda _, *trial: tried.append(trial) or -len(tried))
+    choice = evolve_pattern([run], run.pi, run.flops, None, trials=3)
+    assert len(tried) == len(choice.evolution["trials"]) == 3
+    assert {steps for _, steps in tried} == {config.train.steps // 5}
+    assert [run.operations[i] for i in choice.path] == tried[-1][0]  # the last had the lowest
 
 
 def test_a_trial_is_training_from_scratch(searched):
     path, config, phase = searched
-    pattern, net = ["dense", "attention", "identity"], TrainedSuperNet(path, "evolution")
-    config.train.steps, config.train.warmup_steps = 6, 1
+    pattern, evaluator = ["dense", "attention", "identity"], SuperNetEvaluator(path)
+    config = replace(config, train=replace(config.train, steps=6, warmup_steps=1))
     torch.manual_seed(config.seed)
     alone = make_retraining(config, pattern, phase.corpus)
     for step in range(1, 7):
         alone.step(step)
     alone.model.eval()
-    expected = net.nll_of(alone.model, 1, net.parts)
-    assert trial(net, pattern, 6) == pytest.approx(expected, rel=1e-6)
-    assert trial(net, pattern, 6) != pytest.approx(trial(net, pattern, 3), rel=1e-4)
+    expected = evaluator.model_nll(alone.model)
+
+    def trial(steps: int) -> float:
+        return evaluator.model_nll(train_pattern(pattern, evaluator.config, evaluator.corpus, evaluator.context, steps))
+
+    assert trial(6) == pytest.approx(expected, rel=1e-6)
+    assert trial(6) != pytest.approx(trial(3), rel=1e-4)
     assert np.isfinite(expected)

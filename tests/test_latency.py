@@ -1,29 +1,32 @@
-"""Cost tables: how costs are fitted, when a table is measured anew, what stands beside a prediction. Untimed."""
+"""Cost tables: fitting, reuse and predictions. No test depends on real times."""
 
 import numpy as np
 import pytest
 import torch
 
 from models.operations import OPERATIONS
+from nas.core.config import Config
 from nas.costs import latency
 from nas.costs.benchmark import timed_rounds
 from nas.costs.flops import count_flops
 from nas.costs.latency import (
     SegmentWork,
-    conditions,
+    calibration_patterns,
     current_costs,
-    fitted_patterns,
-    measure_beside,
     measure_costs,
     measure_models,
-    prediction,
+    measure_pattern,
+    measurement_conditions,
     segment_works,
+    valid_prediction,
 )
-from nas.costs.table import MILLISECONDS, CostTable, latency_words, read_costs
+from nas.costs.table import MILLISECONDS, CostTable, latency_report, read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.training.build import block_config
+from nas.training.device import device_context
 
+CPU = device_context(Config().train)
 TRUE = {"overhead": 4.0, "attention": 3.0, "dense": 1.25, "identity": 0.125}  # ms
 
 
@@ -34,14 +37,14 @@ def counts(small_config):
 
 @pytest.fixture
 def clockwork(monkeypatch):
-    """Models take as long as TRUE says, times a clock that drifts from round to round, and a little noise."""
+    """Models take the times of TRUE, multiplied by a drift from round to round and a little noise."""
     measured = []
 
-    def rounds(works, rounds, seconds):
+    def rounds(functions, rounds, seconds):
         source = np.random.default_rng(len(measured))
         drift = np.repeat([1.0, 1.5, 0.9, 1.0], 5)
-        measured.append(len(works))
-        milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
+        measured.append(len(functions))
+        milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in functions.values()]
         return {
             index: 1e-3 * time * drift * source.normal(1, 1e-4, len(drift)) for index, time in enumerate(milliseconds)
         }
@@ -54,7 +57,7 @@ def clockwork(monkeypatch):
 
 
 def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, counts, clockwork):
-    table = measure_costs(small_config("model.blocks=8"), counts)
+    table = measure_costs(small_config("model.blocks=8"), counts, CPU)
     for name, cost in TRUE.items():
         found = table.overhead if name == "overhead" else table.blocks[name]
         assert found == pytest.approx(cost, rel=0.02, abs=0.02)
@@ -63,37 +66,37 @@ def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, 
 
 
 def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, counts, monkeypatch):
-    """Where mixtures take 10% longer than the sum of their parts, costs are between the two, for both kinds count."""
+    """If mixtures take 10% longer than the sum of their parts, the fitted costs lie between the two."""
 
-    def rounds(works, rounds, seconds):
-        milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in works.values()]
-        mixed = [1.1 if len(set(pattern)) > 1 else 1.0 for pattern in works.values()]
+    def rounds(functions, rounds, seconds):
+        milliseconds = [TRUE["overhead"] + sum(TRUE[name] for name in pattern) for pattern in functions.values()]
+        mixed = [1.1 if len(set(pattern)) > 1 else 1.0 for pattern in functions.values()]
         return {index: np.full(20, 1e-3 * t * m) for index, (t, m) in enumerate(zip(milliseconds, mixed, strict=True))}
 
     monkeypatch.setattr(latency, "timed_rounds", rounds)
     monkeypatch.setattr(
         latency, "segment_works", lambda models, *_: {index: pattern for index, (pattern, _) in enumerate(models)}
     )
-    table = measure_costs(small_config("model.blocks=9"), counts)
+    table = measure_costs(small_config("model.blocks=9"), counts, CPU)
     mixture = ["attention", "dense", "identity"] * 3
     exact = TRUE["overhead"] + sum(TRUE[name] for name in mixture)
-    assert 1.02 * exact < table.pattern(mixture) < 1.09 * exact
+    assert 1.02 * exact < table.cost(mixture) < 1.09 * exact
 
 
 def test_fitted_models_are_the_empty_one_each_operation_alone_and_even_mixtures():
-    empty, attention, dense, *mixtures = fitted_patterns(["attention", "dense"], 6)
+    empty, attention, dense, *mixtures = calibration_patterns(["attention", "dense"], 6)
     assert (empty, attention, dense) == ([], ["attention"] * 6, ["dense"] * 6)
     assert all(sorted(mixture) == ["attention"] * 3 + ["dense"] * 3 for mixture in mixtures)
     assert len({tuple(mixture) for mixture in mixtures}) > 1
-    *_, one, two, three = fitted_patterns(list("abcde"), 2)  # more operations than blocks: each is in some mixture
+    *_, one, two, three = calibration_patterns(list("abcde"), 2)  # more operations than blocks: each is in some mixture
     assert len({*one, *two, *three}) > 2 and all(len(set(mixture)) == 2 for mixture in (one, two, three))
 
 
 def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config, counts, clockwork, tmp_path, capsys):
     kept = tmp_path / "latency.yaml"
-    current_costs(small_config(), counts, kept).write(kept)
-    assert "measuring attention, dense, identity (inference, 16 x 8 tokens with 8 of memory)" in capsys.readouterr().out
-    assert current_costs(small_config(), counts, kept) == read_costs(kept, ["attention", "dense", "identity"])
+    current_costs(small_config(), counts, CPU, kept).write(kept)
+    assert "measuring attention, dense, identity (inference, 16 x 8 tokens, memory 8)" in capsys.readouterr().out
+    assert current_costs(small_config(), counts, CPU, kept) == read_costs(kept, ["attention", "dense", "identity"])
     assert len(clockwork) == 1 and capsys.readouterr().out == ""
     for change, named in (
         ("evaluate.memory=4", "memory 8"),
@@ -102,19 +105,19 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config
         ("evaluate.batch_size=1", "batch_size 16"),
     ):
         before = len(clockwork)
-        current_costs(small_config(change), counts, kept)
+        current_costs(small_config(change), counts, CPU, kept)
         shown = capsys.readouterr().out
-        assert named in shown and "measured anew" in shown and len(clockwork) == before + 1
-    current_costs(small_config("train.lr=0.1", "seed=5", "model.dropout=0.3"), counts, kept)
+        assert named in shown and "measuring again" in shown and len(clockwork) == before + 1
+    current_costs(small_config("train.lr=0.1", "seed=5", "model.dropout=0.3"), counts, CPU, kept)
     assert capsys.readouterr().out == ""
 
 
 def test_a_table_from_another_device_is_measured_anew(small_config, counts, clockwork, tmp_path, capsys, monkeypatch):
     kept = tmp_path / "latency.yaml"
-    current_costs(small_config(), counts, kept).write(kept)
+    current_costs(small_config(), counts, CPU, kept).write(kept)
     monkeypatch.setattr(latency, "processor", lambda: "another processor")
-    table = current_costs(small_config(), counts, kept)
-    assert table.holds_for["processor"] == "another processor" and "measured anew" in capsys.readouterr().out
+    table = current_costs(small_config(), counts, CPU, kept)
+    assert table.holds_for["processor"] == "another processor" and "measuring again" in capsys.readouterr().out
 
 
 def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
@@ -122,7 +125,7 @@ def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
         lengths = ["evaluate.batch_size=3", "evaluate.segment=5", "evaluate.memory=7"]
         config = small_config(*lengths, f"search.latency.timing={timing}")
         batch, segment, memory = shape
-        (work,) = segment_works([(["attention", "dense"], config)], counts).values()
+        (work,) = segment_works([(["attention", "dense"], config)], counts, CPU).values()
         assert work.inputs[0].shape == (batch, segment)
         assert [None if m is None else m.shape for m in work.memories.blocks] == [(batch, memory, 16), None]
         before = [parameter.clone() for parameter in work.model.parameters()]
@@ -134,21 +137,20 @@ def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
 
 def test_tokens_are_as_frequent_as_in_the_text(small_config):
     counts = np.array([900, 90, 10, 0])
-    work = segment_works([([], small_config("evaluate.batch_size=64", "evaluate.segment=64"))], counts)[0]
+    work = segment_works([([], small_config("evaluate.batch_size=64", "evaluate.segment=64"))], counts, CPU)[0]
     shares = torch.bincount(work.inputs[0].flatten(), minlength=4) / 4096
     assert shares.tolist() == pytest.approx([0.9, 0.09, 0.01, 0.0], abs=0.02)
 
 
 @pytest.mark.parametrize("timing", ["inference", "training"])
 def test_measuring_does_not_change_what_is_trained_after_it(timing, small_config, counts, monkeypatch):
-    """Neither the fresh weights of what is timed, nor the dropout of timed steps, of which there are as many as the
-    clock allows."""
+    """Neither the new weights nor the dropout of the timed steps, whose number depends on the clock."""
     monkeypatch.setattr(latency, "SECONDS", 0.0)
     torch.manual_seed(3)
     expected = torch.randn(4)
     torch.manual_seed(3)
     config = small_config(f"search.latency.timing={timing}", "model.dropout=0.5")
-    measure_models([(["dense"], config)], counts, rounds=1)
+    measure_models([(["dense"], config)], counts, CPU, rounds=1)
     assert torch.equal(torch.randn(4), expected)
 
 
@@ -180,52 +182,54 @@ def test_expected_costs_are_sums_over_pi():
 
 def test_predicted_and_measured_stand_side_by_side(small_config, counts, clockwork):
     table = CostTable(MILLISECONDS, 4.0, {"attention": 3.0, "dense": 1.25, "identity": 0.125})
-    about = measure_beside(["attention", "identity"], small_config(), counts, table.predict(["attention", "identity"]))
-    assert about["predicted_ms"] == 7.125
-    assert about["ratio_to_interleaved"] == pytest.approx(7.125 / 8.25, rel=1e-3)
-    assert (about["batch_size"], about["segment"], about["memory"]) == (16, 8, 8)
+    pattern = ["attention", "identity"]
+    measured = measure_pattern(pattern, small_config(), counts, CPU, table.predict(pattern))
+    assert measured["predicted_ms"] == 7.125
+    assert measured["ratio_to_interleaved"] == pytest.approx(7.125 / 8.25, rel=1e-3)
+    assert (measured["batch_size"], measured["segment"], measured["memory"]) == (16, 8, 8)
 
 
 def test_a_measurement_far_from_its_prediction_is_warned_of():
-    about = {"timing": "inference", "batch_size": 1, "segment": 8, "memory": 8, "median_ms": 10.0}
-    about |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
-    (line,) = latency_words(about)
+    measured = {"timing": "inference", "batch_size": 1, "segment": 8, "memory": 8, "median_ms": 10.0}
+    measured |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
+    (line,) = latency_report(measured)
     assert "measured 10.00 ms, 0.50" in line and "predicted 9.50 ms, 0.50" in line
     for predicted in (9.0, 11.2):
-        line, warning = latency_words(about | {"predicted_ms": predicted})
-        assert warning.startswith("WARNING") and "off the predicted one" in warning
-    assert len(latency_words({key: about[key] for key in about if not key.startswith("predicted")})) == 1
-    assert latency_words({}) == []
+        line, warning = latency_report(measured | {"predicted_ms": predicted})
+        assert warning.startswith("WARNING") and "differs from the prediction" in warning
+        assert "The baseline moved too" in warning  # both ratios are 0.5
+    _, warning = latency_report(measured | {"predicted_ms": 5.0, "predicted_ratio_to_interleaved": 0.25})
+    assert "+100%" in warning and "baseline" not in warning
+    assert len(latency_report({key: measured[key] for key in measured if not key.startswith("predicted")})) == 1
+    assert latency_report({}) == []
 
 
 def test_a_prediction_counts_only_under_its_own_conditions(small_config, counts, capsys):
     config, size = small_config(), len(counts)
     predicted = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
-    about = {**predicted, "median_ms": 2.5, "holds_for": conditions(config, size, ["attention"])}
-    content = {"blocks": ["attention"], "latency": about}
-    assert prediction(content, config, size) == predicted
-    assert prediction({}, config, size) == {} and capsys.readouterr().out == ""
-    assert prediction(content, small_config("evaluate.segment=5"), size) == {}
-    assert "predicted for segment 8; that is not so here" in capsys.readouterr().out
+    measured = {**predicted, "median_ms": 2.5, "holds_for": measurement_conditions(config, size, ["attention"], CPU)}
+    content = {"blocks": ["attention"], "latency": measured}
+    assert valid_prediction(content, config, size, CPU) == predicted
+    assert valid_prediction({}, config, size, CPU) == {} and capsys.readouterr().out == ""
+    assert valid_prediction(content, small_config("evaluate.segment=5"), size, CPU) == {}
+    assert "predicted for segment 8, which differs here" in capsys.readouterr().out
 
 
 def test_tables_depend_on_sparse_sizes_only_where_something_is_sparse(small_config, counts, capsys):
-    """And those from before there were such sizes hold on."""
     size, predicted = len(counts), {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
     for timing in ("inference", "training"):
         timed = f"search.latency.timing={timing}"
         for blocks, holds in ((["attention", "dense"], True), (["sparse_fixed", "dense"], False)):
-            known = conditions(small_config(timed), size, blocks)
-            old = {key: known[key] for key in known if key not in ("relative", "grid", "recompute")}
-            content = {"blocks": blocks, "latency": {**predicted, "holds_for": old}}
-            assert prediction(content, small_config(timed), size) == predicted
-            assert bool(prediction(content, small_config(timed, "model.stride=2"), size)) == holds
+            conditions = measurement_conditions(small_config(timed), size, blocks, CPU)
+            content = {"blocks": blocks, "latency": {**predicted, "holds_for": conditions}}
+            assert valid_prediction(content, small_config(timed), size, CPU) == predicted
+            assert bool(valid_prediction(content, small_config(timed, "model.stride=2"), size, CPU)) == holds
     assert capsys.readouterr().out.count("predicted for stride 4, summary 4") == 2
 
 
 def test_training_work_keeps_its_weights_finite(small_config, counts):
     config = small_config("search.latency.timing=training")
-    (work,) = segment_works([(["attention", "dense"], config)], counts).values()
+    (work,) = segment_works([(["attention", "dense"], config)], counts, CPU).values()
     assert isinstance(work, SegmentWork)
     for _ in range(50):
         work()
@@ -233,7 +237,7 @@ def test_training_work_keeps_its_weights_finite(small_config, counts):
 
 
 def test_models_are_timed_at_their_own_sizes(small_config, counts):
-    works = segment_works([(["dense"], small_config()), (["dense"], small_config("model.d_ffn=99"))], counts)
+    works = segment_works([(["dense"], small_config()), (["dense"], small_config("model.d_ffn=99"))], counts, CPU)
     widths = [
         max(p.shape[0] for name, p in work.model.named_parameters() if "blocks" in name) for work in works.values()
     ]

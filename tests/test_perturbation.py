@@ -7,8 +7,8 @@ import torch
 from nas.core.errors import InputError
 from nas.core.run_folder import open_run
 from nas.derivation import perturbation
-from nas.derivation.perturbation import choose_by_perturbation, removal_losses
-from nas.derivation.supernet_evaluator import PARTS, TrainedSuperNet
+from nas.derivation.perturbation import losses_without, perturb
+from nas.derivation.supernet_evaluator import PARTS, SuperNetEvaluator
 from nas.training.evaluation import total_nll
 from nas.training.trainer import Trainer
 from tests.making import make_search
@@ -22,18 +22,18 @@ def searched(request, small_config, tmp_path):
     phase = make_search(config)
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))
-    Trainer(phase, run, config.train).fit()
+    Trainer(phase, run).fit()
     return run.path, phase
 
 
 def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
     path, phase = searched
-    net = TrainedSuperNet(path, "perturbation")
-    assert torch.equal(net.supernet.logits, phase.supernet.logits)
+    evaluator = SuperNetEvaluator(path)
+    assert torch.equal(evaluator.supernet.logits, phase.supernet.logits)
     seen = []
-    net.nll = lambda pi: seen.append(pi) or np.array([len(seen), 10.0 * len(seen)])
+    evaluator.nll = lambda pi: seen.append(pi) or np.array([len(seen), 10.0 * len(seen)])
     pi = phase.supernet.pi()
-    assert removal_losses(net, pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
+    assert losses_without(evaluator, pi, 1).tolist() == [[1, 2, 3], [10, 20, 30]]
     for operation, without in enumerate(seen):
         others = [i for i in range(3) if i != operation]
         torch.testing.assert_close(without[1, others], pi[1, others] / pi[1, others].sum())
@@ -41,9 +41,9 @@ def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
 
 
 def test_an_operation_without_a_rival_leaves_its_place_to_all_others_alike(searched):
-    net, seen = TrainedSuperNet(searched[0], "perturbation"), []
-    net.nll = lambda pi: seen.append(pi) or np.zeros(1)
-    removal_losses(net, torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
+    evaluator, seen = SuperNetEvaluator(searched[0]), []
+    evaluator.nll = lambda pi: seen.append(pi) or np.zeros(1)
+    losses_without(evaluator, torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
     assert seen[0][0].tolist() == pytest.approx([0.0, 0.5, 0.5]) and seen[1][0].tolist() == pytest.approx([1.0, 0, 0])
 
 
@@ -54,21 +54,21 @@ def parts_of(text):
 
 def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
     path, phase = searched
-    net = TrainedSuperNet(path, "perturbation")
+    evaluator = SuperNetEvaluator(path)
     phase.supernet.set_path([0, 1, 2])
-    for found, text in zip(net.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
+    for found, text in zip(evaluator.nll(torch.eye(3)), parts_of(phase.corpus.tokens("valid")), strict=True):
         total, counted = total_nll(phase.supernet, text, 16, 8, 8, 3)
         assert found == pytest.approx(total / counted, rel=1e-5)
 
 
 def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searched):
     path, phase = searched
-    net, pi = TrainedSuperNet(path, "perturbation"), torch.full((3, 3), 1 / 3)
-    assert (net.nll(pi) == net.nll(pi)).all()
+    evaluator, pi = SuperNetEvaluator(path), torch.full((3, 3), 1 / 3)
+    assert (evaluator.nll(pi) == evaluator.nll(pi)).all()
     phase.supernet.set_mixture(pi)
     mixed = [total_nll(phase.supernet, text, 4, 8, 8, 3) for text in parts_of(phase.corpus.tokens("valid"))]
-    same = net.nll(pi) == pytest.approx([total / counted for total, counted in mixed], rel=1e-6)
-    assert same == (net.config.search.sampling == "soft")
+    same = evaluator.nll(pi) == pytest.approx([total / counted for total, counted in mixed], rel=1e-6)
+    assert same == (evaluator.config.search.sampling == "soft")
 
 
 def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searched, monkeypatch):
@@ -76,12 +76,12 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
     losses = {0: [3.0, 1.0, 2.0], 1: [1.0, 1.5, 1.2], 2: [0.1, 0.2, 0.3]}
     seen = []
 
-    def removal_losses(self, pi, block):
+    def losses_without(self, pi, block):
         seen.append((block, pi.clone()))
         return np.array([losses[block]])
 
-    monkeypatch.setattr(perturbation, "removal_losses", removal_losses)
-    chosen, means = choose_by_perturbation([path])
+    monkeypatch.setattr(perturbation, "losses_without", losses_without)
+    chosen, means = perturb([path])
     assert chosen == [0, 1, 2] and [mean.tolist() for mean in means] == [[losses[0]], [losses[1]], [losses[2]]]
     decided = []
     for block, pi in seen:
@@ -95,13 +95,13 @@ def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searche
 def test_losses_of_several_runs_are_averaged(searched, monkeypatch):
     path, _ = searched
     answers = iter([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]] * 3)
-    monkeypatch.setattr(perturbation, "removal_losses", lambda *_: np.array([next(answers)]))
-    chosen, losses = choose_by_perturbation([path, path])
+    monkeypatch.setattr(perturbation, "losses_without", lambda *_: np.array([next(answers)]))
+    chosen, losses = perturb([path, path])
     assert chosen == [1, 1, 1] and losses[0].tolist() == [[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]]
 
 
 def test_a_run_without_checkpoint_is_named(searched):
     path, _ = searched
     (path / "checkpoint.pt").unlink()
-    with pytest.raises(InputError, match=r"--method perturbation: .* holds no checkpoint\.pt, whose weights it needs"):
-        choose_by_perturbation([path])
+    with pytest.raises(InputError, match=r"holds no checkpoint\.pt with the SuperNet's weights"):
+        perturb([path])

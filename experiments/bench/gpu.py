@@ -177,7 +177,7 @@ def retrain_base(arguments) -> dict:
     rate = product_rate(phase.context, 512 if arguments.small else 8192)
     seconds = step_seconds(phase, arguments.seconds)
     tokens_per_s = config.train.batch_size * config.train.segment / seconds
-    flops = 3 * count_flops(config, corpus.counts()).pattern(pattern)
+    flops = 3 * count_flops(config, corpus.counts()).cost(pattern)
     return {
         "parameters": sum(parameter.numel() for parameter in phase.model.parameters()),
         "step_ms": 1e3 * seconds,

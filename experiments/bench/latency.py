@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nas.core.config import Config
 from nas.core.config_checks import settle_sparse
 from nas.core.pattern import abbreviate, interleaved
-from nas.costs.flops import costed_shape
+from nas.costs.flops import batch_shape
 from nas.costs.latency import measure_costs, measure_models
 from nas.training.device import set_up_device
 
@@ -43,21 +43,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random patterns (default 0)")
     arguments = parser.parse_args()
     config = make_config(arguments.timing, arguments.threads)
-    set_up_device(config.seed, config.train)
+    context = set_up_device(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source, names = np.random.default_rng(arguments.seed), config.search.operations
     patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
 
-    table = measure_costs(config, counts)
-    results = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts)
+    table = measure_costs(config, counts, context)
+    results = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts, context)
     baseline_ms, *measured_ms = (result["median_ms"] for result in results)
-    batch, segment, memory = costed_shape(config)
+    batch, segment, memory = batch_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
     print("  ".join(f"{name} {cost:.3f}" for name, cost in {"overhead": table.overhead, **table.blocks}.items()))
     print(f"{'pattern':<14}{'predicted':>10}{'measured':>10}{'error':>8}{'ratio predicted':>17}{'measured':>10}")
     errors = []
     for pattern, measured in zip(patterns, measured_ms, strict=True):
-        predicted = table.pattern(pattern)
+        predicted = table.cost(pattern)
         errors.append(predicted / measured - 1)
         costs = f"{predicted:>10.2f}{measured:>10.2f}{errors[-1]:>+8.1%}"
         print(f"{abbreviate(pattern):<14}{costs}{table.ratio(pattern):>17.3f}{measured / baseline_ms:>10.3f}")

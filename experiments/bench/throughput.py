@@ -131,9 +131,9 @@ class Workload:
         elif name == "search_hard":
             self.flops_per_token = passes * (costs.overhead + blocks * statistics.mean(candidates))
         elif name == "evaluate":
-            self.flops_per_token = costs.pattern(pattern)
+            self.flops_per_token = costs.cost(pattern)
         else:
-            self.flops_per_token = 3 * costs.pattern(pattern)
+            self.flops_per_token = 3 * costs.cost(pattern)
 
     def turn(self) -> int:
         """Run the smallest representative piece of work. Returns the number of tokens read."""

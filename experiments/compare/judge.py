@@ -31,11 +31,11 @@ def main() -> None:
 
     from scipy.stats import kendalltau
 
-    from nas.derivation.supernet_evaluator import TrainedSuperNet
+    from nas.derivation.supernet_evaluator import SuperNetEvaluator
 
     taus, ordered = {}, sorted(reference, key=reference.get)
     for search in arguments.searches:
-        supernet = TrainedSuperNet(search, "judging")
+        supernet = SuperNetEvaluator(search)
         losses = [
             supernet.path_nll([supernet.supernet.operations.index(name) for name in pattern]) for pattern in ordered
         ]

@@ -34,13 +34,13 @@ from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved, network, read_pattern
 from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
-from nas.costs.latency import ROUNDS, conditions, current_costs, measure_models
+from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
 from nas.costs.table import CostTable
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.baselines import most_parameters, random_patterns
 from nas.training.build import count_parameters, resolve_cutoffs
-from nas.training.device import set_up_device
+from nas.training.device import device_context, set_up_device
 
 ROOT = Path(__file__).resolve().parents[2]  # where the scripts stand
 
@@ -67,10 +67,11 @@ class Timer:
         """operations: of the table; counts [V]: how often the training text has each token."""
         self.config, self.counts = copy.deepcopy(recipe), counts
         self.config.search.operations, self.config.model.blocks = operations, blocks
+        self.context = device_context(recipe.train)
 
     def table(self, kept: Path) -> CostTable:
         """Milliseconds of each operation: the file's where they hold for this device, else measured, and kept there."""
-        table = current_costs(self.config, self.counts, kept)
+        table = current_costs(self.config, self.counts, self.context, kept)
         table.write(kept)
         return table
 
@@ -80,12 +81,13 @@ class Timer:
         usual = Contender("", GIVEN, interleaved(self.config.model.blocks))
         different = {contender.key: contender for contender in [usual, *contenders]}
         models = [(contender.blocks, at_d_ffn(self.config, contender.d_ffn)) for contender in different.values()]
-        return dict(zip(different, measure_models(models, self.counts, rounds), strict=True))
+        return dict(zip(different, measure_models(models, self.counts, self.context, rounds), strict=True))
 
     def measure_once(self, contenders: list[Contender], before: dict) -> dict:
         """{"patterns": {contender's key: latency}, "holds_for": conditions}; `before`, what was measured then, where
         that holds all of them under the conditions of now."""
-        now = conditions(self.config, len(self.counts), sorted({name for c in contenders for name in c.blocks}))
+        names = sorted({name for contender in contenders for name in contender.blocks})
+        now = measurement_conditions(self.config, len(self.counts), names, self.context)
         wanted = {contender.key for contender in contenders}
         if before.get("holds_for") == now and wanted <= before["patterns"].keys():
             return before
@@ -291,7 +293,7 @@ class Comparison:
             searched = next(contender for contender in self.known() if contender.name == SEARCHED)
             table = self.timer.table(self.path / "latency.yaml")
             if PARAMETERS in missing:
-                self.choose_richest(table, table.pattern(searched.blocks))
+                self.choose_richest(table, table.cost(searched.blocks))
             left = self.draw([name for name in missing if name != PARAMETERS], table, searched)
             write_yaml(not_found_file(self.path), {"names": left})
 
@@ -299,7 +301,7 @@ class Comparison:
         operations = self.search.search.operations
         sizes = {name: self.parameters([name]) - self.parameters([]) for name in operations}
         blocks = most_parameters(self.blocks, operations, sizes, table, budget)
-        about = {"predicted_ratio_to_searched": round(table.pattern(blocks) / budget, 4)}
+        about = {"predicted_ratio_to_searched": round(table.cost(blocks) / budget, 4)}
         self.write_pattern(Contender(PARAMETERS, PARAMETERS, blocks), **about)
 
     def parameters(self, blocks: list[str], d_ffn: int | None = None) -> int:
@@ -309,7 +311,7 @@ class Comparison:
         """Random patterns: drawn by predicted latency, kept where the measured one too is within 3% of the searched
         pattern's. Returns the names for which there was none."""
         seen = {network(other.blocks) for other in self.known() if other.kind in (SEARCHED, RANDOM)}
-        target, names = table.pattern(searched.blocks), list(names)
+        target, names = table.cost(searched.blocks), list(names)
         drawn = random_patterns(self.blocks, self.search.search.operations, table, target, SAME_LATENCY, seed=0)
         fresh = (blocks for blocks in drawn if network(blocks) not in seen)
         for _ in range(TRIES):
@@ -320,7 +322,7 @@ class Comparison:
             for contender in batch:
                 measured = times[contender.key]["median_ms"] / times[searched.key]["median_ms"]
                 if names and abs(measured - 1) <= SAME_LATENCY:
-                    ratios = {"predicted_ratio": table.pattern(contender.blocks) / target, "measured_ratio": measured}
+                    ratios = {"predicted_ratio": table.cost(contender.blocks) / target, "measured_ratio": measured}
                     about = {"at_latency_of": abbreviate(searched.blocks)} | {k: round(r, 4) for k, r in ratios.items()}
                     self.write_pattern(replace(contender, name=names[0]), **about)
                     print(f"drew {names.pop(0)}: {contender.key}, {measured:.3f} of the searched pattern's latency")

@@ -1,4 +1,4 @@
-"""Time and peak memory of functions, measured in rounds so that results can be compared."""
+"""Benchmarking of functions: time in interleaved rounds, and peak memory."""
 
 import ctypes
 import gc
@@ -12,34 +12,34 @@ WARM_UP = 3  # unmeasured rounds
 
 
 def timed_rounds(
-    works: dict[Hashable, Callable[[], object]], rounds: int, seconds: float = 0.0
+    functions: dict[Hashable, Callable[[], object]], rounds: int, seconds: float = 0.0
 ) -> dict[Hashable, np.ndarray]:
-    """Seconds of each piece of work in each round [R], after three unmeasured rounds.
+    """Seconds that each function takes in each round [R], after three unmeasured rounds.
 
-    A round does each piece once, in an order that is drawn anew: so a drift of the clock, and what a piece leaves in
-    the caches, hit all alike, and differences within a round mean something. Rounds go on for so many seconds, but
-    there are at least `rounds` and at most ten times as many.
+    A round calls each function once, in a new random order. A drift of the clock speed and the state of the caches
+    therefore affect all functions alike, and differences within a round are meaningful. Rounds continue for `seconds`,
+    but there are at least `rounds` and at most ten times as many.
     """
-    times, pieces = {name: [] for name in works}, list(works.items())
-    order, begun, done = np.random.default_rng(0), time.perf_counter(), -WARM_UP
-    while done < rounds or (done < 10 * rounds and time.perf_counter() - begun < seconds):
-        for index in order.permutation(len(pieces)):
-            name, work = pieces[index]
-            started = time.perf_counter()
-            work()
-            times[name].append(time.perf_counter() - started)
+    times, items = {name: [] for name in functions}, list(functions.items())
+    generator, start, done = np.random.default_rng(0), time.perf_counter(), -WARM_UP
+    while done < rounds or (done < 10 * rounds and time.perf_counter() - start < seconds):
+        for index in generator.permutation(len(items)):
+            name, function = items[index]
+            called = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - called)
         done += 1
     return {name: np.array(taken[WARM_UP:]) for name, taken in times.items()}
 
 
-def peak_memory_mb(work: Callable[[], object]) -> float | None:
-    """Highest resident memory of this process while it does a piece of work, in MB; None where Linux is not."""
+def peak_memory_mb(function: Callable[[], object]) -> float | None:
+    """Peak resident memory of this process during a call, in MB; None on systems other than Linux."""
     try:
         gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back, so that it does not count
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # return free memory, so that it does not count
+        Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM (proc(5))
     except (OSError, AttributeError):
         return None
-    work()
+    function()
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024

@@ -1,4 +1,4 @@
-"""nas.costs.flops."""
+"""FLOPs of operations and patterns, and the options that costs depend on."""
 
 from dataclasses import asdict
 
@@ -16,20 +16,16 @@ from nas.training.build import backbone_options, block_config
 from nas.training.evaluation import evaluation_lengths
 
 
-def costed_shape(config: Config) -> tuple[int, int, int]:
-    """(batch, segment, memory) at which costs are counted and timed: evaluation's, or training's."""
+def batch_shape(config: Config) -> tuple[int, int, int]:
+    """(batch size, segment, memory), in tokens, at which costs are counted and timed: evaluation's or training's."""
     if config.search.latency.timing == "training":
         return config.train.batch_size, config.train.segment, config.train.memory
     return config.evaluate.batch_size, *evaluation_lengths(config)
 
 
-# What tables from before a size was an option were measured with.
-SIZES_BEFORE = {"relative": True, "grid": [], "recompute": False}
-
-
-def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
-    """The sizes that costs of some operations depend on."""
-    batch, segment, memory = costed_shape(config)
+def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict:
+    """The sizes and model options that the costs of these operations depend on."""
+    batch, segment, memory = batch_shape(config)
     model = asdict(block_config(config)) | backbone_options(config, vocab_size)
     unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
@@ -41,12 +37,14 @@ def sizes_of(config: Config, vocab_size: int, operations: list[str]) -> dict:
 
 
 def count_flops(config: Config, counts: np.ndarray) -> CostTable:
-    """FLOPs per token of a forward pass. They follow from the sizes and are the same on every machine; a multiply-add
-    counts as two. counts [V]: how often the training text has each token, for an adaptive output layer."""
+    """FLOPs per token of a forward pass; a multiply-add counts as two. They depend on sizes only, not on the device.
+
+    counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent ones.
+    """
     sizes = block_config(config)
-    with torch.device("meta"):  # its shapes alone are needed
+    with torch.device("meta"):  # only shapes are needed
         head = build_pattern([], sizes, len(counts), **backbone_options(config, len(counts))).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
-    rest = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
-    blocks = {name: float(cls.flops(sizes, *costed_shape(config))) for name, cls in OPERATIONS.items()}
-    return CostTable(FLOPS, float(rest), blocks, sizes_of(config, len(counts), list(OPERATIONS)))
+    overhead = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
+    blocks = {name: float(cls.flops(sizes, *batch_shape(config))) for name, cls in OPERATIONS.items()}
+    return CostTable(FLOPS, float(overhead), blocks, cost_options(config, len(counts), list(OPERATIONS)))

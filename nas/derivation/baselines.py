@@ -1,7 +1,4 @@
-"""Patterns to hold a searched one against: rules that need no search, and random ones of a given cost. No torch.
-
-N blocks, O candidate operations.
-"""
+"""Baseline patterns: rules of the literature, and random patterns of a given cost."""
 
 import itertools
 import math
@@ -12,12 +9,16 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network
 from nas.costs.table import CostTable
-from nas.derivation.budget import Frontier
+from nas.derivation.budget import ParetoFront
+
+MAX_MISSES = 1000  # random patterns end after this many draws without a new one
 
 
 def sandwich(blocks: int) -> list[str]:
-    """Press, Smith, Levy 2019 (arXiv 1911.03864): the interleaved pattern's blocks, of which 6 in 16, the best share of
-    the paper, stand at each end: attention first, dense last."""
+    """Sandwich Transformer (Press, Smith, Levy 2019, arXiv 1911.03864): attention first, dense last.
+
+    The interleaved pattern's blocks are reordered. Six in sixteen, the paper's best value, form each end.
+    """
     pairs = blocks // 2
     ends = round(pairs * 6 / 16)
     middle = interleaved(2 * (pairs - ends) + blocks % 2)
@@ -25,15 +26,17 @@ def sandwich(blocks: int) -> list[str]:
 
 
 def par(blocks: int) -> list[str]:
-    """The rule of Mandava et al. 2020 (arXiv 2009.04534): attention in one block of five, spread over the first two
-    thirds, dense elsewhere."""
+    """The PAR rule (Mandava et al. 2020, arXiv 2009.04534): attention in one block of five, dense elsewhere.
+
+    The attention blocks are spread over the first two thirds.
+    """
     count, reach = max(1, round(blocks / 5)), math.ceil(2 * blocks / 3)
-    apart = min(math.ceil(2 * blocks / 3 / count), (reach - 1) // (count - 1) if count > 1 else reach)
-    places = set(range(0, apart * count, apart))
-    return ["attention" if index in places else "dense" for index in range(blocks)]
+    distance = min(math.ceil(2 * blocks / 3 / count), (reach - 1) // (count - 1) if count > 1 else reach)
+    positions = set(range(0, distance * count, distance))
+    return ["attention" if index in positions else "dense" for index in range(blocks)]
 
 
-# Those that depend on nothing but the number of blocks.
+# Patterns that depend on the number of blocks only.
 RULES: dict[str, Callable[[int], list[str]]] = {
     "interleaved": interleaved,
     "sandwich": sandwich,
@@ -43,24 +46,28 @@ RULES: dict[str, Callable[[int], list[str]]] = {
 }
 
 
-def spread(counts: dict[str, int]) -> list[str]:
-    """So many of each operation, each spread evenly: {attention: 2, dense: 2} is the interleaved pattern."""
+def spread_evenly(counts: dict[str, int]) -> list[str]:
+    """A pattern with each operation as often as given, evenly spread: {attention: 2, dense: 2} is interleaved."""
     placed = [(index / count, name) for name, count in counts.items() for index in range(count)]
     order = list(counts)
     return [name for _, name in sorted(placed, key=lambda item: (item[0], order.index(item[1])))]
 
 
-def most_parameters(blocks: int, operations: list[str], parameters: dict[str, int], costs: CostTable, budget: float):
-    """The most parameters within a cost (in the table's unit), which LiteTransformerSearch (arXiv 2203.02094) takes as
-    the stand-in for quality; they do not say in which order, so operations are spread evenly. None where no pattern is
-    so cheap."""
+def most_parameters(
+    blocks: int, operations: list[str], parameters: dict[str, int], costs: CostTable, budget: float
+) -> list[str] | None:
+    """The pattern with the most parameters within a cost, in the table's unit; None if no pattern is cheap enough.
+
+    LiteTransformerSearch (arXiv 2203.02094) uses the number of parameters as the proxy for quality. Parameters do not
+    determine the order, so operations are spread evenly.
+    """
     scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
-    path = Frontier(scores, [costs.blocks[name] for name in operations]).best(budget - costs.overhead)
-    return None if path is None else spread({name: path.count(index) for index, name in enumerate(operations)})
+    path = ParetoFront(scores, [costs.blocks[name] for name in operations]).best(budget - costs.overhead)
+    return None if path is None else spread_evenly({name: path.count(i) for i, name in enumerate(operations)})
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write total as an ordered sum of so many whole numbers from 0."""
+    """All ordered tuples of `parts` non-negative integers that sum to total."""
     for bars in itertools.combinations(range(total + parts - 1), parts - 1):
         edges = (-1, *bars, total + parts - 1)
         yield tuple(right - left - 1 for left, right in itertools.pairwise(edges))
@@ -69,22 +76,23 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 def random_patterns(
     blocks: int, operations: list[str], costs: CostTable, target: float, tolerance: float, seed: int
 ) -> Iterator[list[str]]:
-    """Different networks, drawn uniformly among the patterns whose cost is within a share `tolerance` of the target.
+    """Different networks, sampled uniformly from the patterns whose cost is within a share `tolerance` of the target.
 
-    Exact: how often each operation occurs is drawn by the number of patterns that have it so often, and then their
-    order. Ends when a thousand draws in a row gave no new network. Raises InputError where no pattern costs so much.
+    target: cost in the table's unit. Sampling is exact: first the number of blocks of each operation, weighted by how
+    many patterns have these numbers, then their order. Ends after MAX_MISSES samples in a row without a new network.
+    Raises InputError if no pattern has such a cost.
     """
-    prices = np.array([costs.blocks[name] for name in operations])
+    block_costs = np.array([costs.blocks[name] for name in operations])
     counts = np.array(list(compositions(blocks, len(operations))))
-    counts = counts[abs((costs.overhead + counts @ prices) / target - 1) <= tolerance]
+    counts = counts[abs((costs.overhead + counts @ block_costs) / target - 1) <= tolerance]
     if not len(counts):
         raise InputError(f"no pattern of {blocks} blocks costs {target:.4g} {costs.unit}, within {tolerance:.0%}")
-    log_ways = np.array([-sum(math.lgamma(count + 1) for count in row) for row in counts])
-    shares = np.exp(log_ways - log_ways.max())
-    source, seen, misses = np.random.default_rng(seed), set(), 0
-    while misses < 1000:
-        row = counts[source.choice(len(counts), p=shares / shares.sum())]
-        pattern = source.permutation(np.repeat(operations, row)).tolist()
+    log_patterns = np.array([-sum(math.lgamma(count + 1) for count in row) for row in counts])
+    weights = np.exp(log_patterns - log_patterns.max())
+    generator, seen, misses = np.random.default_rng(seed), set(), 0
+    while misses < MAX_MISSES:
+        row = counts[generator.choice(len(counts), p=weights / weights.sum())]
+        pattern = generator.permutation(np.repeat(operations, row)).tolist()
         misses += 1
         if network(pattern) not in seen:
             seen.add(network(pattern))

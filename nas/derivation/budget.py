@@ -1,4 +1,7 @@
-"""nas.derivation.budget."""
+"""The pattern with the highest probability within a cost budget, by dynamic programming.
+
+N blocks, O candidate operations.
+"""
 
 import math
 
@@ -9,12 +12,12 @@ from nas.core.pattern import interleaved
 from nas.costs.table import CostTable
 
 
-class Frontier:
-    """The patterns that nothing beats: for every cost the greatest sum of scores, by dynamic programming over blocks.
+class ParetoFront:
+    """The Pareto-optimal patterns: for every cost the highest sum of scores, by dynamic programming over blocks.
 
-    scores [N, O]; costs [O] of an operation in any block. Exact: a partial pattern is dropped only where another of at
-    most its cost has at least its score, whatever follows. Costs are counted in whole units of 2^-40 of the largest, so
-    that their sums have no rounding and there are never more partial patterns than multisets of operations.
+    scores [N, O]; costs [O] of an operation in any block. The result is exact: a partial pattern is dropped only if
+    another has at most its cost and at least its score. Costs are rounded to multiples of 2^-40 of the largest. Their
+    sums are then exact, and there are never more partial patterns than multisets of operations.
     """
 
     def __init__(self, scores: np.ndarray, costs: list[float]):
@@ -22,51 +25,53 @@ class Frontier:
         units = np.rint(np.array(costs) / (self.unit or 1.0)).astype(np.int64)
         cost, score, self.choices = np.zeros(1, dtype=np.int64), np.zeros(1), []
         for row in scores:
-            total, value = (cost[:, None] + units).ravel(), (score[:, None] + row).ravel()
-            order = np.lexsort((-value, total))
-            best_before = np.concatenate([[-np.inf], np.maximum.accumulate(value[order])[:-1]])
-            kept = order[value[order] > best_before]
-            self.choices.append(np.divmod(kept, len(costs)))  # (where it came from, operation)
-            cost, score = total[kept], value[kept]
+            new_cost, new_score = (cost[:, None] + units).ravel(), (score[:, None] + row).ravel()
+            order = np.lexsort((-new_score, new_cost))
+            best_before = np.concatenate([[-np.inf], np.maximum.accumulate(new_score[order])[:-1]])
+            kept = order[new_score[order] > best_before]
+            self.choices.append(np.divmod(kept, len(costs)))  # (index of the previous partial pattern, operation)
+            cost, score = new_cost[kept], new_score[kept]
         self.cost = cost * self.unit
 
     def best(self, budget: float) -> list[int] | None:
-        """The operation of each block in the pattern of greatest score that costs at most `budget`, within 1e-9 of the
-        dearest operation; None where no pattern does."""
-        place = int(np.searchsorted(self.cost, budget + 2**10 * self.unit, side="right")) - 1
-        if place < 0:
+        """The operation of each block in the pattern with the highest score that costs at most `budget`.
+
+        Costs may exceed the budget by 1e-9 of the most expensive operation. None if no pattern is cheap enough.
+        """
+        index = int(np.searchsorted(self.cost, budget + 2**10 * self.unit, side="right")) - 1
+        if index < 0:
             return None
         path = []
-        for origins, operations in reversed(self.choices):
-            path.append(int(operations[place]))
-            place = origins[place]
+        for previous, operations in reversed(self.choices):
+            path.append(int(operations[index]))
+            index = previous[index]
         return path[::-1]
 
 
 def read_budgets(text: str) -> list[float]:
-    """0.5,0.65,1 -> increasing ratios to the interleaved pattern's cost. Raises InputError where they are none."""
+    """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises InputError if it cannot."""
     try:
-        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # files are named by them
+        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # they name files
     except ValueError:
         budgets = []
     if not budgets or not all(0 < budget < math.inf for budget in budgets):
-        raise InputError(f"{text!r} is no budget: give ratios to the interleaved pattern's cost, such as 0.5,0.65,1")
+        raise InputError(f"{text!r} is not a budget: give ratios to the interleaved pattern's cost, such as 0.5,0.65,1")
     return budgets
 
 
-def choose_within(budgets: list[float], pi: np.ndarray, operations: list[str], costs: CostTable) -> list[list[int]]:
-    """For each budget, a ratio to the interleaved pattern's cost, the pattern of greatest sum of log pi within it.
+def best_within(budgets: list[float], pi: np.ndarray, operations: list[str], costs: CostTable) -> list[list[int]]:
+    """The path with the highest sum of log pi [N, O] within each budget, a ratio to the interleaved pattern's cost.
 
-    Raises InputError where no pattern is so cheap, with the least that one is.
+    Raises InputError, with the least possible budget, if no pattern is cheap enough.
     """
-    usual = costs.pattern(interleaved(len(pi)))
+    baseline = costs.cost(interleaved(len(pi)))
     scores = np.log(np.maximum(pi, np.finfo(float).tiny))
-    frontier = Frontier(scores, [costs.blocks[name] for name in operations])
-    paths = [frontier.best(budget * usual - costs.overhead) for budget in budgets]
+    front = ParetoFront(scores, [costs.blocks[name] for name in operations])
+    paths = [front.best(budget * baseline - costs.overhead) for budget in budgets]
     if None in paths:
-        least = math.ceil(1000 * (costs.overhead + frontier.cost[0]) / usual) / 1000
+        least = math.ceil(1000 * (costs.overhead + front.cost[0]) / baseline) / 1000
         raise InputError(
-            f"no pattern is within a budget of {budgets[0]:g}: the cheapest costs {least:.3f} of the interleaved "
-            "pattern's; give at least that"
+            f"no pattern fits a budget of {budgets[0]:g}: the cheapest costs {least:.3f} of the interleaved pattern; "
+            "give at least that"
         )
     return paths

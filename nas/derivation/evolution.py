@@ -1,173 +1,178 @@
-"""Derivation by evolution (Guo et al. 2019, arXiv 1904.00420, section 3.4): of all patterns within a budget, the one
-with which the SuperNet's weights have the lowest loss.
+"""Derivation by evolution (Guo et al. 2019, arXiv 1904.00420, section 3.4).
 
-pi has one probability for each block by itself, learned while the other blocks were drawn at random; what an operation
-is worth beside the others of a pattern it cannot say. Here whole patterns are judged. The weights should have been
-trained on uniform paths (search.weights_paths=uniform), as in the paper: those that followed pi are best where pi is.
-Of the best, some can be trained from scratch for a while, to choose among them by more than shared weights.
+It chooses the pattern within a budget that has the lowest loss with the SuperNet's weights. pi holds one probability
+for each block alone, learned while the other blocks were random. It cannot express what an operation is worth beside
+the others of a pattern; here whole patterns are evaluated. As in the paper, the weights should be trained on uniform
+paths (search.weights_paths=uniform), because weights that follow pi are best where pi is high.
 """
 
-import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+import torch
 
+from models.transformer_xl import TransformerXL
+from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network
 from nas.costs.table import CostTable
+from nas.data.corpus import Corpus
 from nas.derivation.baselines import random_patterns
-from nas.derivation.budget import choose_within
+from nas.derivation.budget import best_within
+from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
-from nas.derivation.supernet_evaluator import TrainedSuperNet
+from nas.derivation.supernet_evaluator import SuperNetEvaluator
 from nas.retraining.phase import RetrainPhase
 from nas.training.build import build_fixed
-from nas.training.device import set_up_device
-from nas.training.evaluation import count_memory_blocks
+from nas.training.device import DeviceContext
 
 POPULATION, PARENTS, GENERATIONS = 36, 12, 10
+MUTATION_RATE = 0.1  # of each block
+MAX_ATTEMPTS = 10_000  # at generating children that are new and within the budget
+TRIAL_SHARE = 5  # a trial takes this fraction of the search's steps: one in five
 
-
-MUTATION = 0.1  # of each block
-
-
-TRIAL_SHARE = 5  # of the search's steps, one in so many is a trial
-
-
-MOST_TRIES = 10_000  # to find children that are new and within the budget
-
-
-Choice = tuple[int, ...]  # an operation's index for each block
+Architecture = tuple[int, ...]  # an operation's index for each block
 
 
 def evolve(
-    judge: Callable[[Choice], float],
-    first: Choice,
+    evaluate: Callable[[Architecture], float],
+    first: Architecture,
     operations: list[str],
     costs: CostTable,
     budget: float,
     seed: int = 0,
-) -> dict[Choice, float]:
-    """The loss of each path that was judged, all within the budget.
+) -> dict[Architecture, float]:
+    """The loss of each architecture that was evaluated; all are within the budget.
 
-    judge: loss of a path; first: one within the budget, which joins the first generation, so that the best is no
-    worse; budget: the most that a pattern may cost, in the table's unit. The rest of the first generation is drawn
-    uniformly from the patterns that cost from 0.9 of the budget to all of it.
+    evaluate: returns the loss of an architecture; budget: the highest cost, in the table's unit. The first generation
+    consists of `first`, which must be within the budget, and of random patterns of 0.9 to 1 of the budget.
     """
-    source = np.random.default_rng(seed)
-    losses: dict[Choice, float] = {}
-    price = np.array([costs.blocks[name] for name in operations])
+    generator = np.random.default_rng(seed)
+    losses: dict[Architecture, float] = {}
+    block_costs = np.array([costs.blocks[name] for name in operations])
 
-    def affordable(path: Choice) -> bool:
-        return costs.overhead + price[list(path)].sum() <= budget * (1 + 1e-9)
+    def within_budget(architecture: Architecture) -> bool:
+        return costs.overhead + block_costs[list(architecture)].sum() <= budget * (1 + 1e-9)
 
-    most = min(budget, costs.overhead + len(first) * price.max())
-    population = [
-        first,
-        *(tuple(map(operations.index, p)) for p in drawn_below(most, len(first), operations, costs, seed)),
-    ]
-    population = list(filter(affordable, population))
+    limit = min(budget, costs.overhead + len(first) * block_costs.max())
+    others = random_population(limit, len(first), operations, costs, seed)
+    population = [first, *(tuple(map(operations.index, pattern)) for pattern in others)]
+    population = list(filter(within_budget, population))
     for generation in range(GENERATIONS + 1):
-        losses |= {path: judge(path) for path in population if path not in losses}
+        losses |= {architecture: evaluate(architecture) for architecture in population if architecture not in losses}
         parents = sorted(losses, key=losses.get)[:PARENTS]
         if generation < GENERATIONS:
-            population = children(parents, len(operations), set(losses), affordable, source)
+            population = children(parents, len(operations), set(losses), within_budget, generator)
     return losses
 
 
-def drawn_below(most: float, blocks: int, operations: list[str], costs: CostTable, seed: int) -> list[list[str]]:
-    """Random patterns that cost from 0.9 of the most to all of it; anything below it, where few do."""
-    found: list[list[str]] = []
+def random_population(limit: float, blocks: int, operations: list[str], costs: CostTable, seed: int) -> list[list[str]]:
+    """Random patterns that cost 0.9 to 1 of the limit, and cheaper ones if these are too few."""
+    patterns: list[list[str]] = []
     for share in (0.1, 1.0):
         try:
-            window = random_patterns(blocks, operations, costs, (1 - share / 2) * most, share / (2 - share), seed)
-            found += islice(window, POPULATION - 1 - len(found))
-        except InputError:  # nothing costs so much
+            source = random_patterns(blocks, operations, costs, (1 - share / 2) * limit, share / (2 - share), seed)
+            patterns += islice(source, POPULATION - 1 - len(patterns))
+        except InputError:  # no pattern has such a cost
             continue
-    return found
+    return patterns
 
 
-def children(parents: list[Choice], operations: int, known: set[Choice], affordable, source) -> list[Choice]:
-    """New paths within the budget, by turns mutated from one of the parents, with two of its blocks exchanged half of
-    the time, and mixed block by block from two of them. Fewer where new ones are hard to find."""
-    found: list[Choice] = []
-    for attempt in range(MOST_TRIES):
-        if len(found) == POPULATION - PARENTS:
-            break
-        one, two = (parents[source.integers(len(parents))] for _ in range(2))
-        if attempt % 2:
-            child = np.where(source.random(len(one)) < 0.5, one, two)
-        else:
-            child = np.where(source.random(len(one)) < MUTATION, source.integers(operations, size=len(one)), one)
-            if source.random() < 0.5:
-                i, j = source.integers(len(one), size=2)
-                child[[i, j]] = child[[j, i]]
-        path = tuple(child.tolist())
-        if path not in known and affordable(path):
-            known.add(path)
-            found.append(path)
-    return found
+def children(parents: list[Architecture], operations: int, known: set, within_budget, generator) -> list[Architecture]:
+    """New architectures within the budget, alternately mutations of one parent and crossovers of two.
 
-
-def shortlist(losses: dict[Choice, float], operations: list[str], count: int) -> list[Choice]:
-    """So many of the lowest loss that are different networks: identity does nothing wherever it stands."""
-    found: dict[str, Choice] = {}
-    for path in sorted(losses, key=losses.get):
-        found.setdefault(network([operations[index] for index in path]), path)
-    return list(found.values())[:count]
-
-
-def trial(net: TrainedSuperNet, pattern: list[str], steps: int) -> float:
-    """nll per token on the beginning of valid of a pattern that was trained from scratch for so many steps, with the
-    search's configuration and a learning rate that ends with them."""
-    config = copy.deepcopy(net.config)
-    config.train.steps, config.train.epochs = steps, None
-    config.train.warmup_steps = min(config.train.warmup_steps, steps // 4)
-    set_up_device(config.seed, config.train)  # all begin with the same seed
-    phase = RetrainPhase(build_fixed(pattern, config, net.corpus), net.corpus, config, net.context)
-    for step in range(1, steps + 1):
-        phase.step(step)
-    phase.model.eval()
-    return net.nll_of(phase.model, count_memory_blocks(phase.model.blocks), net.parts)
-
-
-def choose_by_evolution(
-    runs: list[SearchRun], pi: np.ndarray, costs: CostTable, budget: float | None, trials: int
-) -> tuple[list[int], dict]:
-    """The path of lowest loss, mean over the runs, and how it was found: how many patterns were judged, its nll per
-    token on the beginning of valid, and that of the choice of pi [N, O] within the same budget.
-
-    budget: ratio to the interleaved pattern's cost; None: the target of a search that had one, or else no bound.
-    trials: where there are any, so many of the best are trained from scratch for a fifth of the search's steps each,
-    and the one with the lowest loss on valid is chosen: weights that all patterns share say little of the order of
-    blocks. Raises InputError where no pattern is so cheap, or a run has no checkpoint.
+    known: the architectures so far; new ones are added. within_budget: tells whether an architecture is. Half of the
+    mutations also exchange two blocks. Returns fewer than a generation if new ones are hard to find.
     """
-    begun, search, usual = time.monotonic(), runs[0], costs.pattern(interleaved(len(pi)))
-    if budget is None:
-        dearest = costs.overhead + len(pi) * max(costs.blocks[name] for name in search.operations)
-        budget = dearest / usual if search.target is None else search.target
-    (first,) = choose_within([budget], pi, search.operations, costs)
+    result: list[Architecture] = []
+    for attempt in range(MAX_ATTEMPTS):
+        if len(result) == POPULATION - PARENTS:
+            break
+        one, two = (parents[generator.integers(len(parents))] for _ in range(2))
+        if attempt % 2:
+            child = np.where(generator.random(len(one)) < 0.5, one, two)
+        else:
+            mutated = generator.random(len(one)) < MUTATION_RATE
+            child = np.where(mutated, generator.integers(operations, size=len(one)), one)
+            if generator.random() < 0.5:
+                i, j = generator.integers(len(one), size=2)
+                child[[i, j]] = child[[j, i]]
+        architecture = tuple(child.tolist())
+        if architecture not in known and within_budget(architecture):
+            known.add(architecture)
+            result.append(architecture)
+    return result
+
+
+def shortlist(losses: dict[Architecture, float], operations: list[str], count: int) -> list[Architecture]:
+    """The architectures of lowest loss that are different networks: identity blocks have no effect anywhere."""
+    best: dict[str, Architecture] = {}
+    for architecture in sorted(losses, key=losses.get):
+        best.setdefault(network([operations[index] for index in architecture]), architecture)
+    return list(best.values())[:count]
+
+
+def train_pattern(
+    pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext, steps: int | None = None
+) -> TransformerXL:
+    """Train a pattern from scratch without a run folder; returns the model in evaluation mode.
+
+    steps: replaces the configured length; the learning rate then decays within these steps, and the warm-up takes at
+    most a quarter of them. The seed is config.seed.
+    """
+    if steps is not None:
+        warmup = min(config.train.warmup_steps, steps // 4)
+        config = replace(config, train=replace(config.train, steps=steps, epochs=None, warmup_steps=warmup))
+    torch.manual_seed(config.seed)
+    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, context)
+    for step in range(1, phase.total_steps + 1):
+        phase.step(step)
+    return phase.model.eval()
+
+
+def run_trial(evaluator: SuperNetEvaluator, pattern: list[str], steps: int) -> float:
+    """nll per token on the beginning of valid after training a pattern from scratch."""
+    model = train_pattern(pattern, evaluator.config, evaluator.corpus, evaluator.context, steps)
+    nll = evaluator.model_nll(model)
+    print(f"trial of {abbreviate(pattern)}: nll {nll:.4f} after {steps} steps", flush=True)
+    return nll
+
+
+def evolve_pattern(
+    runs: list[SearchRun], pi: np.ndarray, costs: CostTable, budget: float | None, trials: int
+) -> Choice:
+    """The path with the lowest mean loss over the runs, and the record of its evolution.
+
+    pi [N, O]: its own choice within the budget joins the first generation; budget: ratio to the interleaved pattern's
+    cost, or None for the target of the search, if it has one. trials: if positive, so many of the best patterns are
+    trained from scratch for a fifth of the search's steps, and the one with the lowest loss on valid is chosen. Shared
+    weights say little about the order of blocks. Raises InputError if no pattern is cheap enough or a run has no
+    checkpoint.
+    """
+    start, search, baseline = time.monotonic(), runs[0], costs.cost(interleaved(len(pi)))
+    limit = search.target if budget is None else budget
+    if limit is None:
+        limit = max(costs.ratio([name] * len(pi)) for name in search.operations)
+    first = tuple(best_within([limit], pi, search.operations, costs)[0])
     if search.options["search.weights_paths"] != "uniform":
-        print("NOTICE: the weights of this search followed pi, and are best where pi is: search.weights_paths=uniform")
-    nets = [TrainedSuperNet(run.path, "evolution") for run in runs]
+        print("NOTICE: this search trained its weights on paths from pi; evolution needs search.weights_paths=uniform")
+    evaluators = [SuperNetEvaluator(run.path) for run in runs]
 
-    def judge(path: Choice) -> float:
-        return float(np.mean([net.path_nll(list(path)) for net in nets]))
+    def evaluate(architecture: Architecture) -> float:
+        return float(np.mean([evaluator.path_nll(list(architecture)) for evaluator in evaluators]))
 
-    losses = evolve(judge, tuple(first), search.operations, costs, budget * usual)
-    best, tried = min(losses, key=losses.get), {}
-    about = {"budget": round(budget, 4), "judged": len(losses)}
+    losses = evolve(evaluate, first, search.operations, costs, limit * baseline)
+    best = min(losses, key=losses.get)
+    record = {"budget": round(limit, 4), "judged": len(losses)}
     if trials:
-        steps = max(1, search.of_steps // TRIAL_SHARE)
-        for path in shortlist(losses, search.operations, trials):
-            tried[path] = trial(nets[0], [search.operations[index] for index in path], steps)
-            print(f"trial of {letters(path, search)}: nll {tried[path]:.4f} after {steps} steps", flush=True)
-        best = min(tried, key=tried.get)
-        about |= {"trials": {letters(path, search): round(nll, 4) for path, nll in tried.items()}, "trial_steps": steps}
-    about |= {"nll": round(losses[best], 4), "nll_of_pi": round(losses[tuple(first)], 4)}
-    return list(best), about | {"seconds": round(time.monotonic() - begun)}
-
-
-def letters(path: Choice, search: SearchRun) -> str:
-    return abbreviate([search.operations[index] for index in path])
+        steps, candidates = max(1, search.of_steps // TRIAL_SHARE), shortlist(losses, search.operations, trials)
+        patterns = [[search.operations[index] for index in candidate] for candidate in candidates]
+        nlls = [run_trial(evaluators[0], pattern, steps) for pattern in patterns]
+        best = candidates[int(np.argmin(nlls))]
+        record["trials"] = {abbreviate(p): round(nll, 4) for p, nll in zip(patterns, nlls, strict=True)}
+        record["trial_steps"] = steps
+    record |= {"nll": round(losses[best], 4), "nll_of_pi": round(losses[first], 4)}
+    return Choice(list(best), budget, evolution=record | {"seconds": round(time.monotonic() - start)})

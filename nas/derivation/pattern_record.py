@@ -1,50 +1,69 @@
-"""nas.derivation.pattern_record."""
+"""The pattern file that derive.py writes, and the tables that it prints.
 
+S runs (seeds of one search), N blocks, O candidate operations.
+"""
+
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.files import to_yaml, write_yaml
-from nas.core.pattern import FORMAT
-from nas.derivation.confidence import block_confidence, removal_confidence
+from nas.core.pattern import ATTENDING, FORMAT, abbreviate
+from nas.derivation.confidence import block_confidence, perturbation_confidence
 from nas.derivation.runs import SearchRun
 
 
-def pattern_record(
-    path: list[int],
-    runs: list[SearchRun],
-    method: str,
-    budget: float | None = None,
-    removal_losses: list[np.ndarray] | None = None,
-) -> dict:
-    """The pattern file's mapping: operations by index, and what a reader needs in order to trust them.
+@dataclass(frozen=True)
+class Choice:
+    """What a method of derivation chose.
 
-    removal_losses: as nas.perturbation.choose_by_perturbation gives them, where the method is perturbation.
+    path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
+    losses: with perturbation, nll per token without each operation [R, O] for each block; evolution: its record.
     """
+
+    path: list[int]
+    budget: float | None = None
+    losses: list[np.ndarray] | None = None
+    evolution: dict | None = None
+
+
+def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
+    """The content of the pattern file: the operation of each block, how certain it is, and where it comes from."""
     first = runs[0]
-    blocks = [first.operations[index] for index in path]
+    blocks = [first.operations[index] for index in choice.path]
     pi = np.stack([run.pi for run in runs], axis=1)  # [N, S, O]
-    least = first.options["search.warnings.margin"]
-    confidence = [block_confidence(first.operations, row, i, least) for row, i in zip(pi, path, strict=True)]
-    for about, losses in zip(confidence, removal_losses or [], strict=removal_losses is not None):
-        about["removal"] = removal_confidence(first.operations, losses)
+    min_margin = first.options["search.warnings.margin"]
+    confidence = [
+        block_confidence(first.operations, row, index, min_margin) for row, index in zip(pi, choice.path, strict=True)
+    ]
+    if choice.losses is not None:
+        for record, losses in zip(confidence, choice.losses, strict=True):
+            record["removal"] = perturbation_confidence(first.operations, losses)
     origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
+    if choice.budget is not None:
+        origin["latency_budget"] = choice.budget
+    if choice.evolution is not None:
+        origin["evolution"] = choice.evolution
     return {
         "format": FORMAT,
         "blocks": blocks,
         "confidence": confidence,
-        "flops_per_token": round(first.flops.pattern(blocks)),
+        "flops_per_token": round(first.flops.cost(blocks)),
         "flops_ratio_to_interleaved": round(first.flops.ratio(blocks), 4),
         "model": first.content.get("model"),
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
-        "derived_from": origin if budget is None else {**origin, "latency_budget": budget},
+        "derived_from": origin,
     }
 
 
 def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
-    """Write pattern files, all or none. Raises InputError where one exists and says something else, unless `force`;
-    its `latency`, the last key, may differ, since no two measurements are the same."""
+    """Write pattern files, all or none. Raises InputError if one exists with another content, unless `force`.
+
+    The latency, the last key, may differ, because no two measurements are equal.
+    """
     for path, content in patterns.items():
         before = path.read_text("utf-8") if path.exists() else None
         if before and without_latency(before) != without_latency(to_yaml(content)) and not force:
@@ -55,3 +74,69 @@ def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
 
 def without_latency(text: str) -> str:
     return text.partition("\nlatency:")[0].rstrip()
+
+
+def confidence_table(pattern: dict) -> str:
+    """A line per block: choice, pi of each operation, margin, agreement of several seeds, entropy, decision."""
+    records = pattern["confidence"]
+    names, seeds = list(records[0]["pi"]), "agreement" in records[0]
+    width = max(map(len, names)) + 1
+    head = f"{'block':>5}  {'choice':<{width}}" + "".join(f"{name:>{len(name) + 2}}" for name in names)
+    head += f"{'margin':>8}" + (f"{'± error':>9}{'agree':>7}" if seeds else "") + f"{'entropy':>9}"
+    rows = [head]
+    for number, record in enumerate(records, start=1):
+        row = f"{number:>5}  {record['operation']:<{width}}"
+        row += "".join(f"{record['pi'][name]:>{len(name) + 2}.3f}" for name in names) + f"{record['margin']:>8.3f}"
+        if seeds:
+            row += f"{record.get('margin_error', 0.0):>9.3f}{record['agreement']:>7.0%}"
+        rows.append(f"{row}{record['entropy']:>9.3f}  {decision(record)}".rstrip())
+    return "\n".join(rows)
+
+
+def decision(record: dict) -> str:
+    """Whether pi decides a block, as text."""
+    if record["undecided"]:
+        return f"undecided: {record['as_good']} as good"
+    if record["margin"] < 0:
+        return f"pi prefers {record['second']}"
+    return "decided" if "agreement" in record else ""
+
+
+def perturbation_table(pattern: dict) -> str:
+    """A line per block: nll per token without each operation. The choice is the one with the highest."""
+    rows = ["nll per token on the beginning of valid, with one operation removed from the SuperNet."]
+    rows += ["lead: distance to the second highest nll, ± its standard error over parts of the text and runs."]
+    for number, record in enumerate(pattern["confidence"], start=1):
+        removal = record["removal"]
+        row = f"{number:>5}  {record['operation']:<{max(map(len, record['pi'])) + 1}}"
+        row += "  ".join(f"without {name} {nll:.4f}" for name, nll in removal["nll_without"].items())
+        if "lead" in removal:
+            row += f"  lead {removal['lead']:.4f} ± {removal['lead_error']:.4f}  "
+            row += f"undecided: {removal['second']} as good" if removal["undecided"] else "decided"
+        rows.append(row)
+    return "\n".join(rows)
+
+
+def pareto_table(patterns: list[dict], unit: str) -> str:
+    """Markdown: a row per budget, with the predicted and, if there is one, the measured cost of its pattern."""
+    rows = [
+        f"Budgets and ratios are relative to the interleaved pattern's cost, in {unit}.",
+        "",
+        "| budget | pattern | attention blocks | predicted ratio | measured ratio | predicted ms | ms | log pi |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for pattern in patterns:
+        latency = pattern.get("latency") or {}
+        ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
+        score = sum(math.log(max(record["pi"][record["operation"]], 1e-300)) for record in pattern["confidence"])
+        values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f"}
+        cells = [
+            f"{pattern['derived_from']['latency_budget']:g}",
+            abbreviate(pattern["blocks"]),
+            str(sum(name in ATTENDING for name in pattern["blocks"])),
+            f"{ratio:.3f}",
+            *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
+            f"{score:.2f}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"

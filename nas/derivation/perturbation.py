@@ -1,8 +1,8 @@
-"""Derivation by perturbation (Wang et al. 2021, arXiv 2108.04392): in a block the operation whose removal hurts most.
+"""Derivation by perturbation (Wang et al. 2021, arXiv 2108.04392): the operation whose removal hurts a block most.
 
-Probabilities say what the logits were pushed to; this asks the SuperNet's weights. Two things differ from the paper:
-the weights are not tuned between one decision and the next, and where paths were sampled in the search, not mixed, the
-loss is that of sampled paths. N blocks, O candidate operations.
+pi shows what the logits learned; perturbation measures what the SuperNet's weights need. It differs from the paper in
+two points: the weights are not fine-tuned between decisions, and after a hard search the loss is that of sampled paths.
+N blocks, O candidate operations, R measurements.
 """
 
 from pathlib import Path
@@ -11,34 +11,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nas.derivation.supernet_evaluator import SEED, TrainedSuperNet
+from nas.derivation.supernet_evaluator import SEED, SuperNetEvaluator
 
 
-def removal_losses(net: TrainedSuperNet, pi: Tensor, block: int) -> np.ndarray:
-    """Loss per token [parts, O] with each operation taken out of a block, whose others share its probability."""
+def losses_without(evaluator: SuperNetEvaluator, pi: Tensor, block: int) -> np.ndarray:
+    """Loss per token [parts, O] with each operation removed from a block. The others share its probability."""
     losses = []
     for operation in range(pi.shape[1]):
         without = pi.clone()
-        without[block] += torch.finfo(pi.dtype).tiny  # so that others are left where pi has none
+        without[block] += torch.finfo(pi.dtype).tiny  # if the others have no probability, they share it equally
         without[block, operation] = 0.0
         without[block] /= without[block].sum()
-        losses.append(net.nll(without))
+        losses.append(evaluator.nll(without))
     return np.stack(losses, axis=1)
 
 
-def choose_by_perturbation(runs: list[Path]) -> tuple[list[int], list[np.ndarray]]:
-    """The operation of each block, and for each block the loss per token without each operation [R, O], measured once
-    for each part of the text and each run.
+def perturb(runs: list[Path]) -> tuple[list[int], list[np.ndarray]]:
+    """The path, and for each block the losses per token without each operation [R, O], one row per part and run.
 
-    Blocks are decided one after the other in a random order; those that are decided run their choice alone.
+    Blocks are decided in random order; a decided block runs its choice only. Raises InputError if a run has no
+    checkpoint.
     """
-    nets = [TrainedSuperNet(run, "perturbation") for run in runs]
-    pis = [net.supernet.pi() for net in nets]
+    evaluators = [SuperNetEvaluator(run) for run in runs]
+    pis = [evaluator.supernet.pi() for evaluator in evaluators]
     blocks, operations = pis[0].shape
     path, losses = [0] * blocks, [np.zeros((1, operations))] * blocks
     for block in np.random.default_rng(SEED).permutation(blocks).tolist():
         if operations > 1:
-            losses[block] = np.concatenate([removal_losses(net, pi, block) for net, pi in zip(nets, pis, strict=True)])
+            pairs = zip(evaluators, pis, strict=True)
+            losses[block] = np.concatenate([losses_without(evaluator, pi, block) for evaluator, pi in pairs])
         path[block] = int(losses[block].mean(axis=0).argmax())
         for pi in pis:
             pi[block] = 0.0

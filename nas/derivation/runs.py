@@ -1,4 +1,4 @@
-"""nas.derivation.runs."""
+"""Search runs as derivation reads them, and checks that several are seeds of one search."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +11,14 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
 from nas.costs.table import CostTable, read_costs
-from nas.derivation.confidence import MAY_DIFFER
+
+MAY_DIFFER = ("seed", "data.cache", "train.threads")  # options that may differ between seeds of one search
+TARGET_TOLERANCE = 0.1  # relative distance from the search's target that needs no notice
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """What a search left in its folder: pi [N, O] at the last logged step, and what it ran with."""
+    """The results of a search: pi [N, O] at the last logged step, and the configuration."""
 
     path: Path
     content: dict  # of config.yaml
@@ -33,13 +35,13 @@ class SearchRun:
 
     @property
     def target(self) -> float | None:
-        """The ratio to the interleaved pattern's cost that the search aimed at; None where it had no such aim."""
-        aimed = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "target"
-        return self.options["search.latency.target"] if aimed else None
+        """The ratio to the interleaved pattern's cost that the search aimed at; None if it had no target."""
+        has_target = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "target"
+        return self.options["search.latency.target"] if has_target else None
 
 
 def read_run(path: Path) -> SearchRun:
-    """Raises InputError where the folder is no search run, or damaged."""
+    """Raises InputError if the folder is no search run, or is damaged."""
     last = read_pi(path)[-1]
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / "flops.yaml", names)
@@ -47,37 +49,37 @@ def read_run(path: Path) -> SearchRun:
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
-    """That runs are seeds of one search: notices of what else differs between them.
+    """Check that runs are seeds of one search; returns notices about options that differ between them.
 
-    Raises InputError where their operations, blocks, models or texts differ, naming the first difference.
+    Raises InputError, with the first difference, if operations, blocks, models or texts differ.
     """
-    first, found = runs[0], []
+    first, notices = runs[0], []
     for run in runs[1:]:
         if run.path.resolve() == first.path.resolve():
             raise InputError(f"{run.path} is given twice")
         if (run.operations, run.pi.shape) != (first.operations, first.pi.shape):
             raise InputError(
                 f"{run.path} searched {len(run.pi)} blocks of {', '.join(run.operations)}, and {first.path} "
-                f"{len(first.pi)} of {', '.join(first.operations)}: give seeds of one search"
+                f"{len(first.pi)} of {', '.join(first.operations)}; give seeds of one search"
             )
         for key, value in run.options.items():
             if key in MAY_DIFFER or value == first.options[key]:
                 continue
             difference = f"{key} is {value} in {run.path} and {first.options[key]} in {first.path}"
             if key.startswith(("model.", "data.")):
-                raise InputError(f"{difference}: give seeds of one search")
-            found.append(f"{difference}: what follows mixes two ways to search")
+                raise InputError(f"{difference}; give seeds of one search")
+            notices.append(f"{difference}; the pattern combines two different searches")
         if run.options["seed"] == first.options["seed"]:
-            found.append(f"{run.path} has the seed of {first.path}: it adds no evidence")
-    return found
+            notices.append(f"{run.path} has the same seed as {first.path}, so it adds no evidence")
+    return notices
 
 
 def target_notice(run: SearchRun, ratio: float) -> str | None:
-    """What a user who gave a target must know of a pattern that costs something else."""
+    """A message if the relative cost of the derived pattern is far from the target of the search."""
     target = run.target
-    if target is None or run.options["search.latency.weight"] == 0 or abs(ratio / target - 1) < 0.1:
+    if target is None or run.options["search.latency.weight"] == 0 or abs(ratio / target - 1) < TARGET_TOLERANCE:
         return None
     return (
-        f"the search aimed at {target:g} of the interleaved pattern's cost, this pattern costs {ratio:.2f}: a target "
-        "holds for the expectation over pi, of which a pattern keeps one operation per block"
+        f"the search's target is {target:g} of the interleaved pattern's cost, and this pattern costs {ratio:.2f}. The "
+        "target applies to the average over pi; a derived pattern may cost more or less."
     )

@@ -1,4 +1,4 @@
-"""The SuperNet that a search left, as a judge of patterns: what derivations that ask its weights have in common.
+"""Losses of patterns with the weights of a trained SuperNet.
 
 N blocks, O candidate operations.
 """
@@ -21,20 +21,14 @@ from nas.training.checkpoint import load_checkpoint
 from nas.training.device import set_up_device
 from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
-PARTS, PART_TOKENS = 4, 8_192  # of valid, from its beginning: each measures a loss once, and their spread is its error
-
-
-ROWS = 4  # read at once where paths are sampled: fewer mean more of them
-
-
-PATH_ROWS, PATH_PARTS = 16, 2  # read at once along one path, where more are faster; parts read
-
-
+PARTS, PART_TOKENS = 4, 8_192  # parts of valid, from its beginning; their spread gives the error of a loss
+SAMPLED_ROWS = 4  # rows of the batch with sampled paths; fewer rows mean more paths
+PATH_ROWS, PATH_PARTS = 16, 2  # rows of the batch along a fixed path, for speed; parts that are evaluated
 SEED = 0
 
 
 class SampledPaths(nn.Module):
-    """A SuperNet that draws a new path from pi for each forward pass, from noise that `seed` fixes."""
+    """A SuperNet that samples a new path from pi [N, O] in each forward pass; `seed` fixes the noise."""
 
     def __init__(self, supernet: nn.Module, pi: Tensor, seed: int):
         super().__init__()
@@ -46,66 +40,64 @@ class SampledPaths(nn.Module):
         return self.supernet(*inputs)
 
 
-class TrainedSuperNet:
-    """The SuperNet at the end of a search, and the text that judges it."""
+class SuperNetEvaluator:
+    """The SuperNet at the end of a search, and the parts of valid on which it is evaluated."""
 
-    def __init__(self, run: Path, method: str):
-        """method: the derivation that needs it. Raises InputError where the run has no checkpoint."""
+    def __init__(self, run: Path):
+        """Raises InputError if the run has no checkpoint of a search."""
         if not (run / CHECKPOINT).exists():
             raise InputError(
-                f"--method {method}: {run} holds no {CHECKPOINT}, whose weights it needs; argmax and budget do not"
+                f"{run} holds no {CHECKPOINT} with the SuperNet's weights; --method argmax and budget do not need them"
             )
         state = load_checkpoint(run / CHECKPOINT, "phase")["phase"]
         if "supernet" not in state:
-            raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
+            raise InputError(f"{run / CHECKPOINT} holds no SuperNet; give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
         self.context = set_up_device(self.config.seed, self.config.train)
-        self.corpus = corpus = Corpus(prepare(self.config.data))
-        text = corpus.tokens("valid")
-        size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
-        self.supernet = build_supernet(self.config, corpus)
+        self.corpus = Corpus(prepare(self.config.data))
+        self.supernet = build_supernet(self.config, self.corpus)
         self.supernet.load_state_dict(state["supernet"])
         self.supernet.backbone.to(self.context.device)
+        self.supernet.eval()
         self.period = period_of(self.supernet.backbone.blocks, image_size(self.config))
-        size = -(-size // self.period) * self.period  # each part begins like the text
+        text = self.corpus.tokens("valid")
+        size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
+        size = -(-size // self.period) * self.period  # the position of a part is a multiple of the period
         starts = range(0, max(1, min(len(text) - size, PARTS * size)), size)
         self.parts = [text[start : start + size + 1] for start in starts]
-        self.supernet.eval()
 
     def nll(self, pi: Tensor) -> np.ndarray:
-        """Loss per token [parts] where blocks follow pi [N, O]: mixed by it, or sampled from it anew for each segment.
+        """Loss per token [parts] with blocks that follow pi [N, O].
 
-        The sampled paths of a part come from the same noise at each call, so that a difference is not one of noise.
+        If the search was soft, pi mixes the operations; otherwise each segment samples a new path. The paths of a part
+        come from the same noise in each call, so that the noise does not contribute to differences.
         """
-        looking_back, train, losses = count_memory_blocks(self.supernet.backbone.blocks), self.config.train, []
-        for part, text in enumerate(self.parts):
-            model = self.supernet
-            if self.config.search.sampling == "soft":
-                self.supernet.set_mixture(pi)
-            else:
-                model = SampledPaths(self.supernet, pi, SEED + part)
-            with self.context.autocast():
-                total, counted = total_nll(
-                    model, text, ROWS, train.segment, train.memory, looking_back, self.period, self.context.device
-                )
-            losses.append(total / counted)
-        return np.array(losses)
+        if self.config.search.sampling == "soft":
+            self.supernet.set_mixture(pi)
+            models = [self.supernet] * len(self.parts)
+        else:
+            models = [SampledPaths(self.supernet, pi, SEED + part) for part in range(len(self.parts))]
+        memory_blocks = count_memory_blocks(self.supernet.backbone.blocks)
+        pairs = zip(models, self.parts, strict=True)
+        return np.concatenate([self.losses(model, [text], SAMPLED_ROWS, memory_blocks) for model, text in pairs])
 
     @torch.no_grad()
     def path_nll(self, path: list[int]) -> float:
         """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
         self.supernet.set_path(path)
-        looking_back = count_memory_blocks(self.supernet.operations_on(path))
-        return self.nll_of(self.supernet, looking_back, self.parts[:PATH_PARTS])
+        memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
+        return float(self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks).mean())
 
-    def nll_of(self, model: nn.Module, looking_back: int, parts: list) -> float:
-        """Loss per token of a model, the SuperNet or another, on some parts of valid."""
-        train = self.config.train
+    def model_nll(self, model: nn.Module) -> float:
+        """Loss per token of a model with a fixed pattern, on all parts."""
+        return float(self.losses(model, self.parts, PATH_ROWS, count_memory_blocks(model.blocks)).mean())
+
+    def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, memory_blocks: int) -> np.ndarray:
+        """Loss per token [parts]; rows: the batch size; memory_blocks: the number of blocks with a memory."""
+        train, device = self.config.train, self.context.device
         with self.context.autocast(), self.context.disable_compile():
-            losses = [
-                total_nll(
-                    model, text, PATH_ROWS, train.segment, train.memory, looking_back, self.period, self.context.device
-                )
+            sums = [
+                total_nll(model, text, rows, train.segment, train.memory, memory_blocks, self.period, device)
                 for text in parts
             ]
-        return sum(total for total, _ in losses) / sum(counted for _, counted in losses)
+        return np.array([total / tokens for total, tokens in sums])

@@ -16,8 +16,8 @@ from nas.core.metrics import METRICS, read_pi
 from nas.core.pattern import LETTERS, read_pattern
 from nas.core.provenance import git_commit
 from nas.core.run_folder import MAY_CHANGE, OUTCOME, RESULTS
-from nas.costs.table import latency_words, read_costs
-from nas.derivation.pattern_record import pattern_record
+from nas.costs.table import latency_report, read_costs
+from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import read_run
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -82,7 +82,7 @@ def about_search(run: Path) -> dict:
     pattern = (
         read_pattern(run / "pattern.yaml")
         if (run / "pattern.yaml").exists()
-        else pattern_record(path, [search], "argmax")
+        else pattern_record(Choice(path), [search], "argmax")
     )
     valid = (
         f"; SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}" if outcome.exists() else ""
@@ -114,7 +114,7 @@ def about_training(run: Path) -> dict:
             "parameters": f"{content['parameters']:,}",
             "FLOPs per token": f"{content['flops_per_token']:,.0f}, "
             f"{content['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's",
-            "latency": " ".join(latency_words(content["latency"])),
+            "latency": " ".join(latency_report(content["latency"])),
             "training": f"{content['train_tokens']:,} tokens in {content['wall_time_s']:,.0f} s",
         }
     return {

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from nas.core.pattern import abbreviate
-from nas.derivation.confidence import entropy
+from nas.search.pi_statistics import entropy
 
 matplotlib.use("Agg")
 

@@ -4,7 +4,7 @@ import time
 
 from nas.core.run_folder import RunFolder
 from nas.costs.flops import count_flops
-from nas.costs.latency import measure_beside, prediction
+from nas.costs.latency import measure_pattern, valid_prediction
 from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint
@@ -29,7 +29,8 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
     }
     seconds = time.perf_counter() - start
     pattern, counts = run.extra["pattern"], corpus.counts()
-    costs, predicted = count_flops(config, counts), prediction(pattern_file, config, corpus.vocab_size)
+    costs, context = count_flops(config, counts), phase.context
+    predicted = valid_prediction(pattern_file, config, corpus.vocab_size, context)
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -38,9 +39,11 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         "memory": memory,
         "best_step": best["step"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_token": costs.pattern(pattern),
+        "flops_per_token": costs.cost(pattern),
         "flops_ratio_to_interleaved": costs.ratio(pattern),
-        "latency": distributed.broadcast_from_main(lambda: measure_beside(pattern, config, counts, predicted)),
+        "latency": distributed.broadcast_from_main(
+            lambda: measure_pattern(pattern, config, counts, context, predicted)
+        ),
         "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
     }
 

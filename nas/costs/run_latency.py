@@ -1,0 +1,41 @@
+"""Latency of patterns at the settings of a search run."""
+
+from pathlib import Path
+
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError
+from nas.costs.latency import current_costs, measure_pattern
+from nas.costs.table import read_costs
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.training.device import set_up_device
+
+
+class RunLatency:
+    """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
+
+    The run's table is used if it holds on this device; otherwise a new one is measured. If the run's text is missing
+    here, the run's table is used as it is, and nothing is measured.
+    """
+
+    def __init__(self, run: Path):
+        file = run / "latency.yaml"
+        self.config, self.counts = load_config(run / "config.yaml", []), None
+        self.context = set_up_device(self.config.seed, self.config.train)
+        self.measured: dict[tuple[str, ...], dict] = {}
+        try:
+            self.counts = Corpus(prepare(self.config.data)).counts()
+            self.table = current_costs(self.config, self.counts, self.context, file)
+        except InputError as error:
+            print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
+            self.table = read_costs(file, self.config.search.operations)
+
+    def of(self, pattern: list[str]) -> dict:
+        """Predicted and measured latency, and the conditions under which both hold, as pattern files hold them."""
+        key = tuple(pattern)
+        if key not in self.measured:
+            latency = self.table.predict(pattern)
+            if self.counts is not None:
+                latency = measure_pattern(pattern, self.config, self.counts, self.context, latency)
+            self.measured[key] = latency | {"holds_for": self.table.holds_for}
+        return dict(self.measured[key])
