@@ -3,8 +3,11 @@ import sys
 
 import pytest
 
-from nas.comparison.tasks import Jobs, Share, Task, run_tasks
+from nas.comparison.tasks import Task, run_tasks
 from nas.core.errors import InputError
+from tests.making import load_script
+
+Jobs = load_script("jobs").Jobs
 
 
 def test_what_is_done_is_not_done_again_and_each_process_has_its_share(tmp_path):
@@ -96,10 +99,3 @@ def test_each_worker_has_a_gpu_of_its_own(task, tmp_path, monkeypatch):
     assert [task.result.read_text() for task in tasks] == ["7", "GPU-ab", "7"]
     usual = task("usual", tell)
     assert run_tasks([usual], 1) == {} and usual.result.read_text() == "as before"
-
-
-def test_every_task_belongs_to_one_share(tmp_path):
-    tasks = [Task(str(number), [], tmp_path, tmp_path, number) for number in range(8)]
-    shares = [[task.name for task in tasks if Share(index, 3).has(task)] for index in range(3)]
-    assert shares == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]
-    assert all(Share().has(task) for task in tasks)

@@ -1,4 +1,4 @@
-"""The page as a colleague opens it: whole, quiet, escaped."""
+"""The HTML page: complete, without network or scripts, and escaped."""
 
 import re
 import shutil
@@ -60,8 +60,8 @@ def runs(tmp_path_factory, small_yaml) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def page(runs, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    said = command(["-m", "nas.report"], *runs.values(), "--out", out, "--title", EVIL)
-    assert said.startswith(f"written to {out}")
+    output = command(["-m", "nas.report"], *runs.values(), "--out", out, "--title", EVIL)
+    assert output.startswith(f"written to {out}")
     return out
 
 
@@ -109,8 +109,8 @@ def test_pictures_of_every_kind_are_there(page, runs):
         "Comparison: ",
         "Search: ",
         "Training from scratch: ",
-        "How sure each block is",
-        "What operations cost",
+        "Confidence of each block",
+        "Cost of each operation",
     ):
         assert heading in words
 
@@ -120,9 +120,9 @@ def test_figures_and_commands_are_those_of_the_runs(page, runs):
     results = yaml.safe_load((runs["retrain"] / "results.yaml").read_text())
     assert f"{results['test']['word_perplexity']:.2f}" in words and f"{results['parameters']:,}" in words
     for run in ("search", "retrain"):
-        about = yaml.safe_load((runs[run] / "provenance.yaml").read_text())
-        assert f"python {about['command']}" in words
-        assert all(digest in words for digest in about["data_sha256"].values())
+        record = yaml.safe_load((runs[run] / "provenance.yaml").read_text())
+        assert f"python {record['command']}" in words
+        assert all(digest in words for digest in record["data_sha256"].values())
     confidence = yaml.safe_load((runs["search"] / "pattern.yaml").read_text())["confidence"]
     assert all(f"{block['margin']:.3f}" in words for block in confidence)
     assert "train.steps" in words and "24" in words

@@ -14,7 +14,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 
-from nas.comparison.results import quality_of, read_rows  # noqa: E402
+from nas.comparison.results import choose_metric, read_results  # noqa: E402
 from nas.comparison.spec import UNMATCHED, contenders_file  # noqa: E402
 from nas.core.errors import run_command  # noqa: E402
 from nas.core.pattern import abbreviate  # noqa: E402
@@ -25,9 +25,9 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN_DIR", type=Path)
     parser.add_argument("searches", metavar="SEARCH", nargs="+", type=Path)
     arguments = parser.parse_args()
-    rows = read_rows(contenders_file(arguments.run, UNMATCHED))
-    quality = quality_of(rows)
-    truth = {tuple(row.contender.blocks): float(row.losses(quality).mean()) for row in rows}
+    results = read_results(contenders_file(arguments.run, UNMATCHED))
+    metric = choose_metric(results)
+    truth = {tuple(result.contender.blocks): float(result.losses(metric).mean()) for result in results}
 
     from scipy.stats import kendalltau
 
