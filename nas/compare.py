@@ -84,7 +84,7 @@ def check_threads(threads: int | None, workers: int) -> None:
 
 
 def open_comparison(arguments: argparse.Namespace):
-    """The Comparison in RUN_DIR. Raises InputError if the options do not fit, or if it has begun with other settings."""
+    """The Comparison in RUN_DIR. Raises InputError if an option is wrong, or differs from the run's."""
     changed = {key: getattr(arguments, key) for key in ("random", "seeds") if getattr(arguments, key) is not None}
     settings = read_settings(arguments.comparison, changed)
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
@@ -117,8 +117,10 @@ def report(comparison, suffix: str, measure: bool) -> None:
     from nas.comparison.runner import find_contenders, record_contenders
 
     contenders, folder = find_contenders(comparison, suffix), comparison.path
-    for name in {c.name for c in comparison.known_contenders()} - {c.name for c in contenders}:
-        print(f"NOTICE: no d_ffn gives {name} the interleaved pattern's parameters; it is left out")
+    matched = {contender.name for contender in contenders}
+    for contender in comparison.known_contenders():
+        if contender.name not in matched:
+            print(f"NOTICE: no d_ffn gives {contender.name} the interleaved pattern's parameters; it is left out")
     tasks = comparison.training_tasks(contenders)
     missing = [task.name for task in unfinished(tasks)]
     if len(missing) < len(tasks):

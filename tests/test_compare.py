@@ -23,49 +23,15 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network, read_pattern
 from nas.costs.table import MILLISECONDS, CostTable
-
-ROOT = Path(__file__).parents[1]
-COMPARISON = {
-    "format": "par-comparison/1",
-    "search": "small.yaml",
-    "retrain": "small.yaml",
-    "patterns": ["interleaved", "dense-only", "parameters"],
-    "pareto": [2.0],
-    "seeds": [1, 2],
-}
-
-
-def compare(*arguments, **options):
-    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+from tests.comparing import COMPARISON, ROOT, compare, write_comparison_yaml
 
 
 def table(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
-    content = yaml.safe_load(small_yaml.read_text())
-    content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
-    content["search"]["warmup_steps"] = 2
-    (folder / "small.yaml").write_text(yaml.safe_dump(content))
-    path = folder / "comparison.yaml"
-    path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, small_yaml):
-    """A comparison of one search, two rules and what follows from it, two seeds each."""
-    folder = tmp_path_factory.mktemp("compare")
-    path = write_comparison_yaml(folder, small_yaml)
-    done = compare(path, "--run", folder / "run", "--workers", 2)
-    assert done.returncode == 0, done.stderr
-    return path, folder / "run", done
-
-
-def test_everything_is_there(finished):
-    _, run, done = finished
+def test_everything_is_there(finished_comparison):
+    _, run, done = finished_comparison
     rows = table(run / "comparison.csv")
     assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched", "searched-2", "parameters"]
     for row in rows:
@@ -90,16 +56,16 @@ def test_everything_is_there(finished):
     assert (run / "comparison.md").read_text() in done.stdout
 
 
-def test_the_searched_pattern_is_that_of_derive(finished):
-    _, run, _ = finished
+def test_the_searched_pattern_is_that_of_derive(finished_comparison):
+    _, run, _ = finished_comparison
     last = (run / "search-1" / "pi.jsonl").read_text().splitlines()[-1]
     pi = np.array(yaml.safe_load(last)["pi"])
     operations = yaml.safe_load(last)["operations"]
     assert read_pattern(run / "patterns" / "searched.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
 
 
-def test_a_repetition_trains_nothing_and_reports_the_same(finished):
-    path, run, _ = finished
+def test_a_repetition_trains_nothing_and_reports_the_same(finished_comparison):
+    path, run, _ = finished_comparison
     before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
     before_table = (run / "comparison.csv").read_text()
     again = compare(path, "--run", run)
@@ -108,15 +74,15 @@ def test_a_repetition_trains_nothing_and_reports_the_same(finished):
     assert (run / "comparison.csv").read_text() == before_table
 
 
-def test_more_seeds_train_only_what_is_new(finished):
-    path, run, _ = finished
+def test_more_seeds_train_only_what_is_new(finished_comparison):
+    path, run, _ = finished_comparison
     more = compare(path, "--run", run, "--seeds", 1, 2, 3, "--report")
     assert more.returncode == 0 and "runs have not finished: " in more.stdout and "ddd-3" in more.stdout
     assert not (run / "runs" / "ddd-3").exists()
 
 
-def test_another_recipe_is_refused_before_anything_is_trained(finished):
-    path, run, _ = finished
+def test_another_recipe_is_refused_before_anything_is_trained(finished_comparison):
+    path, run, _ = finished_comparison
     refused = compare(path, "--run", run, "train.lr=0.5")
     assert refused.returncode == 2 and "train.lr (0.003 -> 0.5)" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
@@ -128,9 +94,9 @@ def test_another_recipe_is_refused_before_anything_is_trained(finished):
     assert refused.returncode == 2 and "holds a search run, not a compare run" in refused.stderr
 
 
-def test_a_budget_that_joins_later_is_derived(finished):
+def test_a_budget_that_joins_later_is_derived(finished_comparison):
     """It comes before the one that is there, whose file must not be taken for its own."""
-    path, run, _ = finished
+    path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"pareto": [1.5, 2.0]}))
     more = compare(path, "--run", run, "--seeds", 1)
     path.write_text(yaml.safe_dump(COMPARISON))
@@ -141,8 +107,8 @@ def test_a_budget_that_joins_later_is_derived(finished):
     assert compare(path, "--run", run, "--report").returncode == 0  # as it was, for the tests that follow
 
 
-def test_a_seed_or_several_workers_without_threads_are_refused(finished):
-    path, run, _ = finished
+def test_a_seed_or_several_workers_without_threads_are_refused(finished_comparison):
+    path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"method": "evolution"}))
     refused = compare(path, "--run", run)
     path.write_text(yaml.safe_dump(COMPARISON))
@@ -158,8 +124,8 @@ def test_a_seed_or_several_workers_without_threads_are_refused(finished):
         assert refused.returncode == 2 and words in refused.stderr
 
 
-def test_at_equal_parameters(finished, small_config):
-    path, run, _ = finished
+def test_at_equal_parameters(finished_comparison, small_config):
+    path, run, _ = finished_comparison
     done = compare(path, "--run", run, "--match-parameters", "--workers", 2, "--seeds", 1)
     assert done.returncode == 0, done.stderr
     rows = table(run / "comparison-matched.csv")
@@ -224,12 +190,12 @@ def test_ctrl_c_and_the_end_of_a_job_let_runs_save(number, tmp_path, small_yaml)
     assert "stopped at step" in (run / "logs" / "ada-1.txt").read_text()
 
 
-def test_pending_commands_do_what_one_process_does(finished, tmp_path, small_yaml):
-    """Each stage's commands, run from another folder, give the figures of `finished`; then nothing is trained again."""
+def test_pending_commands_do_what_one_process_does(finished_comparison, tmp_path, small_yaml):
+    """Each stage's commands, run from another folder, give the same figures; then nothing is trained again."""
     changed = {"patterns": ["interleaved"], "pareto": None, "seeds": [1]}
     (folder := tmp_path / "a folder").mkdir()
     path, run = write_comparison_yaml(folder, small_yaml, **changed), folder / "run"
-    path.write_text(path.read_text().replace("small.yaml", str(finished[0].with_name("small.yaml"))))
+    path.write_text(path.read_text().replace("small.yaml", str(finished_comparison[0].with_name("small.yaml"))))
 
     def pending() -> list[str]:
         done = compare(path, "--run", run, "--pending")
@@ -253,7 +219,7 @@ def test_pending_commands_do_what_one_process_does(finished, tmp_path, small_yam
     for name in ("ada-1", searched):
         figures = [
             yaml.safe_load((folder / "runs" / name / "results.yaml").read_text())["test"]
-            for folder in (run, finished[1])
+            for folder in (run, finished_comparison[1])
         ]
         assert figures[0] == figures[1]
 
