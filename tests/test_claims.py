@@ -93,8 +93,8 @@ def test_pairs_against_the_formula():
     )
 
 
-def test_what_a_seed_does_to_all_is_no_noise():
-    """Patterns that differ by the same in every seed, while seeds differ much more: pairs see it, samples do not."""
+def test_the_effect_of_a_seed_on_all_patterns_is_not_noise():
+    """Patterns differ by the same amount in every seed, and seeds differ much more: only the paired test shows it."""
     baseline = row("interleaved", "given", "adadad", [100.0, 150.0, 225.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
     claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
@@ -109,7 +109,7 @@ def test_what_a_seed_does_to_all_is_no_noise():
     assert claims_of([searched, *random])[name]["figures"]["p"] > 0.3
 
 
-def test_where_nothing_can_be_tested_there_is_no_p():
+def test_without_a_test_there_is_no_p_value():
     assert t_test(np.array([1.0]), np.array([2.0, 3.0]), paired=False)["p"] is None
     assert t_test(np.array([1.0, 1.0]), np.array([2.0, 2.0]), paired=False)["p"] is None
     assert t_test(np.array([1.0, 2.0]), np.array([2.0, 3.0]), paired=True)["p"] is None
@@ -172,8 +172,8 @@ def test_claims_where_the_search_loses():
     assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
 
 
-def test_seeds_that_one_lacks_are_left_out():
-    """Better in every seed that both have, though the mean over what each has says otherwise."""
+def test_seeds_that_one_pattern_lacks_are_left_out():
+    """The pattern is better in each common seed, although its mean over all its seeds is worse."""
     baseline = row("interleaved", "given", "adadad", [100.0, 150.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
     claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
@@ -198,7 +198,7 @@ def test_better_than_most_random_patterns_but_not_than_their_average():
     )
 
 
-def test_latencies_that_have_come_apart_are_not_called_the_same():
+def test_latencies_that_differ_now_are_not_called_the_same():
     for ms, words in ((5.0, "drawn at its latency, which does not hold here"), (20.0, "of the same latency or more")):
         apart = [row(f"random-{n}", "random", "ad", [p, p + 1], ms=ms) for n, p in enumerate([103.0, 105.0])]
         claims = claims_of([INTERLEAVED, SEARCHED, *apart])
@@ -207,7 +207,7 @@ def test_latencies_that_have_come_apart_are_not_called_the_same():
         assert claims[name]["figures"]["latency_to_searched"] == [ms / 10, ms / 10]
 
 
-def test_another_searched_pattern_of_their_latency_is_held_against_them_too():
+def test_another_searched_pattern_of_the_same_latency_is_compared_with_random_ones():
     budget = row("searched-0.5", "searched", "adiidd", [97.0, 98.0, 96.0], ms=10.4)
     slower = row("searched-0.6", "searched", "aadidd", [97.0, 98.0, 96.0], ms=12.0)
     faster = row("searched-0.4", "searched", "adiiid", [97.0, 98.0, 96.0], ms=8.0)
@@ -218,12 +218,12 @@ def test_another_searched_pattern_of_their_latency_is_held_against_them_too():
     assert "better than the average random pattern of the same latency or more" in claims_of(rows, "searched-0.4")
 
 
-def test_one_run_without_words_makes_all_bits_per_byte():
+def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
     rows = [row("a", "given", "ad", [100.0]), row("b", "given", "dd", [100.0], comparable=False)]
     assert choose_metric(rows).name == "bits per byte" and choose_metric(rows[:1]).name == "word perplexity"
 
 
-def test_the_interleaved_pattern_is_known_by_its_blocks():
+def test_the_interleaved_pattern_is_recognised_by_its_blocks():
     named = row("interleaved-6", "given", "adadad", [100.0, 102.0, 101.0], ms=20.0)
     wrong = row("interleaved", "given", "dddddd", [100.0, 102.0, 101.0], ms=20.0)
     assert any("than interleaved" in name for name in claims_of([named, SEARCHED]))
@@ -237,7 +237,7 @@ def test_random_patterns_count_once_each_whatever_their_seeds():
     assert figures["loss_difference"] == pytest.approx(expected)
 
 
-def test_a_pattern_that_a_budget_finds_again_is_claimed_about_once():
+def test_a_pattern_with_two_names_gets_one_set_of_claims():
     again = row("searched-0.65", "searched", "addidd", [99.0, 100.0, 98.0])
     other = row("searched-0.5", "searched", "ddiidd", [120.0, 121.0, 119.0], ms=8.0)
     claims = make_claims([INTERLEAVED, SEARCHED, again, other])
@@ -296,7 +296,7 @@ def test_the_table_is_best_first_and_shows_both_splits():
     assert "| 99.0 ± 0.6 | 104.0 ± 0.6 | 3 | 10.00 | 0.500 |" in lines[2] and lines[2].endswith("3.00 + 2.00 |")
 
 
-def test_what_is_compared_is_read_back_with_the_runs_that_have_finished(tmp_path):
+def test_contenders_are_read_back_with_their_finished_runs(tmp_path):
     contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
     latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
     path = tmp_path / "contenders.yaml"

@@ -1,4 +1,4 @@
-"""nas.compare as a user types it, on a configuration that trains in seconds; what needs a clock has one of its own."""
+"""python -m nas.compare on runs of a few steps, and its stages with a fake timer."""
 
 import csv
 import fcntl
@@ -38,7 +38,7 @@ def test_everything_is_there(finished_comparison):
         figures = [
             yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
         ]
-        perplexities = [about["test"]["word_perplexity"] for about in figures]
+        perplexities = [results["test"]["word_perplexity"] for results in figures]
         assert float(row["word_perplexity_mean"]) == pytest.approx(np.mean(perplexities), rel=1e-4)
         assert float(row["word_perplexity_se"]) == pytest.approx(abs(np.diff(perplexities)[0]) / 2, rel=1e-4)
         assert float(row["latency_ms"]) > 0 and row["seeds"] == "2"
@@ -56,7 +56,7 @@ def test_everything_is_there(finished_comparison):
     assert (run / "comparison.md").read_text() in done.stdout
 
 
-def test_the_searched_pattern_is_that_of_derive(finished_comparison):
+def test_the_searched_pattern_is_the_argmax_of_pi(finished_comparison):
     _, run, _ = finished_comparison
     last = (run / "search-1" / "pi.jsonl").read_text().splitlines()[-1]
     pi = np.array(yaml.safe_load(last)["pi"])
@@ -94,8 +94,8 @@ def test_another_recipe_is_refused_before_anything_is_trained(finished_compariso
     assert refused.returncode == 2 and "holds a search run, not a compare run" in refused.stderr
 
 
-def test_a_budget_that_joins_later_is_derived(finished_comparison):
-    """It comes before the one that is there, whose file must not be taken for its own."""
+def test_a_budget_that_is_added_later_is_derived(finished_comparison):
+    """The new budget comes first in order; it must not reuse the pattern file of the old one."""
     path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"pareto": [1.5, 2.0]}))
     more = compare(path, "--run", run, "--seeds", 1)
@@ -104,10 +104,10 @@ def test_a_budget_that_joins_later_is_derived(finished_comparison):
     origin = read_pattern(run / "patterns" / "searched-1.5.yaml")["derived_from"]
     assert (origin["method"], origin["latency_budget"]) == ("budget", 1.5)
     assert "searched-1.5" in [row["name"] for row in table(run / "comparison.csv")]
-    assert compare(path, "--run", run, "--report").returncode == 0  # as it was, for the tests that follow
+    assert compare(path, "--run", run, "--report").returncode == 0  # restores the report for later tests
 
 
-def test_a_seed_or_several_workers_without_threads_are_refused(finished_comparison):
+def test_wrong_options_are_refused(finished_comparison):
     path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"method": "evolution"}))
     refused = compare(path, "--run", run)
@@ -146,7 +146,7 @@ def test_a_failing_run_is_reported_and_the_others_continue(tmp_path, small_yaml)
     assert begun.returncode == 0 and len(begun.stdout.splitlines()) == 2
     (run / "runs" / "ddd-1").mkdir(parents=True)
     with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process is at this run
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process of this run would
         done = compare(path, "--run", run)
     assert done.returncode == 1
     assert (
@@ -161,8 +161,8 @@ def test_a_failing_run_is_reported_and_the_others_continue(tmp_path, small_yaml)
     assert again.returncode == 0 and "| dense-only | ddd | " in again.stdout and "ada-1 finished" not in again.stdout
 
 
-def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
-    """kill -9 in the middle of a training: the command it had under way saves and ends by itself."""
+def test_a_killed_comparison_continues_when_repeated(tmp_path, small_yaml):
+    """After kill -9 during a training, the training saves and ends by itself, and the same command continues it."""
     given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     arguments = [path, "--run", run, "train.steps=300", "train.checkpoint_every=20"]
@@ -178,7 +178,7 @@ def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_the_end_of_a_job_let_runs_save(number, tmp_path, small_yaml):
+def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
@@ -270,8 +270,7 @@ COSTS = CostTable(MILLISECONDS, 1.0, {"attention": 4.0, "dense": 1.0, "identity"
 
 @pytest.fixture
 def comparison(tmp_path, small_yaml, monkeypatch):
-    """A comparison of 6 blocks with a clock of the test's own: a pattern takes what the table says, and 10% more where
-    it begins with dense."""
+    """A comparison of 6 blocks with a fake timer: the latency of COSTS, plus 10% if the first block is dense."""
 
     def measure(self, contenders, rounds=0):
         times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
@@ -294,7 +293,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
 SEARCHED = Contender("searched", "searched", ["attention", "dense", "dense", "identity", "attention", "dense"])  # 12 ms
 
 
-def test_random_patterns_have_the_searched_ones_latency_as_measured(comparison):
+def test_random_patterns_have_the_measured_latency_of_the_searched_one(comparison):
     made = comparison(random=4, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
     choose_baselines(made)
@@ -307,7 +306,7 @@ def test_random_patterns_have_the_searched_ones_latency_as_measured(comparison):
         assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
 
-def test_random_patterns_that_were_drawn_stay_and_more_can_join(comparison):
+def test_random_patterns_stay_when_more_are_drawn(comparison):
     made = comparison(random=2, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
     choose_baselines(made)
@@ -326,7 +325,7 @@ def test_most_parameters_within_the_latency(comparison):
     (richest,) = [contender for contender in made.known_contenders() if contender.kind == "parameters"]
     assert COSTS.pattern(richest.blocks) <= 12.0
     sizes = {name: made.parameters([name]) for name in COSTS.blocks}
-    assert sizes["attention"] > sizes["dense"]  # at these widths, so attention where it can be paid
+    assert sizes["attention"] > sizes["dense"]  # at these sizes, so it prefers attention within the budget
     assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.pattern(richest.blocks) == 12.0
 
 
@@ -336,7 +335,7 @@ def test_another_pattern_under_a_known_name_is_refused(comparison):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
 
 
-def test_latencies_are_measured_again_only_where_they_do_not_hold(comparison, monkeypatch):
+def test_latencies_are_measured_again_only_if_they_do_not_hold(comparison, monkeypatch):
     made, calls = comparison(patterns=["interleaved"], pareto=None), []
     monkeypatch.setattr(
         Timer, "measure", lambda self, contenders, rounds: calls.append(1) or {c.key: {} for c in contenders}

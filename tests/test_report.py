@@ -113,8 +113,8 @@ def test_figures_and_commands_are_those_of_the_runs(page, runs):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_shows_it_without_complaint(page, tmp_path, width):
-    """Headless Chromium: a quiet console, and nothing wider than the window, which a phone would have to push about."""
+def test_a_browser_shows_the_page_without_messages(page, tmp_path, width):
+    """Headless Chromium: no console message, and no content wider than the window."""
     probe = page.read_text().replace(" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\"", "")
     script = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, "
     script += "[...document.images].filter(i => !i.complete || !i.naturalWidth).length].join(' ')</script></body>"
@@ -130,7 +130,7 @@ def test_a_browser_shows_it_without_complaint(page, tmp_path, width):
     assert (tmp_path / "screenshot.png").stat().st_size > 10_000
 
 
-def test_what_is_no_run_is_refused_and_nothing_written(tmp_path, runs):
+def test_a_folder_without_a_run_is_refused_and_nothing_is_written(tmp_path, runs):
     with pytest.raises(InputError, match="is no run folder: give the --run folder of"):
         write_page([runs["search"], tmp_path], tmp_path / "out.html", "")
     assert not (tmp_path / "out.html").exists()
