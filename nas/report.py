@@ -1,7 +1,7 @@
-"""One HTML page from run folders, for a colleague who has none of this installed: pictures, tables, claims, commands.
+"""Write one HTML page of run folders, with pictures, tables, claims and the commands to repeat them.
 
-Takes folders of searches, of trainings and of comparisons. The page holds all that it shows, loads nothing, runs
-nothing, and reads on a phone and in print.
+Takes folders of searches, trainings and comparisons. The page contains its pictures, loads nothing and runs no script.
+It reads well on a phone and in print.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from nas.reporting.page import write_page
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.report", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="of a search, a training or a comparison")
-    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help="replaced where it exists")
-    parser.add_argument("--title", default="A searched layer pattern", help="of the page")
+    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="a search, a training or a comparison")
+    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help="an existing file is replaced")
+    parser.add_argument("--title", default="A searched layer pattern", help="the page's title (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {arguments.out} must end in .html")

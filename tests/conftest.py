@@ -9,6 +9,7 @@ import yaml
 from models.attention import causal_mask, sinusoidal_encodings
 from models.sparse import dense_mask, group_masks
 from nas.core.config_loading import load_config
+from tests.comparing import compare, write_comparison_yaml
 
 SUBJECTS = ["the old man", "a red fox", "my sister", "the small ship", "every child", "one crow", "the café"]
 VERBS = ["sees", "follows", "remembers", "builds", "leaves", "paints", "calls"]
@@ -82,6 +83,16 @@ def pattern(tmp_path_factory) -> Path:
 def small_config(small_yaml):
     """config(*overrides) -> Config"""
     return lambda *overrides: load_config(small_yaml, list(overrides))
+
+
+@pytest.fixture(scope="session")
+def finished_comparison(tmp_path_factory, small_yaml):
+    """(COMPARISON.yaml, RUN_DIR, process) of a search, two rules and the patterns derived from it, with two seeds."""
+    folder = tmp_path_factory.mktemp("compare")
+    path = write_comparison_yaml(folder, small_yaml)
+    done = compare(path, "--run", folder / "run", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    return path, folder / "run", done
 
 
 NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""

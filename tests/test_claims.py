@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.claims import chance_of_better_draw, dominating, make_claims, t_test
+from nas.comparison.claims import make_claims
 from nas.comparison.results import (
     COLUMNS,
-    Row,
+    PatternResult,
+    choose_metric,
     csv_text,
     known_latencies,
     markdown,
-    mean_error,
-    quality_of,
-    read_rows,
+    mean_and_standard_error,
+    read_results,
     write_contenders,
 )
 from nas.comparison.spec import Contender
+from nas.comparison.statistics import chance_of_better_draw, dominating, t_test
 from nas.core.errors import InputError
 from nas.core.pattern import expand
 
@@ -40,16 +41,16 @@ def results(perplexity: float, comparable: bool = True, parameters: int = 100, h
     return {"valid": valid, "test": split, **about}
 
 
-def row(name, kind, letters, perplexities, ms=10.0, usual_ms=20.0, **about) -> Row:
-    latency = None if ms is None else {"median_ms": ms, "ratio_to_interleaved": ms / usual_ms}
+def row(name, kind, letters, perplexities, ms=10.0, baseline_ms=20.0, **about) -> PatternResult:
+    latency = None if ms is None else {"median_ms": ms, "ratio_to_interleaved": ms / baseline_ms}
     found = [results(perplexity, **about) for perplexity in perplexities]
     hours = 3.0 if kind == "searched" else 0.0
-    return Row(Contender(name, kind, expand(letters)), list(range(1, len(found) + 1)), found, latency, hours)
+    return PatternResult(Contender(name, kind, expand(letters)), list(range(1, len(found) + 1)), found, latency, hours)
 
 
 INTERLEAVED = row("interleaved", "given", "adadad", [100.0, 102.0, 101.0], ms=20.0)
 SEARCHED = row("searched", "searched", "addidd", [99.0, 100.0, 98.0])
-DRAWN = [row(f"random-{n}", "random", "aaiiid", [p, p + 1]) for n, p in enumerate([103.0, 105.0, 104.0], start=1)]
+RANDOM = [row(f"random-{n}", "random", "aaiiid", [p, p + 1]) for n, p in enumerate([103.0, 105.0, 104.0], start=1)]
 
 
 def claims_of(rows, name="searched") -> dict[str, dict]:
@@ -57,8 +58,8 @@ def claims_of(rows, name="searched") -> dict[str, dict]:
 
 
 def test_mean_and_standard_error_by_hand():
-    assert mean_error([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2 / 3)))
-    assert mean_error([4.0]) == (4.0, None)
+    assert mean_and_standard_error([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2 / 3)))
+    assert mean_and_standard_error([4.0]) == (4.0, None)
 
 
 def test_welch_against_its_formula():
@@ -71,13 +72,13 @@ def test_welch_against_its_formula():
     scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
     grid = np.linspace(-4000, t, 4_000_001)
     below = np.trapezoid(scale * (1 + grid**2 / freedom) ** (-(freedom + 1) / 2), grid)
-    found = t_test(one, two, paired=False)
-    assert found["difference"] == pytest.approx(one.mean() - two.mean())
-    assert found["p"] == pytest.approx(2 * below, rel=1e-3)
+    result = t_test(one, two, paired=False)
+    assert result["difference"] == pytest.approx(one.mean() - two.mean())
+    assert result["p"] == pytest.approx(2 * below, rel=1e-3)
     assert t_test(one, two, paired=False, alternative="less")["p"] == pytest.approx(below, rel=1e-3)
-    assert t_test(one, two, paired=False, alternative="less")["low"] == found["low"]  # the interval stays two-sided
-    assert found["low"] < found["difference"] < found["high"]
-    assert found["low"] + found["high"] == pytest.approx(2 * found["difference"])
+    assert t_test(one, two, paired=False, alternative="less")["low"] == result["low"]  # the interval stays two-sided
+    assert result["low"] < result["difference"] < result["high"]
+    assert result["low"] + result["high"] == pytest.approx(2 * result["difference"])
 
 
 def test_pairs_against_the_formula():
@@ -85,30 +86,30 @@ def test_pairs_against_the_formula():
     one, two = np.array([5.0, 7.0, 6.1]), np.array([4.0, 5.5, 5.2])
     differences = one - two
     t = differences.mean() / (differences.std(ddof=1) / math.sqrt(3))
-    found = t_test(one, two, paired=True)
-    assert found["p"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
-    assert found["high"] - found["difference"] == pytest.approx(
+    result = t_test(one, two, paired=True)
+    assert result["p"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    assert result["high"] - result["difference"] == pytest.approx(
         4.30265 * differences.std(ddof=1) / math.sqrt(3), rel=1e-5
     )
 
 
-def test_what_a_seed_does_to_all_is_no_noise():
-    """Patterns that differ by the same in every seed, while seeds differ much more: pairs see it, samples do not."""
-    usual = row("interleaved", "given", "adadad", [100.0, 150.0, 225.0])
+def test_the_effect_of_a_seed_on_all_patterns_is_not_noise():
+    """Patterns differ by the same amount in every seed, and seeds differ much more: only the paired test shows it."""
+    baseline = row("interleaved", "given", "adadad", [100.0, 150.0, 225.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
-    claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
+    claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
     assert claim["figures"]["verdict"] == "better" and "paired by seed" in claim["sentence"]
-    other = Row(usual.contender, [1, 5, 4], usual.results, usual.latency, 0.0)
+    other = PatternResult(baseline.contender, [1, 5, 4], baseline.runs, baseline.latency, 0.0)
     claim = claims_of([other, searched])["equal or better word perplexity than interleaved"]
     assert claim["figures"]["verdict"] == "no difference is shown" and "Welch" in claim["sentence"]
-    drawn = [row(f"random-{n}", "random", "ad", [p, 1.5 * p, 2.25 * p]) for n, p in enumerate([104.0, 106.0, 105.0])]
+    random = [row(f"random-{n}", "random", "ad", [p, 1.5 * p, 2.25 * p]) for n, p in enumerate([104.0, 106.0, 105.0])]
     name = "better than the average random pattern at the same latency"
-    assert claims_of([searched, *drawn])[name]["figures"]["p"] < 0.01
-    drawn = [Row(other.contender, [4, 5, 6], other.results, other.latency, 0.0) for other in drawn]
-    assert claims_of([searched, *drawn])[name]["figures"]["p"] > 0.3
+    assert claims_of([searched, *random])[name]["figures"]["p"] < 0.01
+    random = [PatternResult(other.contender, [4, 5, 6], other.runs, other.latency, 0.0) for other in random]
+    assert claims_of([searched, *random])[name]["figures"]["p"] > 0.3
 
 
-def test_where_nothing_can_be_tested_there_is_no_p():
+def test_without_a_test_there_is_no_p_value():
     assert t_test(np.array([1.0]), np.array([2.0, 3.0]), paired=False)["p"] is None
     assert t_test(np.array([1.0, 1.0]), np.array([2.0, 2.0]), paired=False)["p"] is None
     assert t_test(np.array([1.0, 2.0]), np.array([2.0, 3.0]), paired=True)["p"] is None
@@ -132,7 +133,7 @@ def test_the_chance_of_a_better_draw_is_right_on_average():
 
 
 def test_claims_where_the_search_wins():
-    claims = claims_of([INTERLEAVED, SEARCHED, *DRAWN])
+    claims = claims_of([INTERLEAVED, SEARCHED, *RANDOM])
     quality = claims["equal or better word perplexity than interleaved"]
     assert quality["holds"] and quality["figures"]["searched"] == pytest.approx(99.0)
     assert (
@@ -148,18 +149,18 @@ def test_claims_where_the_search_wins():
     }
     assert "0.50 of the interleaved pattern's 20.00 ms: 50% less" in claims["less latency than interleaved"]["sentence"]
     assert claims["fewer attention blocks than interleaved"]["figures"] == {"searched": 1, "interleaved": 3}
-    drawn = claims["better than the average random pattern at the same latency"]
-    assert drawn["holds"] and drawn["figures"]["better_than"] == drawn["figures"]["of"] == 3
-    assert drawn["figures"]["p"] < 0.01 and drawn["figures"]["latency_to_searched"] == [1.0, 1.0, 1.0]
-    assert drawn["figures"]["random_means"] == [103.5, 105.5, 104.5]
+    random = claims["better than the average random pattern at the same latency"]
+    assert random["holds"] and random["figures"]["better_than"] == random["figures"]["of"] == 3
+    assert random["figures"]["p"] < 0.01 and random["figures"]["latency_to_searched"] == [1.0, 1.0, 1.0]
+    assert random["figures"]["random_means"] == [103.5, 105.5, 104.5]
     assert claims["the aim"]["holds"] and claims["on the Pareto front"]["holds"]
     assert not claims["the search costs less than one training"]["holds"]  # 3 hours against 2
 
 
 def test_claims_where_the_search_loses():
     lost = row("searched", "searched", "aaaadd", [110.0, 111.0, 112.0], ms=15.0)
-    drawn = [Row(r.contender, r.seeds, r.results, lost.latency, 0.0) for r in DRAWN]
-    claims = claims_of([INTERLEAVED, lost, *drawn])
+    random = [PatternResult(r.contender, r.seeds, r.runs, lost.latency, 0.0) for r in RANDOM]
+    claims = claims_of([INTERLEAVED, lost, *random])
     assert claims["equal or better word perplexity than interleaved"]["figures"]["verdict"] == "worse"
     assert not claims["better than the average random pattern at the same latency"]["holds"]
     assert claims["better than the average random pattern at the same latency"]["figures"]["p"] > 0.99
@@ -171,34 +172,34 @@ def test_claims_where_the_search_loses():
     assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
 
 
-def test_seeds_that_one_lacks_are_left_out():
-    """Better in every seed that both have, though the mean over what each has says otherwise."""
-    usual = row("interleaved", "given", "adadad", [100.0, 150.0])
+def test_seeds_that_one_pattern_lacks_are_left_out():
+    """The pattern is better in each common seed, although its mean over all its seeds is worse."""
+    baseline = row("interleaved", "given", "adadad", [100.0, 150.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
-    claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
+    claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
     assert claim["holds"] and claim["figures"]["loss_difference"] == pytest.approx(np.log([95 / 100, 143 / 150]).mean())
 
 
 def test_the_verdict_needs_p_below_5_percent():
-    usual = row("interleaved", "given", "adadad", [100.0, 100.0, 100.0])
+    baseline = row("interleaved", "given", "adadad", [100.0, 100.0, 100.0])
     searched = row("searched", "searched", "addidd", [99.0, 96.0, 98.5])
-    claim = claims_of([usual, searched])["equal or better word perplexity than interleaved"]
+    claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
     assert 0.05 < claim["figures"]["p"] < 0.2 and claim["figures"]["verdict"] == "no difference is shown"
 
 
 def test_better_than_most_random_patterns_but_not_than_their_average():
     near = [row(f"random-{n}", "random", "ad", [p, p]) for n, p in enumerate([99.5, 99.6, 99.7, 60.0])]
     claims = claims_of([INTERLEAVED, SEARCHED, *near])
-    about = claims["better than the average random pattern at the same latency"]
-    assert about["figures"]["better_than"] == 3 and not about["holds"]
+    claim = claims["better than the average random pattern at the same latency"]
+    assert claim["figures"]["better_than"] == 3 and not claim["holds"]
     assert (
         "not better than every random pattern's mean" in claims["the aim"]["sentence"]
         and not claims["the aim"]["holds"]
     )
 
 
-def test_latencies_that_have_come_apart_are_not_called_the_same():
-    for ms, words in ((5.0, "drawn at its latency, which is not theirs here"), (20.0, "of the same latency or more")):
+def test_latencies_that_differ_now_are_not_called_the_same():
+    for ms, words in ((5.0, "drawn at its latency, which does not hold here"), (20.0, "of the same latency or more")):
         apart = [row(f"random-{n}", "random", "ad", [p, p + 1], ms=ms) for n, p in enumerate([103.0, 105.0])]
         claims = claims_of([INTERLEAVED, SEARCHED, *apart])
         (name,) = [name for name in claims if "random" in name]
@@ -206,23 +207,23 @@ def test_latencies_that_have_come_apart_are_not_called_the_same():
         assert claims[name]["figures"]["latency_to_searched"] == [ms / 10, ms / 10]
 
 
-def test_another_searched_pattern_of_their_latency_is_held_against_them_too():
+def test_another_searched_pattern_of_the_same_latency_is_compared_with_random_ones():
     budget = row("searched-0.5", "searched", "adiidd", [97.0, 98.0, 96.0], ms=10.4)
     slower = row("searched-0.6", "searched", "aadidd", [97.0, 98.0, 96.0], ms=12.0)
     faster = row("searched-0.4", "searched", "adiiid", [97.0, 98.0, 96.0], ms=8.0)
-    rows = [INTERLEAVED, SEARCHED, budget, slower, faster, *DRAWN]
+    rows = [INTERLEAVED, SEARCHED, budget, slower, faster, *RANDOM]
     name = "better than the average random pattern at the same latency"
     assert name in claims_of(rows) and claims_of(rows, "searched-0.5")[name]["holds"]
     assert "the aim" in claims_of(rows, "searched-0.5") and name not in claims_of(rows, "searched-0.6")
     assert "better than the average random pattern of the same latency or more" in claims_of(rows, "searched-0.4")
 
 
-def test_one_run_without_words_makes_all_bits_per_byte():
+def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
     rows = [row("a", "given", "ad", [100.0]), row("b", "given", "dd", [100.0], comparable=False)]
-    assert quality_of(rows).name == "bits per byte" and quality_of(rows[:1]).name == "word perplexity"
+    assert choose_metric(rows).name == "bits per byte" and choose_metric(rows[:1]).name == "word perplexity"
 
 
-def test_the_interleaved_pattern_is_known_by_its_blocks():
+def test_the_interleaved_pattern_is_recognised_by_its_blocks():
     named = row("interleaved-6", "given", "adadad", [100.0, 102.0, 101.0], ms=20.0)
     wrong = row("interleaved", "given", "dddddd", [100.0, 102.0, 101.0], ms=20.0)
     assert any("than interleaved" in name for name in claims_of([named, SEARCHED]))
@@ -231,12 +232,12 @@ def test_the_interleaved_pattern_is_known_by_its_blocks():
 
 def test_random_patterns_count_once_each_whatever_their_seeds():
     many = [row(f"random-{n}", "random", "ad", [p] * s) for n, (p, s) in enumerate([(100.0, 9), (110.0, 1)], start=1)]
-    about = claims_of([SEARCHED, *many])["better than the average random pattern at the same latency"]["figures"]
+    figures = claims_of([SEARCHED, *many])["better than the average random pattern at the same latency"]["figures"]
     expected = np.log([99.0, 100.0, 98.0]).mean() - np.log([100.0, 110.0]).mean()
-    assert about["loss_difference"] == pytest.approx(expected)
+    assert figures["loss_difference"] == pytest.approx(expected)
 
 
-def test_a_pattern_that_a_budget_finds_again_is_claimed_about_once():
+def test_a_pattern_with_two_names_gets_one_set_of_claims():
     again = row("searched-0.65", "searched", "addidd", [99.0, 100.0, 98.0])
     other = row("searched-0.5", "searched", "ddiidd", [120.0, 121.0, 119.0], ms=8.0)
     claims = make_claims([INTERLEAVED, SEARCHED, again, other])
@@ -245,7 +246,7 @@ def test_a_pattern_that_a_budget_finds_again_is_claimed_about_once():
 
 def test_a_faster_or_better_pattern_dominates_and_an_equal_one_does_not():
     def others(*rows):
-        return [r.contender.name for r in dominating(SEARCHED, [SEARCHED, *rows], quality_of([SEARCHED]))]
+        return [r.contender.name for r in dominating(SEARCHED, [SEARCHED, *rows], choose_metric([SEARCHED]))]
 
     perplexities = [99.0, 100.0, 98.0]
     assert others(row("same", "given", "d", perplexities)) == []
@@ -284,7 +285,7 @@ def test_the_csv_has_the_columns_of_the_contract_and_the_figures():
 
 
 def test_the_table_is_best_first_and_shows_both_splits():
-    lines = markdown([INTERLEAVED, SEARCHED, *DRAWN]).splitlines()
+    lines = markdown([INTERLEAVED, SEARCHED, *RANDOM]).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| searched",
         "| interleaved",
@@ -295,13 +296,13 @@ def test_the_table_is_best_first_and_shows_both_splits():
     assert "| 99.0 ± 0.6 | 104.0 ± 0.6 | 3 | 10.00 | 0.500 |" in lines[2] and lines[2].endswith("3.00 + 2.00 |")
 
 
-def test_what_is_compared_is_read_back_with_the_runs_that_have_finished(tmp_path):
+def test_contenders_are_read_back_with_their_finished_runs(tmp_path):
     contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
     latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
     path = tmp_path / "contenders.yaml"
     write_contenders(path, contenders, [1, 2], {"searched": 3.0, "interleaved": 0.0, "wide": 0.0}, latencies)
     with pytest.raises(InputError, match="none of its runs has finished"):
-        read_rows(path)
+        read_results(path)
     for name, perplexity in (
         ("addidd-1", 99.0),
         ("addidd-2", 100.0),
@@ -311,8 +312,8 @@ def test_what_is_compared_is_read_back_with_the_runs_that_have_finished(tmp_path
     ):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity)))
-    searched, usual, wide = read_rows(path)
+    searched, baseline, wide = read_results(path)
     assert (searched.contender, searched.seeds, searched.search_hours) == (SEARCHED.contender, [1, 2], 3.0)
-    assert (usual.seeds, usual.search_hours, usual.latency) == ([2], 0.0, INTERLEAVED.latency)
-    assert wide.latency is None and wide.results[0]["test"]["word_perplexity"] == 50.0
+    assert (baseline.seeds, baseline.search_hours, baseline.latency) == ([2], 0.0, INTERLEAVED.latency)
+    assert wide.latency is None and wide.runs[0]["test"]["word_perplexity"] == 50.0
     assert known_latencies(path) == latencies

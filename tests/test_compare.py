@@ -1,8 +1,9 @@
-"""nas.compare as a user types it, on a configuration that trains in seconds; what needs a clock has one of its own."""
+"""python -m nas.compare on runs of a few steps, and its stages with a fake timer."""
 
 import csv
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,64 +14,31 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.compare import parse_arguments
-from nas.comparison.runner import Comparison, Timer, visible_gpus
+from nas.comparison.baselines import choose_baselines
+from nas.comparison.comparison import Comparison
+from nas.comparison.runner import visible_gpus
 from nas.comparison.spec import Contender, given_contenders, pattern_file, read_settings
-from nas.comparison.tasks import Share
+from nas.comparison.timer import Timer
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network, read_pattern
 from nas.costs.table import MILLISECONDS, CostTable
-
-ROOT = Path(__file__).parents[1]
-COMPARISON = {
-    "format": "par-comparison/1",
-    "search": "small.yaml",
-    "retrain": "small.yaml",
-    "patterns": ["interleaved", "dense-only", "parameters"],
-    "pareto": [2.0],
-    "seeds": [1, 2],
-}
-
-
-def compare(*arguments, **options):
-    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+from tests.comparing import COMPARISON, ROOT, compare, write_comparison_yaml
 
 
 def table(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
-    content = yaml.safe_load(small_yaml.read_text())
-    content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
-    content["search"]["warmup_steps"] = 2
-    (folder / "small.yaml").write_text(yaml.safe_dump(content))
-    path = folder / "comparison.yaml"
-    path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, small_yaml):
-    """A comparison of one search, two rules and what follows from it, two seeds each."""
-    folder = tmp_path_factory.mktemp("compare")
-    path = write_comparison_yaml(folder, small_yaml)
-    done = compare(path, "--run", folder / "run", "--workers", 2)
-    assert done.returncode == 0, done.stderr
-    return path, folder / "run", done
-
-
-def test_everything_is_there(finished):
-    _, run, done = finished
+def test_everything_is_there(finished_comparison):
+    _, run, done = finished_comparison
     rows = table(run / "comparison.csv")
     assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched", "searched-2", "parameters"]
     for row in rows:
         figures = [
             yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
         ]
-        perplexities = [about["test"]["word_perplexity"] for about in figures]
+        perplexities = [results["test"]["word_perplexity"] for results in figures]
         assert float(row["word_perplexity_mean"]) == pytest.approx(np.mean(perplexities), rel=1e-4)
         assert float(row["word_perplexity_se"]) == pytest.approx(abs(np.diff(perplexities)[0]) / 2, rel=1e-4)
         assert float(row["latency_ms"]) > 0 and row["seeds"] == "2"
@@ -88,16 +56,16 @@ def test_everything_is_there(finished):
     assert (run / "comparison.md").read_text() in done.stdout
 
 
-def test_the_searched_pattern_is_that_of_derive(finished):
-    _, run, _ = finished
+def test_the_searched_pattern_is_the_argmax_of_pi(finished_comparison):
+    _, run, _ = finished_comparison
     last = (run / "search-1" / "pi.jsonl").read_text().splitlines()[-1]
     pi = np.array(yaml.safe_load(last)["pi"])
     operations = yaml.safe_load(last)["operations"]
     assert read_pattern(run / "patterns" / "searched.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
 
 
-def test_a_repetition_trains_nothing_and_says_the_same(finished):
-    path, run, _ = finished
+def test_a_repetition_trains_nothing_and_reports_the_same(finished_comparison):
+    path, run, _ = finished_comparison
     before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
     before_table = (run / "comparison.csv").read_text()
     again = compare(path, "--run", run)
@@ -106,15 +74,15 @@ def test_a_repetition_trains_nothing_and_says_the_same(finished):
     assert (run / "comparison.csv").read_text() == before_table
 
 
-def test_more_seeds_train_only_what_is_new(finished):
-    path, run, _ = finished
+def test_more_seeds_train_only_what_is_new(finished_comparison):
+    path, run, _ = finished_comparison
     more = compare(path, "--run", run, "--seeds", 1, 2, 3, "--report")
     assert more.returncode == 0 and "runs have not finished: " in more.stdout and "ddd-3" in more.stdout
     assert not (run / "runs" / "ddd-3").exists()
 
 
-def test_another_recipe_is_refused_before_anything_is_trained(finished):
-    path, run, _ = finished
+def test_another_recipe_is_refused_before_anything_is_trained(finished_comparison):
+    path, run, _ = finished_comparison
     refused = compare(path, "--run", run, "train.lr=0.5")
     assert refused.returncode == 2 and "train.lr (0.003 -> 0.5)" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
@@ -126,21 +94,21 @@ def test_another_recipe_is_refused_before_anything_is_trained(finished):
     assert refused.returncode == 2 and "holds a search run, not a compare run" in refused.stderr
 
 
-def test_a_budget_that_joins_later_is_derived(finished):
-    """It comes before the one that is there, whose file must not be taken for its own."""
-    path, run, _ = finished
+def test_a_budget_that_is_added_later_is_derived(finished_comparison):
+    """The new budget comes first in order; it must not reuse the pattern file of the old one."""
+    path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"pareto": [1.5, 2.0]}))
     more = compare(path, "--run", run, "--seeds", 1)
     path.write_text(yaml.safe_dump(COMPARISON))
     assert more.returncode == 0, more.stderr
-    about = read_pattern(run / "patterns" / "searched-1.5.yaml")["derived_from"]
-    assert (about["method"], about["latency_budget"]) == ("budget", 1.5)
+    origin = read_pattern(run / "patterns" / "searched-1.5.yaml")["derived_from"]
+    assert (origin["method"], origin["latency_budget"]) == ("budget", 1.5)
     assert "searched-1.5" in [row["name"] for row in table(run / "comparison.csv")]
-    assert compare(path, "--run", run, "--report").returncode == 0  # as it was, for the tests that follow
+    assert compare(path, "--run", run, "--report").returncode == 0  # restores the report for later tests
 
 
-def test_a_seed_or_several_workers_without_threads_are_refused(finished):
-    path, run, _ = finished
+def test_wrong_options_are_refused(finished_comparison):
+    path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"method": "evolution"}))
     refused = compare(path, "--run", run)
     path.write_text(yaml.safe_dump(COMPARISON))
@@ -148,53 +116,56 @@ def test_a_seed_or_several_workers_without_threads_are_refused(finished):
     assert "searched-2.yaml was derived by budget without trials, not by evolution without trials" in refused.stderr
     for arguments, words in (
         (["seed=3"], "seed=3: every pattern is trained with several seeds; give them as --seeds"),
-        (["--workers", 2, "train.threads=null"], "--workers 2 needs the threads of each: add train.threads="),
+        (["--workers", 2, "train.threads=null"], "--workers 2 needs the number of threads of each: add train.threads="),
         (["--workers", 0], "--workers 0 must be at least 1"),
-        (["--share", "2/2"], "--share 2/2 must be I/N, I from 0 to N-1"),
-        (["--share", "1"], "--share 1 must be I/N, I from 0 to N-1"),
-        (["--share", "0/2", "--report"], "--report is of all shares; leave --share out"),
+        (["--pending", "--report"], "--pending and --report exclude each other; give one of them"),
     ):
         refused = compare(path, "--run", run, *arguments)
         assert refused.returncode == 2 and words in refused.stderr
 
 
-def test_at_equal_parameters(finished, small_config):
-    path, run, _ = finished
+def test_at_equal_parameters(finished_comparison, small_config):
+    path, run, _ = finished_comparison
     done = compare(path, "--run", run, "--match-parameters", "--workers", 2, "--seeds", 1)
     assert done.returncode == 0, done.stderr
     rows = table(run / "comparison-matched.csv")
-    usual, dense, *_ = (int(row["parameters"]) for row in rows)
+    baseline, dense, *_ = (int(row["parameters"]) for row in rows)
     width = (small_config().model.d_model * 2 + 1) * 3  # parameters of one more d_ffn in three dense blocks
-    assert abs(dense - usual) <= width / 2
+    assert abs(dense - baseline) <= width / 2
     (trained,) = (run / "runs").glob("ddd-ffn*-1/config.yaml")
     assert f"ddd-ffn{yaml.safe_load(trained.read_text())['model']['d_ffn']}-1" == trained.parent.name
     assert (run / "comparison.csv").exists() and (run / "claims-matched.yaml").exists()
 
 
-def test_a_failing_run_is_told_and_the_rest_goes_on(tmp_path, small_yaml):
+def test_a_failing_run_is_reported_and_the_others_continue(tmp_path, small_yaml):
     given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["dense-only", "interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     nothing = compare(path, "--run", run, "--report")
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"patterns": ["interleaved"]}))
-    assert compare(path, "--run", run).returncode == 0
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"patterns": ["dense-only", "interleaved"]}))
-    (run / "runs" / "ddd-1").mkdir()
+    begun = compare(path, "--run", run, "--pending")
+    assert begun.returncode == 0 and len(begun.stdout.splitlines()) == 2
+    (run / "runs" / "ddd-1").mkdir(parents=True)
     with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process is at this run
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process of this run would
         done = compare(path, "--run", run)
     assert done.returncode == 1
-    assert "1 failed, the rest is reported: ddd-1: error: --run" in done.stderr and "in use by another" in done.stderr
-    assert "ddd-1 FAILED: error" in done.stdout and "| interleaved | ada | " in done.stdout
+    assert (
+        "1 failed, the others are reported: ddd-1: error: --run" in done.stderr and "in use by another" in done.stderr
+    )
+    assert (
+        "ddd-1 FAILED: error" in done.stdout
+        and "[2/2] ada-1 finished" in done.stdout
+        and "| interleaved | ada | " in done.stdout
+    )
     again = compare(path, "--run", run)
     assert again.returncode == 0 and "| dense-only | ddd | " in again.stdout and "ada-1 finished" not in again.stdout
 
 
-def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
-    """kill -9 in the middle of a training: the command it had under way saves and ends by itself."""
+def test_a_killed_comparison_continues_when_repeated(tmp_path, small_yaml):
+    """After kill -9 during a training, the training saves and ends by itself, and the same command continues it."""
     given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
-    arguments = [path, "--run", run, "train.steps=600"]
+    arguments = [path, "--run", run, "train.steps=300", "train.checkpoint_every=20"]
     process = subprocess.Popen([sys.executable, "-m", "nas.compare", *map(str, arguments)], cwd=ROOT)
     wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
     process.kill()
@@ -207,99 +178,64 @@ def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_the_end_of_a_job_let_runs_save(number, tmp_path, small_yaml):
+def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command goes on" in said and len(said.splitlines()) == 1
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "repeat the command to continue" in errors and len(errors.splitlines()) == 1
     assert "stopped at step" in (run / "logs" / "ada-1.txt").read_text()
 
 
-@pytest.fixture
-def begin():
-    """compare() that does not wait for the end."""
-    begun = []
+def test_pending_commands_do_what_one_process_does(finished_comparison, tmp_path, small_yaml):
+    """Each stage's commands, run from another folder, give the same figures; then nothing is trained again."""
+    changed = {"patterns": ["interleaved"], "pareto": None, "seeds": [1]}
+    (folder := tmp_path / "a folder").mkdir()
+    path, run = write_comparison_yaml(folder, small_yaml, **changed), folder / "run"
+    path.write_text(path.read_text().replace("small.yaml", str(finished_comparison[0].with_name("small.yaml"))))
 
-    def start(*arguments) -> subprocess.Popen:
-        command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
-        begun.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return begun[-1]
+    def pending() -> list[str]:
+        done = compare(path, "--run", run, "--pending")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
-    yield start
-    for process in begun:
-        with process:  # closes what is read from it
-            process.kill()
+    stages = []
+    while lines := pending():
+        stages.append([Path(shlex.split(line)[4]).name for line in lines])
+        for line in lines:
+            assert subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True).returncode == 0
+    assert stages == [["search.py", "retrain.py"], ["derive.py"], ["retrain.py"]]
+    (searched,) = {file.parent.name for file in run.glob("runs/*/results.yaml")} - {"ada-1"}
+    assert not (run / "comparison.csv").exists()
 
-
-def test_shares_side_by_side_do_what_one_process_does(begin, tmp_path, small_yaml):
-    """With nothing to compare that a clock decides."""
-    changed = {"patterns": ["interleaved", "dense-only"], "pareto": None, "search_seeds": [1, 2]}
-    path, run, alone = write_comparison_yaml(tmp_path, small_yaml, **changed), tmp_path / "run", tmp_path / "alone"
-    second = begin(path, "--run", run, "--share", "1/2")
-    assert second.stdout.readline() == f"waiting for share 0: {run / 'config.yaml'}\n"
-    first = begin(path, "--run", run, "--share", "0/2")
-    said = [process.communicate(timeout=120) for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
-    assert said[1][0].endswith("share 1 of 2 is done; share 0 reports\n")
-    done = compare(path, "--run", alone, "--workers", 2)
-    assert done.returncode == 0, done.stderr
-
-    ran = [
-        [line.split()[1] for line in out.splitlines() if " finished, " in line]
-        for out in (said[0][0], said[1][0], done.stdout)
-    ]
-    assert sorted(ran[0] + ran[1]) == sorted(ran[2])
-    (searched,) = {name[:-2] for name in ran[2] if name[-2:] == "-1"} - {"search", "ada", "ddd"}
-    assert ran[0] == ["search-1", "derive-searched", "ada-1", f"{searched}-1", "ddd-2"]
-    assert ran[1] == ["search-2", "ddd-1", "ada-2", f"{searched}-2"]
-    assert not any("continuing from step" in log.read_text() for log in (run / "logs").iterdir())
-    measured = {"latency_ms", "latency_ratio", "search_hours", "train_hours"}
-    tables = [
-        [{k: v for k, v in row.items() if k not in measured} for row in table(folder / "comparison.csv")]
-        for folder in (run, alone)
-    ]
-    assert tables[0] == tables[1] and len(tables[0]) == 3
+    before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
+    done = compare(path, "--run", run)
+    assert done.returncode == 0 and "finished" not in done.stdout, done.stderr
+    assert {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")} == before
+    assert [row["name"] for row in table(run / "comparison.csv")] == ["interleaved", "searched"]
+    for name in ("ada-1", searched):
+        figures = [
+            yaml.safe_load((folder / "runs" / name / "results.yaml").read_text())["test"]
+            for folder in (run, finished_comparison[1])
+        ]
+        assert figures[0] == figures[1]
 
 
-def test_a_share_that_fails_is_waited_for_until_all_is_repeated(begin, tmp_path, small_yaml):
-    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved", "dense-only"]}
-    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
-    first = begin(path, "--run", run, "--share", "0/2")
-    wait_for((run / "comparison.yaml").exists)
-    (run / "runs" / "ddd-1").mkdir(parents=True, exist_ok=True)
-    with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        second = compare(path, "--run", run, "--share", "1/2", timeout=60)
-    assert second.returncode == 1 and "error: 1 failed, the rest is done: ddd-1: error: --run" in second.stderr
-    assert "[1/1] ada-1 finished" in first.stdout.readline()
-    assert first.stdout.readline() == "waiting for other shares: ddd-1\n"
-    first.send_signal(signal.SIGTERM)  # the time limit
-    assert "the same command goes on" in first.communicate(timeout=60)[1] and first.returncode == 130
-    second = compare(path, "--run", run, "--share", "1/2", timeout=60)
-    assert second.returncode == 0 and "[1/1] ddd-1 finished" in second.stdout
-    first = compare(path, "--run", run, "--share", "0/2", timeout=60)
-    assert first.returncode == 0 and "finished" not in first.stdout and "| dense-only | ddd | " in first.stdout
-
-
-def test_the_slurm_file_gives_each_job_its_share(tmp_path, monkeypatch):
+def test_the_slurm_file_runs_the_line_of_its_job(tmp_path):
     file = ROOT / "experiments" / "compare" / "slurm.sh"
-    assert subprocess.run(["bash", "-n", file]).returncode == 0
     stub = tmp_path / "srun"
-    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    stub.write_text('#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
     stub.chmod(0o755)
-    slurm = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_CPUS_PER_TASK": "4"}
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **slurm}
-    given = ["comparison.yaml", "--run", "a folder", "train.steps=8"]
-    done = subprocess.run(["bash", file, *given], env=environment, capture_output=True, text=True, check=True)
-    started = done.stdout.splitlines()
-    monkeypatch.setattr(sys, "argv", started[started.index("nas.compare") :])
-    arguments = parse_arguments()
-    assert arguments.share == Share(3, 8) and arguments.run == Path("a folder")
-    assert arguments.overrides == ["train.steps=8"]
+    (tmp_path / "a folder").mkdir()
+    lines = [f"cd '{tmp_path}/a folder' && printf '%s\\n' {number} 'two  words' && pwd" for number in (1, 2, 3)]
+    (tmp_path / "pending.txt").write_text("\n".join(lines) + "\n")
+    slurm = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_CPUS_PER_TASK": "4", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", file, tmp_path / "pending.txt"]
+    done = subprocess.run(command, env=slurm, capture_output=True, text=True, check=True)
+    assert done.stdout == f"2\ntwo  words\n{tmp_path}/a folder\n"
 
 
 def test_the_gpus_are_those_that_are_visible(small_config, monkeypatch):
@@ -334,11 +270,10 @@ COSTS = CostTable(MILLISECONDS, 1.0, {"attention": 4.0, "dense": 1.0, "identity"
 
 @pytest.fixture
 def comparison(tmp_path, small_yaml, monkeypatch):
-    """A comparison of 6 blocks with a clock of the test's own: a pattern takes what the table says, and 10% more where
-    it begins with dense."""
+    """A comparison of 6 blocks with a fake timer: the latency of COSTS, plus 10% if the first block is dense."""
 
-    def measure(self, contenders, rounds):
-        times = {c.key: COSTS.cost(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
+    def measure(self, contenders, rounds=0):
+        times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
         return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
 
     monkeypatch.setattr(Timer, "table", lambda self, kept: COSTS)
@@ -358,57 +293,40 @@ def comparison(tmp_path, small_yaml, monkeypatch):
 SEARCHED = Contender("searched", "searched", ["attention", "dense", "dense", "identity", "attention", "dense"])  # 12 ms
 
 
-def test_random_patterns_have_the_searched_ones_latency_as_measured(comparison):
+def test_random_patterns_have_the_measured_latency_of_the_searched_one(comparison):
     made = comparison(random=4, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
-    made.choose_rivals()
-    drawn = [contender for contender in made.known() if contender.kind == "random"]
-    assert [contender.name for contender in drawn] == [f"random-{n}" for n in range(1, 5)]
-    assert len({network(c.blocks) for c in [SEARCHED, *drawn]}) == 5
-    for contender in drawn:
-        assert COSTS.cost(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
-        about = read_pattern(pattern_file(made.path, contender.name))["derived_from"]
-        assert about == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
+    choose_baselines(made)
+    random = [contender for contender in made.known_contenders() if contender.kind == "random"]
+    assert [contender.name for contender in random] == [f"random-{n}" for n in range(1, 5)]
+    assert len({network(c.blocks) for c in [SEARCHED, *random]}) == 5
+    for contender in random:
+        assert COSTS.pattern(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
+        origin = read_pattern(pattern_file(made.path, contender.name))["derived_from"]
+        assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
 
-def test_random_patterns_that_were_drawn_stay_and_more_can_join(comparison):
+def test_random_patterns_stay_when_more_are_drawn(comparison):
     made = comparison(random=2, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
-    made.choose_rivals()
-    before = [contender.blocks for contender in made.known()]
+    choose_baselines(made)
+    before = [contender.blocks for contender in made.known_contenders()]
     os.close(made.run.lock)
     more = comparison(random=4, patterns=["interleaved"], pareto=None)
-    more.choose_rivals()
-    assert [contender.blocks for contender in more.known()][: len(before)] == before
-    assert len({network(contender.blocks) for contender in more.known()}) == len(before) + 2
-
-
-def test_among_shares_what_was_not_found_is_awaited_no_longer(comparison):
-    made = comparison(random=2, patterns=["interleaved"], pareto=None)
-    assert made.awaited() == ["searched", "random-1", "random-2"]
-    made.write_pattern(Contender("searched", "searched", ["dense"] * 6))  # with the clock here, no other takes as long
-    made.choose_rivals()
-    assert made.awaited() == [] and [contender.name for contender in made.known()] == ["interleaved", "searched"]
-
-
-def test_positions_hold_whatever_has_been_found(comparison):
-    made = comparison(random=2, patterns=["interleaved", "dense-only"], pareto=None)
-    before = {task.name: task.position for task in made.training(made.known())}
-    made.write_pattern(SEARCHED)
-    made.write_pattern(Contender("random-1", "random", ["dense"] * 6))  # as dense-only, whose run it shares
-    after = {task.name: task.position for task in made.training(made.known())}
-    assert len(set(after.values())) == len(after) == 6 and before.items() <= after.items()
+    choose_baselines(more)
+    assert [contender.blocks for contender in more.known_contenders()][: len(before)] == before
+    assert len({network(contender.blocks) for contender in more.known_contenders()}) == len(before) + 2
 
 
 def test_most_parameters_within_the_latency(comparison):
     made = comparison(patterns=["parameters"], pareto=None)
     made.write_pattern(SEARCHED)
-    made.choose_rivals()
-    (richest,) = [contender for contender in made.known() if contender.kind == "parameters"]
-    assert COSTS.cost(richest.blocks) <= 12.0
+    choose_baselines(made)
+    (richest,) = [contender for contender in made.known_contenders() if contender.kind == "parameters"]
+    assert COSTS.pattern(richest.blocks) <= 12.0
     sizes = {name: made.parameters([name]) for name in COSTS.blocks}
-    assert sizes["attention"] > sizes["dense"]  # at these widths, so attention where it can be paid
-    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.cost(richest.blocks) == 12.0
+    assert sizes["attention"] > sizes["dense"]  # at these sizes, so it prefers attention within the budget
+    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.pattern(richest.blocks) == 12.0
 
 
 def test_another_pattern_under_a_known_name_is_refused(comparison):
@@ -417,15 +335,15 @@ def test_another_pattern_under_a_known_name_is_refused(comparison):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
 
 
-def test_latencies_are_measured_again_only_where_they_do_not_hold(comparison, monkeypatch):
+def test_latencies_are_measured_again_only_if_they_do_not_hold(comparison, monkeypatch):
     made, calls = comparison(patterns=["interleaved"], pareto=None), []
     monkeypatch.setattr(
         Timer, "measure", lambda self, contenders, rounds: calls.append(1) or {c.key: {} for c in contenders}
     )
-    usual, other = Contender("interleaved", "given", interleaved(6)), Contender("other", "given", ["dense"] * 6)
-    known = made.timer.measure_once([usual], {})
-    assert made.timer.measure_once([usual], known) is known and len(calls) == 1
-    both = made.timer.measure_once([usual, other], known)
-    assert len(calls) == 2 and made.timer.measure_once([usual], both) is both
-    made.timer.measure_once([usual], known | {"holds_for": known["holds_for"] | {"threads": 99}})
+    baseline, other = Contender("interleaved", "given", interleaved(6)), Contender("other", "given", ["dense"] * 6)
+    known = made.timer.measure_or_reuse([baseline], {})
+    assert made.timer.measure_or_reuse([baseline], known) is known and len(calls) == 1
+    both = made.timer.measure_or_reuse([baseline, other], known)
+    assert len(calls) == 2 and made.timer.measure_or_reuse([baseline], both) is both
+    made.timer.measure_or_reuse([baseline], known | {"holds_for": known["holds_for"] | {"threads": 99}})
     assert len(calls) == 3

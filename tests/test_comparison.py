@@ -63,7 +63,7 @@ def test_contenders_that_follow_from_a_search(written):
         ({"search": None, "patterns": ["parameters"]}, "parameters cannot be had without a search"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line(written, changed, words):
+def test_a_wrong_file_gives_one_line(written, changed, words):
     with pytest.raises(InputError) as error:
         read_settings(written(**changed), {})
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -101,9 +101,9 @@ def test_unknown_and_colliding_names_are_refused(written, tmp_path):
         with pytest.raises(InputError, match=f"two patterns are called '{Path(file).stem}'"):
             given_contenders(read_settings(path, {}), path, 4)
     for file, blocks, words in (
-        ("short.yaml", "[dense]", "has 1 blocks, not model.blocks=4"),
-        ("$x^$.yaml", four, "call the file by letters"),
-        ("_mine.yaml", four, "call the file by letters"),
+        ("short.yaml", "[dense]", "has 1 blocks, but model.blocks is 4"),
+        ("$x^$.yaml", four, "must begin with a letter or digit"),
+        ("_mine.yaml", four, "must begin with a letter or digit"),
     ):
         path = written(patterns=[pattern(tmp_path / file, blocks)])
         with pytest.raises(InputError, match=words):

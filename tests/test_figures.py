@@ -2,7 +2,8 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from nas.reporting import comparison_figures, curves, pi_figures
+from nas.reporting import curves, pi_figures
+from nas.reporting.style import COLOURS
 
 NAMES = ["attention", "dense", "identity"]
 
@@ -16,14 +17,14 @@ def history(steps, blocks=6):
     ]
 
 
-def test_frames_are_spread_and_hold_both_ends():
-    assert pi_figures.chosen_frames(5) == [0, 1, 2, 3, 4]
-    many = pi_figures.chosen_frames(1000)
-    assert len(many) == pi_figures.MOST_FRAMES and many[0] == 0 and many[-1] == 999
+def test_frames_are_spread_and_include_both_ends():
+    assert pi_figures.choose_frames(5) == [0, 1, 2, 3, 4]
+    many = pi_figures.choose_frames(1000)
+    assert len(many) == pi_figures.MAX_FRAMES and many[0] == 0 and many[-1] == 999
     assert max(np.diff(many)) <= 7
 
 
-def test_darkness_is_probability_and_the_likeliest_carries_its_number():
+def test_darkness_is_probability_and_the_likeliest_operation_carries_its_number():
     picture = pi_figures.PiPicture(NAMES, 3)
     pi = [[0.05, 0.9, 0.05], [1.0, 0.0, 0.0], [0.3, 0.2, 0.5]]
     picture.show({"step": 1200, "temperature": 0.25, "pi": pi})
@@ -39,15 +40,15 @@ def test_darkness_is_probability_and_the_likeliest_carries_its_number():
     assert pixels[pixels.shape[0] - y, x] == 255
 
 
-def test_the_animation_holds_its_last_frame_and_loops(tmp_path):
+def test_the_animation_pauses_on_its_last_frame_and_loops(tmp_path):
     path = tmp_path / "pi.gif"
     assert pi_figures.animate(history(12), path) == 12
     frames = imageio.imread(path)
     assert len(frames) == 12
     durations = [imageio.immeta(path, index=i)["duration"] for i in range(12)]
-    assert durations == [pi_figures.FRAME_MS] * 11 + [comparison_figures.HELD_MS]
+    assert durations == [pi_figures.FRAME_MS] * 11 + [pi_figures.LAST_FRAME_MS]
     assert imageio.immeta(path)["loop"] == 0
-    assert len(np.unique(frames)) <= pi_figures.GREYS
+    assert len(np.unique(frames)) <= pi_figures.GREY_LEVELS
 
 
 def test_an_animation_needs_two_steps(tmp_path):
@@ -72,5 +73,5 @@ def test_stills_are_drawn(tmp_path, blocks):
 def test_every_operation_has_a_colour():
     from nas.core.pattern import OPERATIONS
 
-    assert set(OPERATIONS) == pi_figures.COLOURS.keys()
-    assert len(set(pi_figures.COLOURS.values())) == len(OPERATIONS)
+    assert set(OPERATIONS) == COLOURS.keys()
+    assert len(set(COLOURS.values())) == len(OPERATIONS)

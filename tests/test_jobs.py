@@ -3,11 +3,14 @@ import sys
 
 import pytest
 
-from nas.comparison.tasks import Jobs, Share, Task, run_tasks
+from nas.comparison.tasks import Task, run_tasks
 from nas.core.errors import InputError
+from tests.making import load_script
+
+Jobs = load_script("jobs").Jobs
 
 
-def test_what_is_done_is_not_done_again_and_each_process_has_its_share(tmp_path):
+def test_a_finished_job_is_not_repeated_and_only_selected_jobs_run(tmp_path):
     done = []
     for _ in range(2):
         jobs = Jobs(tmp_path / "out", ["train.steps=3"], "alone-*,other")
@@ -40,9 +43,7 @@ def task(tmp_path):
     return make
 
 
-def test_tasks_that_have_a_result_are_not_run_and_one_that_fails_does_not_stop_the_rest(
-    task, tmp_path, capfd, monkeypatch
-):
+def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task, tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "done").write_text("before")
     tasks = [
@@ -53,18 +54,18 @@ def test_tasks_that_have_a_result_are_not_run_and_one_that_fails_does_not_stop_t
         task("idle", "print('nothing to do')"),
     ]
     tasks[2].log.parent.mkdir()
-    tasks[2].log.write_text("said by an earlier call\n")
+    tasks[2].log.write_text("output of an earlier call\n")
     failed = run_tasks(tasks, workers=1)
     assert failed.pop("idle") == f"it left no {tmp_path / 'idle'}"
     assert failed == {"bad": "what is wrong", "silent": "exit status 4"}
-    assert tasks[2].log.read_text() == "said by an earlier call\n"
+    assert tasks[2].log.read_text() == "output of an earlier call\n"
     assert (tmp_path / "done").read_text() == "before"
     said = capfd.readouterr().out.splitlines()
     assert len(said) == 4 and said[0].startswith("[1/4] bad FAILED: what is wrong") and "good finished" in said[2]
 
 
-def test_so_many_tasks_run_at_a_time(task, tmp_path):
-    """Each writes that it has begun and waits for the other: only side by side can they finish."""
+def test_tasks_run_side_by_side(task, tmp_path):
+    """Each task waits until the other has begun, so they can only finish side by side."""
     meet = "result.with_suffix('.begun').touch(); [time.sleep(0.02) for _ in range(1000) if not other.exists()]; "
     meet += "result.touch() if other.exists() else sys.exit(1)"
     pair = [
@@ -74,8 +75,8 @@ def test_so_many_tasks_run_at_a_time(task, tmp_path):
     assert run_tasks(pair, workers=2) == {}
 
 
-def test_no_more_than_so_many_run_at_a_time(task, tmp_path):
-    """Each counts those that are under way beside it."""
+def test_at_most_the_given_number_of_tasks_run_at_a_time(task, tmp_path):
+    """Each task counts the tasks that run beside it."""
     count = "begun = result.with_suffix('.begun'); begun.touch(); time.sleep(0.3); "
     count += "result.write_text(str(len(list(result.parent.glob('*.begun'))))); begun.unlink()"
     assert run_tasks([task(f"t{number}", count) for number in range(5)], workers=2) == {}
@@ -83,8 +84,7 @@ def test_no_more_than_so_many_run_at_a_time(task, tmp_path):
 
 
 def test_each_worker_has_a_gpu_of_its_own(task, tmp_path, monkeypatch):
-    """A task fails where its GPU is in use. With more workers than GPUs they share them, and without GPUs the
-    environment stays as it is."""
+    """A task fails if its GPU is in use. More workers than GPUs share them; without GPUs the environment stays."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")
     tell = "gpu = os.environ['CUDA_VISIBLE_DEVICES']; result.write_text(gpu); "
     alone = "used = result.with_name('used-' + gpu); used.mkdir(); time.sleep(0.3 + 0.3 * ('0' in result.name)); "
@@ -94,12 +94,5 @@ def test_each_worker_has_a_gpu_of_its_own(task, tmp_path, monkeypatch):
     tasks = [task(f"more{number}", tell + "time.sleep(1)") for number in range(3)]
     assert run_tasks(tasks, 3, ["7", "GPU-ab"]) == {}
     assert [task.result.read_text() for task in tasks] == ["7", "GPU-ab", "7"]
-    usual = task("usual", tell)
-    assert run_tasks([usual], 1) == {} and usual.result.read_text() == "as before"
-
-
-def test_every_task_belongs_to_one_share(tmp_path):
-    tasks = [Task(str(number), [], tmp_path, tmp_path, number) for number in range(8)]
-    shares = [[task.name for task in tasks if Share(index, 3).has(task)] for index in range(3)]
-    assert shares == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]
-    assert all(Share().has(task) for task in tasks)
+    cpu = task("cpu", tell)
+    assert run_tasks([cpu], 1) == {} and cpu.result.read_text() == "as before"

@@ -37,6 +37,7 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages load
     "nas.comparison.claims",
     "nas.comparison.results",
     "nas.comparison.spec",
+    "nas.comparison.statistics",
     "nas.comparison.tasks",
     "nas.reporting",
 )

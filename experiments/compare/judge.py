@@ -3,7 +3,7 @@
     python experiments/compare/judge.py RUN_DIR SEARCH [SEARCH ...]
 
 RUN_DIR: run folder of nas.compare. SEARCH: run folders of searches with the same text, sizes and operations. The
-reference is the mean loss on test over a pattern's seeds. The last line is JSON.
+truth is the mean loss on test over a pattern's seeds. The last line is JSON.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 
-from nas.comparison.results import quality_of, read_rows  # noqa: E402
+from nas.comparison.results import choose_metric, read_results  # noqa: E402
 from nas.comparison.spec import UNMATCHED, contenders_file  # noqa: E402
 from nas.core.errors import run_command  # noqa: E402
 from nas.core.pattern import abbreviate  # noqa: E402
@@ -25,15 +25,15 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN_DIR", type=Path)
     parser.add_argument("searches", metavar="SEARCH", nargs="+", type=Path)
     arguments = parser.parse_args()
-    rows = read_rows(contenders_file(arguments.run, UNMATCHED))
-    quality = quality_of(rows)
-    reference = {tuple(row.contender.blocks): float(row.losses(quality).mean()) for row in rows}
+    results = read_results(contenders_file(arguments.run, UNMATCHED))
+    metric = choose_metric(results)
+    truth = {tuple(result.contender.blocks): float(result.losses(metric).mean()) for result in results}
 
     from scipy.stats import kendalltau
 
     from nas.derivation.supernet_evaluator import SuperNetEvaluator
 
-    taus, ordered = {}, sorted(reference, key=reference.get)
+    taus, ordered = {}, sorted(truth, key=truth.get)
     for search in arguments.searches:
         supernet = SuperNetEvaluator(search)
         losses = [
@@ -42,7 +42,7 @@ def main() -> None:
         print(f"{search}: nll per token on the first tokens of valid, best pattern on test first")
         names = [abbreviate(list(pattern)) for pattern in ordered]
         print("  ".join(f"{name} {loss:.4f}" for name, loss in zip(names, losses, strict=True)))
-        taus[str(search)] = round(float(kendalltau([reference[pattern] for pattern in ordered], losses).statistic), 3)
+        taus[str(search)] = round(float(kendalltau([truth[pattern] for pattern in ordered], losses).statistic), 3)
     print(json.dumps({"tau": taus, "patterns": len(ordered)}))
 
 

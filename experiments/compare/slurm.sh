@@ -1,17 +1,17 @@
 #!/bin/bash
-# A comparison over a cluster, each of eight jobs with a GPU. From the root of the checkout, on a file system of all nodes:
-#   sbatch experiments/compare/slurm.sh COMPARISON.yaml --run RUN_DIR [section.key=value ...]
-# After the time limit, or where a part failed, the same command goes on: what has finished is not done again.
+# Runs the pending commands of a comparison as a job array, one command per job with one GPU each. From the root of the
+# checkout, on a file system that all nodes share:
+#   srun --gres=gpu:1 .venv/bin/python -m nas.compare COMPARISON.yaml --run RUN_DIR --pending > pending.txt
+#   sbatch --array=1-$(wc -l < pending.txt) experiments/compare/slurm.sh pending.txt
 #SBATCH --job-name=compare
-#SBATCH --array=0-7                   # from 0 without gaps: the number in it says which share a job does
-#SBATCH --gres=gpu:1                  # of one type, if the cluster has several: share 0 measures latencies for all
+#SBATCH --gres=gpu:1                  # of one type, if the cluster has several
 #SBATCH --cpus-per-task=4
 #SBATCH --time=12:00:00
 #SBATCH --output=compare-%A-%a.txt
-#SBATCH --signal=TERM@300             # five minutes before the limit, so that runs can save
-#SBATCH --requeue                     # after preemption or the failure of a node SLURM starts the job again by itself,
-#SBATCH --open-mode=append            # and what it said before stays
+#SBATCH --signal=TERM@300             # five minutes before the limit, so that the run can save
+#SBATCH --requeue                     # SLURM restarts the job after preemption or a node failure
+#SBATCH --open-mode=append            # and keeps its earlier output
 
-# srun, since the signal goes to its steps and not to this script; it asks for the CPUs anew, or SLURM gives it one.
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" .venv/bin/python -m nas.compare "$@" \
-    --share "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
+command=$(sed -n "${SLURM_ARRAY_TASK_ID}p" "$1")
+# SLURM signals steps of srun, not this script. The shell ignores TERM, so that it waits until the run has saved.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c "trap '' TERM; $command"

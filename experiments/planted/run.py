@@ -20,7 +20,7 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 
-from nas.comparison.tasks import Jobs  # noqa: E402
+from experiments.jobs import Jobs  # noqa: E402
 from nas.core.config import Config  # noqa: E402
 from nas.core.config_loading import load_config  # noqa: E402
 from nas.core.errors import run_command  # noqa: E402

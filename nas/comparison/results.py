@@ -1,4 +1,4 @@
-"""The figures of a comparison: a row for each contender, from its runs, and tables of them. Imports no torch."""
+"""Results of a comparison: one PatternResult per contender, and tables of them."""
 
 import csv
 import io
@@ -15,8 +15,6 @@ from nas.core.pattern import abbreviate
 from nas.core.run_folder import RESULTS
 
 CONTENDERS_FORMAT = "par-contenders/1"
-
-
 COLUMNS = (
     "name",
     "blocks",
@@ -35,10 +33,13 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Quality:
-    """The figure that compares: word perplexity where the tokens keep all words, else bits per byte.
+class Metric:
+    """The metric that ranks patterns. Tests and intervals use its loss in nats per word, or per byte.
 
-    key: in results.yaml; exponential: whether it is exp of a loss; tests and intervals are of that loss, in nats.
+    Args:
+        key: the key in results.yaml.
+        exponential: whether the metric is exp(loss); else it is the loss in bits.
+        digits: decimals in tables.
     """
 
     name: str
@@ -46,188 +47,192 @@ class Quality:
     exponential: bool
     digits: int
 
-    def loss(self, figure: np.ndarray) -> np.ndarray:
-        """Nats per word, or per byte."""
-        return np.log(figure) if self.exponential else np.asarray(figure) * math.log(2)
+    def loss(self, values: np.ndarray) -> np.ndarray:
+        """The loss in nats."""
+        return np.log(values) if self.exponential else np.asarray(values) * math.log(2)
 
-    def change(self, loss: float) -> str:
-        """A difference of losses in words."""
+    def format_difference(self, loss: float) -> str:
+        """A difference of losses, as a change of the metric."""
         return f"{math.expm1(loss):+.1%}" if self.exponential else f"{loss / math.log(2):+.4f}"
 
 
-WORD_PERPLEXITY = Quality("word perplexity", "word_perplexity", True, 1)
-
-
-BITS_PER_BYTE = Quality("bits per byte", "bits_per_byte", False, 4)
+WORD_PERPLEXITY = Metric("word perplexity", "word_perplexity", True, 1)
+BITS_PER_BYTE = Metric("bits per byte", "bits_per_byte", False, 4)
 
 
 @dataclass(frozen=True)
-class Row:
-    """A contender with what its runs, one per seed, and the timing gave; latency: as nas.latency.measure_models
-    gives it; None where it was not measured."""
+class PatternResult:
+    """A contender with the results of its runs, one per seed.
+
+    Args:
+        runs: the content of each run's results.yaml, in the order of `seeds`.
+        latency: an entry of nas.costs.latency.measure_models, or None if it was not measured.
+        search_hours: time of its searches and derivation; 0 for contenders without a search.
+        folders: the run folders, in the order of `seeds`.
+    """
 
     contender: Contender
     seeds: list[int]
-    results: list[dict]
+    runs: list[dict]
     latency: dict | None
     search_hours: float
-    folders: tuple[Path, ...] = ()  # of the runs
+    folders: tuple[Path, ...] = ()
 
     @property
     def train_hours(self) -> float:
-        """Mean of the seeds."""
-        return float(np.mean([about["wall_time_s"] for about in self.results])) / 3600
-
-    def figures(self, quality: Quality, split: str = "test") -> np.ndarray:
-        return np.array([about[split][quality.key] for about in self.results])
-
-    def losses(self, quality: Quality, seeds: list[int] | None = None) -> np.ndarray:
-        """Of all its seeds, or of some that it has."""
-        losses = quality.loss(self.figures(quality))
-        return losses if seeds is None else losses[[self.seeds.index(seed) for seed in seeds]]
+        """Mean over the seeds."""
+        return float(np.mean([run["wall_time_s"] for run in self.runs])) / 3600
 
     @property
-    def ratio(self) -> float | None:
+    def latency_ratio(self) -> float | None:
+        """Latency relative to the interleaved pattern's."""
         return None if self.latency is None else self.latency["ratio_to_interleaved"]
 
+    def values(self, metric: Metric, split: str = "test") -> np.ndarray:
+        """The metric of each seed [S]."""
+        return np.array([run[split][metric.key] for run in self.runs])
 
-def mean_error(values) -> tuple[float, float | None]:
-    """Mean and standard error; None where one value has none."""
+    def losses(self, metric: Metric, seeds: list[int] | None = None) -> np.ndarray:
+        """The loss of each seed [S] on test. seeds: a subset of the result's seeds; default all."""
+        losses = metric.loss(self.values(metric))
+        return losses if seeds is None else losses[[self.seeds.index(seed) for seed in seeds]]
+
+    def format_mean(self, metric: Metric, split: str = "test") -> str:
+        """Mean and standard error for people."""
+        mean, error = mean_and_standard_error(self.values(metric, split))
+        return f"{mean:.{metric.digits}f}" + ("" if error is None else f" ± {error:.{metric.digits}f}")
+
+
+def mean_and_standard_error(values) -> tuple[float, float | None]:
+    """The standard error of a single value is None."""
     values = np.asarray(values, dtype=float)
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 def write_contenders(
     path: Path, contenders: list[Contender], seeds: list[int], hours: dict[str, float], latencies: dict
-):
-    """What is compared, for read_rows. hours: by name, that searching it took; latencies: as
-    nas.comparing.Timer.measure_once gives them, or empty."""
+) -> None:
+    """Write what read_results needs.
+
+    Args:
+        hours: search hours by the contender's name.
+        latencies: from nas.comparison.timer.Timer.measure_or_reuse, or empty.
+    """
     times = latencies.get("patterns", {})
     listed = [{**asdict(c), "search_hours": hours[c.name], "latency": times.get(c.key)} for c in contenders]
-    about = {"seeds": seeds, "contenders": listed}
-    write_yaml(path, {"format": CONTENDERS_FORMAT, **about, "latency_holds_for": latencies.get("holds_for")})
+    content = {"format": CONTENDERS_FORMAT, "seeds": seeds, "contenders": listed}
+    write_yaml(path, {**content, "latency_holds_for": latencies.get("holds_for")})
 
 
 def read_contenders(path: Path) -> dict:
-    """Raises InputError where the file is missing or damaged."""
+    """Raises InputError if the file is missing or damaged."""
     content = read_yaml(path)
     if content.get("format") != CONTENDERS_FORMAT:
         raise InputError(f"{path} is damaged: it lacks `format: {CONTENDERS_FORMAT}`")
     return content
 
 
-def contender_of(about: dict) -> Contender:
-    return Contender(**{item.name: about[item.name] for item in fields(Contender)})
+def contender_of(entry: dict) -> Contender:
+    return Contender(**{item.name: entry[item.name] for item in fields(Contender)})
 
 
 def known_latencies(path: Path) -> dict:
-    """Those that write_contenders was given; empty where there is no such file."""
+    """The `latencies` that write_contenders wrote to this file; empty if there is no file."""
     if not path.exists():
         return {}
     content = read_contenders(path)
-    times = {contender_of(about).key: about["latency"] for about in content["contenders"]}
+    times = {contender_of(entry).key: entry["latency"] for entry in content["contenders"]}
     return {"patterns": {key: time for key, time in times.items() if time}, "holds_for": content["latency_holds_for"]}
 
 
-def read_rows(path: Path) -> list[Row]:
-    """A row for every contender of which a run has finished, from what write_contenders wrote and the runs beside it.
-    Raises InputError where a file is damaged, or no run has finished."""
-    content, rows = read_contenders(path), []
-    for about in content["contenders"]:
-        contender = contender_of(about)
+def read_results(path: Path) -> list[PatternResult]:
+    """A result for each contender in a file of write_contenders that has a finished run.
+
+    Raises InputError if a file is damaged, or if no run has finished.
+    """
+    content, results = read_contenders(path), []
+    for entry in content["contenders"]:
+        contender = contender_of(entry)
         folders = {seed: training_folder(path.parent, contender, seed) for seed in content["seeds"]}
         done = {seed: folder for seed, folder in folders.items() if (folder / RESULTS).exists()}
         if done:
-            results = [read_yaml(folder / RESULTS) for folder in done.values()]
-            rows.append(
-                Row(contender, list(done), results, about["latency"], about["search_hours"], tuple(done.values()))
-            )
-    if not rows:
+            runs, folders = [read_yaml(folder / RESULTS) for folder in done.values()], tuple(done.values())
+            results.append(PatternResult(contender, list(done), runs, entry["latency"], entry["search_hours"], folders))
+    if not results:
         raise InputError(f"{path}: none of its runs has finished")
-    return rows
+    return results
 
 
-def shown(row: Row, quality: Quality, split: str = "test") -> str:
-    """Mean and standard error."""
-    mean, error = mean_error(row.figures(quality, split))
-    return f"{mean:.{quality.digits}f}" + ("" if error is None else f" ± {error:.{quality.digits}f}")
+def choose_metric(results: list[PatternResult]) -> Metric:
+    """Word perplexity if it is comparable in all runs, else bits per byte."""
+    splits = (run[split] for result in results for run in result.runs for split in ("valid", "test"))
+    return WORD_PERPLEXITY if all(split["word_perplexity_comparable"] for split in splits) else BITS_PER_BYTE
 
 
-def quality_of(rows: list[Row]) -> Quality:
-    comparable = all(
-        about[split]["word_perplexity_comparable"]
-        for row in rows
-        for about in row.results
-        for split in ("valid", "test")
-    )
-    return WORD_PERPLEXITY if comparable else BITS_PER_BYTE
-
-
-def table_row(row: Row) -> dict:
-    """By column of comparison.csv; nll: nats per token, on test, as word perplexity."""
-    first = row.results[0]
-    nll, nll_error = mean_error([about["test"]["nll_per_token"] for about in row.results])
-    words = all(about["test"]["word_perplexity_comparable"] for about in row.results)
-    perplexity, error = mean_error(row.figures(WORD_PERPLEXITY)) if words else (None, None)
+def csv_record(result: PatternResult) -> dict:
+    """A row of comparison.csv. Losses are in nats per token, on test."""
+    first = result.runs[0]
+    nll, nll_error = mean_and_standard_error([run["test"]["nll_per_token"] for run in result.runs])
+    comparable = all(run["test"]["word_perplexity_comparable"] for run in result.runs)
+    perplexity = mean_and_standard_error(result.values(WORD_PERPLEXITY)) if comparable else (None, None)
     return {
-        "name": row.contender.name,
-        "blocks": abbreviate(row.contender.blocks),
-        "seeds": len(row.seeds),
+        "name": result.contender.name,
+        "blocks": abbreviate(result.contender.blocks),
+        "seeds": len(result.seeds),
         "parameters": first["parameters"],
         "flops_per_token": first["flops_per_token"],
-        "latency_ms": row.latency and row.latency["median_ms"],
-        "latency_ratio": row.ratio,
+        "latency_ms": result.latency and result.latency["median_ms"],
+        "latency_ratio": result.latency_ratio,
         "nll_mean": nll,
         "nll_se": nll_error,
-        "word_perplexity_mean": perplexity,
-        "word_perplexity_se": error,
-        "search_hours": row.search_hours,
-        "train_hours": row.train_hours,
+        "word_perplexity_mean": perplexity[0],
+        "word_perplexity_se": perplexity[1],
+        "search_hours": result.search_hours,
+        "train_hours": result.train_hours,
     }
 
 
-def csv_text(rows: list[Row]) -> str:
-    """One line per contender; what is not known is empty."""
+def csv_text(results: list[PatternResult]) -> str:
+    """One line per contender. Unknown values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        content = table_row(row)
-        numbers = {key: f"{value:.6g}" for key, value in content.items() if isinstance(value, float)}
-        writer.writerow(content | numbers)
+    for record in map(csv_record, results):
+        writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in record.items()})
     return text.getvalue()
 
 
-def table_heads(rows: list[Row]) -> list[str]:
-    heads = ["pattern", "blocks", f"{quality_of(rows).name}, test", "valid", "seeds", "latency ms", "of interleaved"]
-    return [*heads, "parameters", "FLOPs per token", "hours: search + train"]
+def table_header(metric: Metric) -> list[str]:
+    header = ["pattern", "blocks", f"{metric.name}, test", "valid", "seeds", "latency ms", "of interleaved"]
+    return [*header, "parameters", "FLOPs per token", "hours: search + train"]
 
 
-def table_cells(row: Row, quality: Quality) -> list[str]:
-    """By table_heads, without name and blocks, for people."""
-    first, latency = row.results[0], row.latency
+def table_cells(result: PatternResult, metric: Metric) -> list[str]:
+    """The cells below table_header, without the first two."""
+    first, latency = result.runs[0], result.latency
     return [
-        shown(row, quality),
-        shown(row, quality, "valid"),
-        str(len(row.seeds)),
+        result.format_mean(metric),
+        result.format_mean(metric, "valid"),
+        str(len(result.seeds)),
         "" if latency is None else f"{latency['median_ms']:.2f}",
         "" if latency is None else f"{latency['ratio_to_interleaved']:.3f}",
         f"{first['parameters']:,}",
         f"{first['flops_per_token']:,.0f}",
-        f"{row.search_hours:.2f} + {row.train_hours:.2f}",
+        f"{result.search_hours:.2f} + {result.train_hours:.2f}",
     ]
 
 
-def best_first(rows: list[Row]) -> list[Row]:
-    """By the mean on test."""
-    quality = quality_of(rows)
-    return sorted(rows, key=lambda row: row.losses(quality).mean())
+def sort_by_loss(results: list[PatternResult]) -> list[PatternResult]:
+    """Lowest mean loss on test first."""
+    metric = choose_metric(results)
+    return sorted(results, key=lambda result: result.losses(metric).mean())
 
 
-def markdown(rows: list[Row]) -> str:
-    heads, quality = table_heads(rows), quality_of(rows)
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in best_first(rows):
-        cells = [row.contender.name, abbreviate(row.contender.blocks), *table_cells(row, quality)]
+def markdown(results: list[PatternResult]) -> str:
+    metric = choose_metric(results)
+    header = table_header(metric)
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for result in sort_by_loss(results):
+        cells = [result.contender.name, abbreviate(result.contender.blocks), *table_cells(result, metric)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

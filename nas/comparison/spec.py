@@ -1,4 +1,4 @@
-"""What is compared: the contenders, as COMPARISON.yaml names them, and where their files are kept. No torch."""
+"""The specification of a comparison: COMPARISON.yaml, its contenders, and the places of their files."""
 
 import difflib
 import math
@@ -12,28 +12,20 @@ from nas.core.pattern import abbreviate, read_pattern
 from nas.derivation.baselines import RULES
 
 FORMAT = "par-comparison/1"
-
-
-GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds, and names, of contenders
-
-
+GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds of contenders
 PATTERN_NAMES = (*RULES, PARAMETERS)
-
-
-SAME_LATENCY = 0.03  # how far, as a share, a random pattern's latency may be from the searched one's
-
-
-METHODS = ("budget", "evolution")  # of derive.py, for the budgets of pareto
-
-
-UNMATCHED, MATCHED = "", "-matched"  # marks of files: at the recipe's d_ffn, and at equal parameters
+SAME_LATENCY = 0.03  # greatest relative difference between the latency of a random pattern and of the searched one
+METHODS = ("budget", "evolution")  # derive.py --method, for the budgets in `pareto`
+UNMATCHED, MATCHED = "", "-matched"  # suffixes of file names: the recipe's d_ffn, or equal parameters
 
 
 @dataclass(frozen=True)
 class Contender:
     """A pattern that is compared.
 
-    kind: given (by a rule or a file), searched, parameters or random; d_ffn: where it is not the recipe's own.
+    Args:
+        kind: GIVEN (by a rule or a file), SEARCHED, PARAMETERS or RANDOM.
+        d_ffn: None for the recipe's d_ffn.
     """
 
     name: str
@@ -43,7 +35,7 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """What its runs are called by: contenders of one pattern share them."""
+        """The name of its runs. Contenders with the same pattern share their runs."""
         return abbreviate(self.blocks) + ("" if self.d_ffn is None else f"-ffn{self.d_ffn}")
 
 
@@ -60,22 +52,17 @@ def pattern_file(run: Path, name: str) -> Path:
 
 
 def settings_file(run: Path) -> Path:
-    """A copy of the COMPARISON.yaml that was given last."""
+    """A copy of the COMPARISON.yaml of the last call."""
     return run / "comparison.yaml"
 
 
-def not_found_file(run: Path) -> Path:
-    """Names of random patterns that were sought and not found."""
-    return run / "not-found.yaml"
-
-
-def contenders_file(run: Path, mark: str) -> Path:
-    return run / f"contenders{mark}.yaml"
+def contenders_file(run: Path, suffix: str) -> Path:
+    return run / f"contenders{suffix}.yaml"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What COMPARISON.yaml holds; its meaning stands in nas/compare.py, as --help shows it."""
+    """The content of COMPARISON.yaml. `python -m nas.compare --help` explains each key."""
 
     retrain: Path
     search: Path | None = None
@@ -89,7 +76,7 @@ class Settings:
 
     @property
     def derived_names(self) -> dict[str, str]:
-        """{name: kind} of the contenders that a search leads to, in order."""
+        """{name: kind} of the contenders that depend on a search, in order."""
         names = {SEARCHED: SEARCHED} if self.search else {}
         names |= dict.fromkeys(self.budgets.values(), SEARCHED)
         names |= {PARAMETERS: PARAMETERS} if PARAMETERS in self.patterns else {}
@@ -97,13 +84,16 @@ class Settings:
 
     @property
     def budgets(self) -> dict[float, str]:
-        """The name of the searched pattern of each budget of `pareto`: as derive.py names its file."""
+        """{budget of `pareto`: name of its searched pattern}"""
         return {budget: f"{SEARCHED}-{budget:g}" for budget in sorted(self.pareto)}
 
 
-def read_settings(path: Path, instead: dict) -> Settings:
-    """Read and check a comparison; `instead`: what the command line says instead, by key. Raises InputError that names
-    what is wrong."""
+def read_settings(path: Path, overrides: dict) -> Settings:
+    """Read and check COMPARISON.yaml. Raises InputError that names the mistake.
+
+    Args:
+        overrides: values from the command line, by key.
+    """
     content = read_user_yaml(path, "the comparison")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
@@ -115,25 +105,30 @@ def read_settings(path: Path, instead: dict) -> Settings:
     for key in ("retrain", "search"):
         if not isinstance(content.get(key, None if key == "retrain" else ""), str):
             raise InputError(f"{path}: {key} must name a configuration file, not {content.get(key)!r}")
-    settings = Settings(**content | instead)
+    settings = Settings(**content | overrides)
+    check_values(path, settings)
+    if settings.search is None and (settings.derived_names or "search_seeds" in content):
+        wrong = ", ".join(settings.derived_names) or "search_seeds"
+        raise InputError(f"{path}: {wrong} cannot be had without a search: add `search: FILE.yaml`, or remove the key")
+    if settings.search is None and not settings.patterns:
+        raise InputError(f"{path}: patterns=[] leaves nothing to compare without a search")
+    return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
+
+
+def check_values(path: Path, settings: Settings) -> None:
+    """Raises InputError if a value has the wrong type or range."""
     check_list(path, "seeds", settings.seeds, is_count, "different whole numbers from 0, such as [1, 2, 3]")
     check_list(path, "search_seeds", settings.search_seeds, is_count, "different whole numbers from 0, such as [1, 2]")
-    words = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
-    check_list(path, "pareto", settings.pareto, is_budget, words, empty=True)
+    allowed = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
+    check_list(path, "pareto", settings.pareto, is_budget, allowed, empty=True)
+    allowed = f"different names of {', '.join(PATTERN_NAMES)}, or pattern files"
+    check_list(path, "patterns", settings.patterns, is_name, allowed, empty=True)
     if settings.method not in METHODS:
         raise InputError(f"{path}: method={settings.method!r} must be one of {', '.join(METHODS)}")
     if not is_count(settings.trials) or (settings.trials and settings.method != "evolution"):
         raise InputError(f"{path}: trials={settings.trials!r} must be a whole number from 0, with method: evolution")
-    words = f"different names of {', '.join(PATTERN_NAMES)}, or pattern files"
-    check_list(path, "patterns", settings.patterns, is_name, words, empty=True)
     if not is_count(settings.random):
         raise InputError(f"{path}: random={settings.random!r} must be a whole number from 0")
-    if settings.search is None and (settings.derived_names or "search_seeds" in content):
-        wrong = ", ".join(settings.derived_names) or "search_seeds"
-        raise InputError(f"{path}: {wrong} cannot be had without a search: give `search: FILE.yaml`, or leave it out")
-    if settings.search is None and not settings.patterns:
-        raise InputError(f"{path}: patterns=[] leaves nothing to compare without a search")
-    return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
 
 
 def is_count(value) -> bool:
@@ -148,40 +143,45 @@ def is_name(value) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def check_list(path: Path, key: str, values, is_right, words: str, empty: bool = False) -> None:
-    right = isinstance(values, list) and all(map(is_right, values)) and len(set(values)) == len(values)
-    if not right or not (values or empty):
-        raise InputError(f"{path}: {key}={values!r} must be {words}")
+def check_list(path: Path, key: str, values, is_valid, allowed: str, empty: bool = False) -> None:
+    valid = isinstance(values, list) and all(map(is_valid, values)) and len(set(values)) == len(values)
+    if not valid or not (values or empty):
+        raise InputError(f"{path}: {key}={values!r} must be {allowed}")
 
 
 def given_contenders(settings: Settings, path: Path, blocks: int) -> list[Contender]:
-    """Those that do not wait for a search: by rules, for so many blocks, and from files. Raises InputError where one is
-    unknown or of another length, or two have one name."""
-    found = []
+    """The contenders that need no search: patterns by rule, with `blocks` blocks, and from files.
+
+    Raises InputError if a name is unknown or used twice, or if a pattern has another number of blocks.
+    """
+    given = []
     for name in settings.patterns:
         if name in RULES:
-            found.append(Contender(name, GIVEN, RULES[name](blocks)))
+            given.append(Contender(name, GIVEN, RULES[name](blocks)))
         elif name != PARAMETERS:
-            found.append(contender_from_file(path, name, blocks))
-    names = [*(contender.name for contender in found), *settings.derived_names]
+            given.append(read_contender(path, name, blocks))
+    names = [*(contender.name for contender in given), *settings.derived_names]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{path}: two patterns are called {name!r}, by which they are told apart; rename a file")
-    return found
+            raise InputError(f"{path}: two patterns are called {name!r}; names must differ: rename a file")
+    return given
 
 
-def contender_from_file(path: Path, name: str, blocks: int) -> Contender:
+def read_contender(path: Path, name: str, blocks: int) -> Contender:
+    """The contender in the pattern file `name`, relative to COMPARISON.yaml at `path`."""
     file = path.parent / name
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
         nearest = difflib.get_close_matches(name, PATTERN_NAMES, n=1, cutoff=0)[0]
         known = ", ".join(PATTERN_NAMES)
         raise InputError(f"{path}: patterns: {name!r} is neither a file nor one of {known}; the nearest is {nearest!r}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", file.stem):
-        raise InputError(f"{path}: patterns: {name!r}: call the file by letters, digits, `-`, `_` and `.` alone")
+        raise InputError(
+            f"{path}: patterns: {name!r}: the file name must begin with a letter or digit and consist of letters, "
+            "digits, `-`, `_` and `.`"
+        )
     pattern = read_pattern(file)["blocks"]
     if len(pattern) != blocks:
         raise InputError(
-            f"{path}: patterns: {file} has {len(pattern)} blocks, not model.blocks={blocks}, of which the interleaved "
-            "pattern is made that it is held against"
+            f"{path}: patterns: {file} has {len(pattern)} blocks, but model.blocks is {blocks}; they must match"
         )
     return Contender(file.stem, GIVEN, pattern)

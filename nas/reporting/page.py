@@ -1,4 +1,4 @@
-"""nas.reporting.page."""
+"""The HTML page of run folders: a section for each search, training and comparison, in report.html."""
 
 import base64
 import datetime
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nas.comparison.claims import make_claims
-from nas.comparison.results import best_first, quality_of, read_rows, table_cells, table_heads
+from nas.comparison.results import choose_metric, read_results, sort_by_loss, table_cells, table_header
 from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file, settings_file
 from nas.core.config import default_of, flat_config, options
 from nas.core.errors import InputError
-from nas.core.files import read_jsonl, read_yaml, write_text
-from nas.core.metrics import METRICS, read_pi
+from nas.core.files import read_yaml, write_text
+from nas.core.metrics import read_metrics, read_pi
 from nas.core.pattern import LETTERS, read_pattern
 from nas.core.provenance import git_commit
 from nas.core.run_folder import MAY_CHANGE, OUTCOME, RESULTS
@@ -21,190 +21,182 @@ from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import read_run
 
 TEMPLATE = Path(__file__).with_name("report.html")
+MEDIA_TYPES = {".gif": "image/gif", ".svg": "image/svg+xml"}
 
 
-MEDIA = {".png": "image/png", ".gif": "image/gif", ".svg": "image/svg+xml"}
-
-
-def drawn(picture: Callable, *content, suffix: str = ".svg") -> str:
-    """What one of nas.figures draws to a file, as a data URI."""
+def data_uri(figure: Callable, *content, suffix: str = ".svg") -> str:
+    """The file that figure(*content, path) writes, as a data URI."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"picture{suffix}"
-        picture(*content, path)
-        return f"data:{MEDIA[suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        path = Path(folder) / f"figure{suffix}"
+        figure(*content, path)
+        return f"data:{MEDIA_TYPES[suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def origin(run: Path) -> dict:
-    """How to repeat a run: commands, what it ran on, and the options that are not the defaults."""
-    about = read_yaml(run / "provenance.yaml")
+    """How to repeat a run: its commands, its device and versions, and the options that are not defaults."""
+    record = read_yaml(run / "provenance.yaml")
     defaults, own = {key: default_of(item) for key, item in options()}, flat_config(read_yaml(run / "config.yaml"))
     facts = {
-        "machine": f"{about['processor']}, {about['threads']} threads, {about['device']}",
-        "versions": ", ".join([f"python {about['python']}", *(f"{k} {v}" for k, v in about["packages"].items())]),
-        "seed": about["seed"],
-        "vocabulary": f"{about['vocab_size']:,}",
-        **{f"SHA-256 of {split}": digest for split, digest in about["data_sha256"].items()},
+        "device": f"{record['processor']}, {record['threads']} threads, {record['device']}",
+        "versions": ", ".join([f"python {record['python']}", *(f"{k} {v}" for k, v in record["packages"].items())]),
+        "seed": record["seed"],
+        "vocabulary": f"{record['vocab_size']:,}",
+        **{f"SHA-256 of {split}": digest for split, digest in record["data_sha256"].items()},
     }
-    commit, _, changed = (about["git_commit"] or "").partition("-")
+    commit, _, changed = (record["git_commit"] or "").partition("-")
     if changed:
-        facts["note"] = "the program had been changed since that commit"
+        facts["note"] = "the source files had uncommitted changes"
     return {
-        "repeat": [*([f"git checkout {commit}"] if commit else []), f"python {about['command']}"],
+        "repeat": [*([f"git checkout {commit}"] if commit else []), f"python {record['command']}"],
         "facts": facts,
         "options": {k: value for k, value in own.items() if value != defaults[k] and k not in MAY_CHANGE},
     }
 
 
 def cost_table(run: Path, blocks: int, operations: list[str]) -> dict | None:
-    """What operations cost, in milliseconds, where the folder has a table of it."""
+    """The run's latency table, or None if it has none."""
     path = run / "latency.yaml"
     if not path.exists():
         return None
     table = read_costs(path, operations)
-    holds = ", ".join(f"{key} {value}" for key, value in table.holds_for.items())
-    return {"unit": table.unit, "rows": table.rows(blocks), "holds_for": holds}
+    conditions = ", ".join(f"{key} {value}" for key, value in table.holds_for.items())
+    return {"unit": table.unit, "rows": table.rows(blocks), "holds_for": conditions}
 
 
-def curves(run: Path) -> str | None:
-    """Learning curves, where a line of metrics has been logged."""
-    from nas.reporting import comparison_figures as figures
+def curves_uri(run: Path) -> str | None:
+    """The learning curves, or None if no metrics have been logged."""
+    from nas.reporting.curves import learning_curves
 
-    metrics = read_jsonl(run / METRICS) if (run / METRICS).exists() else []
-    return drawn(figures.learning_curves, metrics) if metrics else None
+    metrics = read_metrics(run)
+    return data_uri(learning_curves, metrics) if metrics else None
 
 
-def about_search(run: Path) -> dict:
-    """What the page shows of a search; its pattern is that of pattern.yaml, or else of argmax."""
-    from nas.reporting import comparison_figures as figures
+def search_section(run: Path) -> dict:
+    """The section of a search. Its pattern is that of pattern.yaml, or else the argmax of pi."""
+    from nas.reporting.pi_figures import animate, pi_over_time
 
     search, history = read_run(run), read_pi(run)
     path, outcome = search.pi.argmax(axis=1).tolist(), run / OUTCOME
-    pattern = (
-        read_pattern(run / "pattern.yaml")
-        if (run / "pattern.yaml").exists()
-        else pattern_record(Choice(path), [search], "argmax")
-    )
-    valid = (
-        f"; SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}" if outcome.exists() else ""
-    )
+    derived = run / "pattern.yaml"
+    pattern = read_pattern(derived) if derived.exists() else pattern_record(Choice(path), [search], "argmax")
+    summary = f"Step {search.step:,} of {search.of_steps:,}."
+    if outcome.exists():
+        summary += f" SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}."
     return {
         "name": run.name,
         "pattern": pattern,
-        "summary": f"Step {search.step:,} of {search.of_steps:,}{valid}.",
-        "gif": drawn(figures.animate, history, suffix=".gif") if len(history) > 1 else None,
-        "over_time": drawn(figures.pi_over_time, history),
-        "curves": curves(run),
+        "summary": summary,
+        "gif": data_uri(animate, history, suffix=".gif") if len(history) > 1 else None,
+        "over_time": data_uri(pi_over_time, history),
+        "curves": curves_uri(run),
         "table": cost_table(run, len(path), search.operations),
         "origin": origin(run),
     }
 
 
-def about_training(run: Path) -> dict:
-    """What the page shows of one pattern's training."""
-
-    results, rows, facts = run / RESULTS, [], {}
-    if results.exists():
-        content = read_yaml(results)
+def training_section(run: Path) -> dict:
+    """The section of one training."""
+    rows, facts = [], {}
+    if (run / RESULTS).exists():
+        results = read_yaml(run / RESULTS)
         for split in ("valid", "test"):
-            about = content[split]
-            words = f"{about['word_perplexity']:.2f}" if about["word_perplexity_comparable"] else "does not compare"
-            figures_of = [f"{about['perplexity']:.2f}", words, f"{about['bits_per_byte']:.4f}"]
-            rows.append([split, *figures_of, f"{about['nll_per_token']:.4f}", f"{about['tokens']:,}"])
+            r = results[split]
+            words = f"{r['word_perplexity']:.2f}" if r["word_perplexity_comparable"] else "not comparable"
+            cells = [f"{r['perplexity']:.2f}", words, f"{r['bits_per_byte']:.4f}", f"{r['nll_per_token']:.4f}"]
+            rows.append([split, *cells, f"{r['tokens']:,}"])
+        ratio = f"{results['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's"
         facts = {
-            "parameters": f"{content['parameters']:,}",
-            "FLOPs per token": f"{content['flops_per_token']:,.0f}, "
-            f"{content['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's",
-            "latency": " ".join(latency_report(content["latency"])),
-            "training": f"{content['train_tokens']:,} tokens in {content['wall_time_s']:,.0f} s",
+            "parameters": f"{results['parameters']:,}",
+            "FLOPs per token": f"{results['flops_per_token']:,.0f}, {ratio}",
+            "latency": " ".join(latency_report(results["latency"])),
+            "training": f"{results['train_tokens']:,} tokens in {results['wall_time_s']:,.0f} s",
         }
     return {
         "blocks": read_yaml(run / "config.yaml")["pattern"],
         "rows": rows,
         "facts": facts,
-        "curves": curves(run),
+        "curves": curves_uri(run),
         "origin": origin(run),
     }
 
 
-def about_comparison(run: Path) -> dict:
-    """What the page shows of a comparison: claims, plot, table and curves, then its searches."""
-    from nas.reporting import comparison_figures as figures
-
-    parts = []
-    for mark, title in {UNMATCHED: "Under one recipe", MATCHED: "At equal parameters"}.items():
-        if not contenders_file(run, mark).exists():
-            continue
-        rows = best_first(read_rows(contenders_file(run, mark)))
-        quality = quality_of(rows)
-        parts.append(
-            {
-                "title": title,
-                "claims": make_claims(rows),
-                "plot": drawn(figures.comparison_plot, rows),
-                "heads": table_heads(rows),
-                "rows": [(row.contender, table_cells(row, quality)) for row in rows],
-                "curves": drawn(
-                    figures.comparison_curves,
-                    rows,
-                    {row.contender.name: [read_jsonl(folder / METRICS) for folder in row.folders] for row in rows},
-                ),
-            }
-        )
+def comparison_section(run: Path) -> dict:
+    """The section of a comparison: its claims, figures and tables, and then its searches."""
+    titles = {UNMATCHED: "Under one recipe", MATCHED: "At equal parameters"}
+    files = {title: contenders_file(run, suffix) for suffix, title in titles.items()}
+    parts = [comparison_part(title, file) for title, file in files.items() if file.exists()]
     if not parts:
         raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
-    searches, settings, file = sorted(run.glob("search-*/pi.jsonl")), settings_file(run), pattern_file(run, SEARCHED)
-    pattern = read_pattern(file) if file.exists() else None
+    settings, searched = settings_file(run), pattern_file(run, SEARCHED)
+    pattern = read_pattern(searched) if searched.exists() else None
     return {
         "parts": parts,
         "settings": settings.read_text(encoding="utf-8") if settings.exists() else None,
-        "found": [found_words(path) for path in sorted((run / "patterns").glob(f"{SEARCHED}*.yaml"))],
+        "derivations": [derivation(file) for file in sorted(searched.parent.glob(f"{SEARCHED}*.yaml"))],
         "pattern": pattern,
         "table": cost_table(run, len(pattern["blocks"]), []) if pattern else None,
-        "searches": [about_search(path.parent) for path in searches],
+        "searches": [search_section(path.parent) for path in sorted(run.glob("search-*/pi.jsonl"))],
         "origin": origin(run),
     }
 
 
-def found_words(path: Path) -> tuple[str, list[str], str]:
-    """(name, blocks, how it was found) of a searched pattern."""
-    content = read_pattern(path)
+def comparison_part(title: str, contenders: Path) -> dict:
+    """The claims, figures and table of the results in one file of contenders."""
+    from nas.reporting.comparison_figures import comparison_plot
+    from nas.reporting.curves import comparison_curves
+
+    results = sort_by_loss(read_results(contenders))
+    metric = choose_metric(results)
+    metrics = {r.contender.name: [read_metrics(folder) for folder in r.folders] for r in results}
+    return {
+        "title": title,
+        "claims": make_claims(results),
+        "plot": data_uri(comparison_plot, results),
+        "header": table_header(metric),
+        "rows": [(result.contender, table_cells(result, metric)) for result in results],
+        "curves": data_uri(comparison_curves, results, metrics),
+    }
+
+
+def derivation(file: Path) -> tuple[str, list[str], str]:
+    """(name, blocks, method) of a searched pattern."""
+    content = read_pattern(file)
     origin = content["derived_from"]
-    words = f"derive.py --method {origin['method']}"
+    evolution = origin.get("evolution", {})
+    text = f"derive.py --method {origin['method']}"
     if "latency_budget" in origin:
-        words += f" within {origin['latency_budget']:g} of the interleaved pattern's cost"
-    how = origin.get("evolution", {})
-    if how:
-        words += f"; {how['judged']} patterns judged"
-    if how.get("trials"):
-        tried = sorted(how["trials"].items(), key=lambda item: item[1])
-        words += f", of which trained for {how['trial_steps']} steps: " + ", ".join(
-            f"{k} {nll:.4f}" for k, nll in tried
-        )
+        text += f" within {origin['latency_budget']:g} of the interleaved pattern's cost"
+    if evolution:
+        text += f"; {evolution['judged']} patterns evaluated"
+    if evolution.get("trials"):
+        trials = sorted(evolution["trials"].items(), key=lambda trial: trial[1])
+        losses = ", ".join(f"{letters} {nll:.4f}" for letters, nll in trials)
+        text += f"; trained for {evolution['trial_steps']} steps each, with nll: {losses}"
     undecided = sum(block["undecided"] for block in content["confidence"])
-    return path.stem, content["blocks"], f"{words}; {undecided} blocks undecided by pi"
+    return file.stem, content["blocks"], f"{text}; pi leaves {undecided} blocks undecided"
 
 
-STAGES = {"search": about_search, "retrain": about_training, "compare": about_comparison}
+SECTIONS = {"search": search_section, "retrain": training_section, "compare": comparison_section}
 
 
 def read_stage(run: Path) -> str:
-    """Raises InputError where a folder holds no run."""
+    """A key of SECTIONS. Raises InputError if the folder holds no run."""
     if not (run / "config.yaml").is_file() or not (run / "provenance.yaml").is_file():
         raise InputError(f"{run} is no run folder: give the --run folder of search.py, retrain.py or nas.compare")
     stage = read_yaml(run / "config.yaml").get("stage")
-    if stage not in STAGES:
-        raise InputError(f"{run / 'config.yaml'} is damaged: its stage is {stage!r}, not one of {', '.join(STAGES)}")
+    if stage not in SECTIONS:
+        raise InputError(f"{run / 'config.yaml'} is damaged: its stage is {stage!r}, not one of {', '.join(SECTIONS)}")
     return stage
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:
-    """Raises InputError where a folder holds no run, or a damaged one, before anything is written."""
+    """Raises InputError, and writes nothing, if a folder holds no run or a damaged one."""
     import jinja2
 
-    from nas.reporting.pi_figures import COLOURS
+    from nas.reporting.style import COLOURS
 
     stages = [read_stage(run) for run in runs]
-    sections = [{"stage": s, "folder": str(run), **STAGES[s](run)} for run, s in zip(runs, stages, strict=True)]
+    sections = [{"stage": s, "folder": str(run), **SECTIONS[s](run)} for run, s in zip(runs, stages, strict=True)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,

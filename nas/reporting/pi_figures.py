@@ -1,41 +1,25 @@
-"""nas.reporting.pi_figures."""
+"""Figures of pi: its evolution as a GIF, and still pictures.
+
+`history` is the content of pi.jsonl: a list of {"step", "temperature", "operations", "pi": [N blocks][O operations]}.
+"""
 
 import math
 from pathlib import Path
 
 import imageio.v3 as imageio
-import matplotlib
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from nas.core.pattern import abbreviate
-from nas.search.pi_statistics import entropy
+from nas.derivation.confidence import entropy
+from nas.reporting.style import COLOURS, GREY, NAVY, RED, new_figure, save, tidy
 
-matplotlib.use("Agg")
-
-
-COLOURS = {
-    "attention": "#c8553d",
-    "sparse_strided": "#e09f3e",
-    "sparse_fixed": "#7b6d8d",
-    "dense": "#2f6690",
-    "identity": "#b9bfc7",
-}
-
-
-MOST_FRAMES = 150  # more would make neither the motion smoother nor the file smaller
-
-
-FRAME_MS, HELD_MS = 80, 3000
-
-
-GREYS = 18  # levels of grey in a GIF
-
-
-WIDE = 16  # blocks from which on labels get smaller
+MAX_FRAMES = 150  # more frames make a larger file and no smoother motion
+FRAME_MS, LAST_FRAME_MS = 80, 3000
+GREY_LEVELS = 18  # in a GIF
+WIDE = 16  # number of blocks above which labels are smaller
 
 
 def pi_array(history: list[dict]) -> np.ndarray:
@@ -43,15 +27,16 @@ def pi_array(history: list[dict]) -> np.ndarray:
     return np.array([line["pi"] for line in history])
 
 
-def chosen_frames(count: int) -> list[int]:
-    """At most MOST_FRAMES indices, evenly spread, the first and the last among them."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, MOST_FRAMES))})
+def choose_frames(count: int) -> list[int]:
+    """At most MAX_FRAMES indices, evenly spread, including the first and the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, MAX_FRAMES))})
 
 
 class PiPicture:
-    """Operations as rows, blocks as columns, darkness as probability; the likeliest carries its number.
+    """A picture of pi: operations as rows, blocks as columns, darkness as probability.
 
-    The figure is drawn once; show() changes what differs, which makes an animation quick.
+    The likeliest operation of a block carries its probability. The figure is made once; show() changes only what
+    differs between frames, which makes an animation fast.
     """
 
     def __init__(self, operations: list[str], blocks: int):
@@ -87,71 +72,56 @@ class PiPicture:
         )
 
     def pixels(self) -> np.ndarray:
-        """[height, width] of grey, uint8. Few levels of one channel need neither a palette nor dithering: that is what
-        keeps a GIF small and sharp."""
+        """The picture in grey [height, width], uint8.
+
+        A GIF of one channel with few levels needs neither a palette nor dithering, so it is small and sharp.
+        """
         self.canvas.draw()
-        red = np.asarray(self.canvas.buffer_rgba())[..., 0]  # of grey, any channel
-        return np.round(red / 255 * (GREYS - 1)).astype(np.uint8) * np.uint8(255 // (GREYS - 1))
+        red = np.asarray(self.canvas.buffer_rgba())[..., 0]  # the three channels of grey are equal
+        return np.round(red / 255 * (GREY_LEVELS - 1)).astype(np.uint8) * np.uint8(255 // (GREY_LEVELS - 1))
 
 
 def animate(history: list[dict], path: Path) -> int:
-    """Write the evolution of pi as a GIF that loops and holds its last frame; returns the number of frames.
+    """Write the evolution of pi as a GIF that loops and pauses on its last frame. Returns the number of frames.
 
-    Raises ValueError below two logged steps.
+    Raises ValueError if the history has fewer than two steps.
     """
     if len(history) < 2:
         raise ValueError("an animation needs at least two logged steps")
     picture = PiPicture(history[0]["operations"], len(history[0]["pi"]))
     frames = []
-    for index in chosen_frames(len(history)):
+    for index in choose_frames(len(history)):
         picture.show(history[index])
         frames.append(picture.pixels())
-    durations = [FRAME_MS] * (len(frames) - 1) + [HELD_MS]
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     imageio.imwrite(path, np.stack(frames), extension=".gif", duration=durations, loop=0)
     return len(frames)
 
 
-def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130, facecolor="white")
-    plt.close(figure)
-
-
-def tidy(axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
 def final_pi(history: list[dict], path: Path) -> None:
+    """pi at the last logged step."""
     picture = PiPicture(history[-1]["operations"], len(history[-1]["pi"]))
     picture.show(history[-1])
     picture.figure.savefig(path, dpi=130, facecolor="white")
 
 
 def pi_over_time(history: list[dict], path: Path) -> None:
-    """A small chart per block, a line per operation; grey where pi rests and the weights train alone."""
+    """A chart per block with a line per operation. The warm-up, in which only the weights train, is grey."""
     pi, steps, operations = pi_array(history), [line["step"] for line in history], history[0]["operations"]
     blocks = pi.shape[1]
     moved = np.flatnonzero((pi != pi[0]).any(axis=(1, 2)))
-    resting = steps[max(0, int(moved[0]) - 1)] if len(moved) else 0  # the warm-up, in which weights train alone
+    warmup_end = steps[max(0, int(moved[0]) - 1)] if len(moved) else 0
     columns = min(blocks, 6 if blocks <= 24 else 8)
     rows = -(-blocks // columns)
-    figure, grid = plt.subplots(
-        rows,
-        columns,
-        figsize=(1.9 * columns + 0.6, 1.5 * rows + 0.8),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    size, shared = (1.9 * columns + 0.6, 1.5 * rows + 0.8), {"sharex": True, "sharey": True}
+    figure, grid = new_figure(*size, rows, columns, squeeze=False, **shared)
     for index, axes in enumerate(grid.flat):
         if index >= blocks:
             axes.set_visible(False)
             continue
         for number, name in enumerate(operations):
             axes.plot(steps, pi[:, index, number], color=COLOURS.get(name, "black"), linewidth=1.6)
-        axes.axvspan(steps[0], resting, color="#f3f3f3", linewidth=0)
+        axes.axvspan(steps[0], warmup_end, color="#f3f3f3", linewidth=0)
         axes.set_title(f"block {index + 1}", fontsize=9)
         axes.set_ylim(-0.02, 1.02)
         axes.locator_params(axis="x", nbins=3)
@@ -165,13 +135,13 @@ def pi_over_time(history: list[dict], path: Path) -> None:
 
 
 def entropy_over_time(history: list[dict], path: Path) -> None:
-    """Entropy of each block's pi, and their mean."""
+    """The entropy of each block's pi, and the mean over blocks."""
     values, steps = entropy(pi_array(history)), [line["step"] for line in history]
-    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    axes.plot(steps, values, color="#9aa5b1", linewidth=0.8)
-    axes.plot(steps, values.mean(axis=1), color="#1d3557", linewidth=2.2, label="mean of the blocks")
+    figure, axes = new_figure(6, 3.4)
+    axes.plot(steps, values, color=GREY, linewidth=0.8)
+    axes.plot(steps, values.mean(axis=1), color=NAVY, linewidth=2.2, label="mean of the blocks")
     uniform = math.log(len(history[0]["operations"]))
-    axes.axhline(uniform, color="#c8553d", linestyle="--", linewidth=1, label="uniform")
+    axes.axhline(uniform, color=RED, linestyle="--", linewidth=1, label="uniform")
     axes.set(xlabel="step", ylabel="entropy of pi (nats)", ylim=(0, uniform * 1.08 or 1))
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
@@ -179,13 +149,13 @@ def entropy_over_time(history: list[dict], path: Path) -> None:
 
 
 def pattern_strip(blocks: list[str], path: Path) -> None:
-    """The pattern as a row of coloured blocks, input at the left."""
+    """The pattern as a row of coloured blocks, from input to output."""
     width = min(16.0, max(4.0, 0.55 * len(blocks)))
-    figure, axes = plt.subplots(figsize=(width, 1.45), layout="constrained")
+    figure, axes = new_figure(width, 1.45)
     for index, name in enumerate(blocks):
         axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS.get(name, "black")))
-        ink = "black" if name == "identity" else "white"
-        axes.text(index + 0.5, 0.5, abbreviate([name]), ha="center", va="center", color=ink, fontsize=11, weight="bold")
+        style = {"color": "black" if name == "identity" else "white", "fontsize": 11, "weight": "bold"}
+        axes.text(index + 0.5, 0.5, abbreviate([name]), ha="center", va="center", **style)
     axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
     every = 1 if len(blocks) <= WIDE else 2
     axes.set_xticks(np.arange(0, len(blocks), every) + 0.5, range(1, len(blocks) + 1, every))

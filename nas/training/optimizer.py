@@ -44,7 +44,7 @@ class WeightsOptimizer:
         self.adam.zero_grad(set_to_none=True)
 
     def step(self) -> Tensor:
-        """Update the weights and return the norm of the gradients. A norm that is not finite leaves the weights alone."""
+        """Update the weights and return the norm of the gradients. If it is not finite, keep the weights."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         clip = self.options.clip
         if self.on_gpu:  # the fused kernel divides by grad_scale and skips the update if found_inf is 1

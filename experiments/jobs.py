@@ -1,0 +1,43 @@
+"""Jobs: a folder of JSON results, each of which is computed once."""
+
+import json
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+
+from nas.core.errors import InputError
+from nas.core.files import write_text
+
+SETTINGS = "settings.json"
+
+
+class Jobs:
+    """A folder of results, by name, that were all made with the same settings.
+
+    Several processes may share it, each with its own share of the names: `only`, a pattern with wildcards, or several
+    with commas between.
+    """
+
+    def __init__(self, folder: Path, settings: list[str], only: str = "*"):
+        """Raises InputError where the folder holds results of other settings."""
+        self.folder, self.only = folder, only.split(",")
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = folder / SETTINGS
+        if not kept.exists():
+            write_text(kept, json.dumps(sorted(settings)))
+        before = json.loads(kept.read_text())
+        if before != sorted(settings):
+            raise InputError(
+                f"{folder} holds results with {' '.join(before) or 'no overrides'}, not with "
+                f"{' '.join(sorted(settings)) or 'none'}; name another folder with --out, or give the same"
+            )
+
+    def get(self, name: str) -> dict | None:
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def do(self, name: str, work: Callable[[], dict]) -> dict | None:
+        """The result of that name, made first where it is missing and among those to be done here; else None."""
+        if self.get(name) is None and any(fnmatch(name, pattern) for pattern in self.only):
+            write_text(self.folder / f"{name}.json", json.dumps(work()))
+        return self.get(name)

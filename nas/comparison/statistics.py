@@ -1,0 +1,84 @@
+"""Statistics of a comparison: t-tests of losses, and which patterns dominate another."""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from nas.comparison.results import Metric, PatternResult
+
+CONFIDENCE = 0.95
+
+
+def t_test(one: np.ndarray, two: np.ndarray, paired: bool, alternative: str = "two-sided") -> dict:
+    """Student's t-test of two means: their difference (one - two), its two-sided interval, and p.
+
+    The interval and p are None if a sample has fewer than two values, or if nothing varies.
+
+    Args:
+        paired: whether one[i] and two[i] belong to the same seed; else Welch's test, which allows unequal variances.
+    """
+    result = {"difference": float(one.mean() - two.mean()), "low": None, "high": None, "p": None}
+    if min(len(one), len(two)) < 2 or ((one - two).std() if paired else one.std() + two.std()) < 1e-12:
+        return result
+    from scipy import stats  # this import takes half a second
+
+    test = partial(stats.ttest_rel, one, two) if paired else partial(stats.ttest_ind, one, two, equal_var=False)
+    interval, p = test().confidence_interval(CONFIDENCE), float(test(alternative=alternative).pvalue)
+    return result | {"low": float(interval.low), "high": float(interval.high), "p": p}
+
+
+def common_seeds(results: list[PatternResult]) -> list[int]:
+    """The seeds that all results have; none if they are fewer than two."""
+    shared = sorted(set.intersection(*(set(result.seeds) for result in results)))
+    return shared if len(shared) > 1 else []
+
+
+def compare_losses(one: PatternResult, two: PatternResult, metric: Metric) -> tuple[dict, str]:
+    """The t_test of two patterns, and the name of the test.
+
+    Runs with the same seed have the same initial embedding and the same batches, so they are compared in pairs.
+    """
+    seeds = common_seeds([one, two])
+    if seeds:
+        return t_test(one.losses(metric, seeds), two.losses(metric, seeds), paired=True), "paired by seed"
+    return t_test(one.losses(metric), two.losses(metric), paired=False), "Welch"
+
+
+def compare_with_average(
+    result: PatternResult, random: list[PatternResult], metric: Metric
+) -> tuple[dict, np.ndarray, float]:
+    """The one-sided t_test of a pattern against the average random pattern; the random means [R]; the pattern's mean.
+
+    Each random pattern counts once, by its mean over seeds, because the patterns are the sample.
+    The effect of a seed on the average random pattern is subtracted from the loss of the pattern with that seed.
+    """
+    seeds = common_seeds([result, *random]) or None
+    losses, own = [other.losses(metric, seeds) for other in random], result.losses(metric, seeds)
+    means = np.array([loss.mean() for loss in losses])
+    seed_effect = np.mean(losses, axis=0) - means.mean() if seeds else 0.0
+    return t_test(own - seed_effect, means, paired=False, alternative="less"), means, float(own.mean())
+
+
+def chance_of_better_draw(loss: float, random: np.ndarray) -> float | None:
+    """The probability that one more random pattern has at most this loss, if their losses are normal.
+
+    Student's t of the distance to their mean, in standard errors of a single prediction.
+    """
+    if len(random) < 2 or random.std() < 1e-12:
+        return None
+    from scipy import stats
+
+    distance = (loss - random.mean()) / (random.std(ddof=1) * math.sqrt(1 + 1 / len(random)))
+    return float(stats.t.cdf(distance, len(random) - 1))
+
+
+def dominating(result: PatternResult, results: list[PatternResult], metric: Metric) -> list[PatternResult]:
+    """The results that are at least as fast and at least as good in the mean, and better in one of the two."""
+
+    def point(result: PatternResult) -> tuple:
+        return result.latency_ratio, result.losses(metric).mean()
+
+    latency, loss = point(result)
+    timed = [other for other in results if None not in (latency, other.latency_ratio)]
+    return [o for o in timed if point(o)[0] <= latency and point(o)[1] <= loss and point(o) != (latency, loss)]

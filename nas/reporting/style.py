@@ -1,0 +1,35 @@
+"""Style: matplotlib without a display, colours, axes and saving, for all figures."""
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
+
+COLOURS = {
+    "attention": "#c8553d",
+    "sparse_strided": "#e09f3e",
+    "sparse_fixed": "#7b6d8d",
+    "dense": "#2f6690",
+    "identity": "#b9bfc7",
+}
+RED, BLUE, NAVY, GREY = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1"
+KIND_COLOURS = {"searched": RED, "given": BLUE, "parameters": "#7b6d8d", "random": GREY}  # kinds of contenders
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options):
+    """(figure, axes) in inches."""
+    return plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
+
+
+def tidy(axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130, facecolor="white")
+    plt.close(figure)

@@ -1,0 +1,33 @@
+"""Comparisons for tests: a small COMPARISON.yaml, and nas.compare in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+COMPARISON = {
+    "format": "par-comparison/1",
+    "search": "small.yaml",
+    "retrain": "small.yaml",
+    "patterns": ["interleaved", "dense-only", "parameters"],
+    "pareto": [2.0],
+    "seeds": [1, 2],
+}
+
+
+def compare(*arguments, **options):
+    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+
+
+def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
+    """A comparison of runs of 8 steps; a key that is changed to None is left out."""
+    content = yaml.safe_load(small_yaml.read_text())
+    content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
+    content["search"]["warmup_steps"] = 2
+    (folder / "small.yaml").write_text(yaml.safe_dump(content))
+    path = folder / "comparison.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))
+    return path
