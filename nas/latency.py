@@ -13,7 +13,7 @@ from nas.costs.latency import measure_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.training.build import resolve_cutoffs
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,7 +30,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config = load_config(arguments.config, arguments.overrides)
-    context = set_up(config.seed, config.train)
+    context = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
     resolve_cutoffs(config, corpus)
     table = measure_costs(config, corpus.counts())

@@ -178,7 +178,7 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     assert "holds a search run" in fail(2, "retrain", pattern, small_yaml, "--run", searched, "--resume")
     assert (searched / "metrics.jsonl").read_bytes() == before
     shown = succeed("search", small_yaml, "--run", searched, "--resume")  # finished: says so again, changes nothing
-    assert "going on from step 24 of 24" in shown
+    assert "continuing from step 24 of 24" in shown
     assert (searched / "metrics.jsonl").read_bytes() == before
     before = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()
     assert "test: perplexity" in succeed("retrain", pattern, small_yaml, "--run", retrained, "--resume")
@@ -418,7 +418,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, small_yaml, number):
     command = ["search.py", str(small_yaml), "--run", str(stopped), *more]
     kill_at_random(command, stopped, (0.0, 0.3), number)
     assert kill_at_random.status == 130
-    assert "saved; go on with the same command and --resume" in kill_at_random.errors
+    assert "progress is saved; rerun the same command with --resume to continue" in kill_at_random.errors
     assert len(kill_at_random.errors.strip().splitlines()) == 1
     succeed("search", small_yaml, "--run", stopped, "--resume", *more)
     same_run(whole, stopped, "supernet")

@@ -203,7 +203,7 @@ def test_killed_and_repeated_it_goes_on(tmp_path, small_yaml):
     assert not (run / "runs" / "ada-1" / "results.yaml").exists()
     again = compare(*arguments)
     assert again.returncode == 0 and "[1/1] ada-1 finished" in again.stdout
-    assert "going on from step" in (run / "logs" / "ada-1.txt").read_text()
+    assert "continuing from step" in (run / "logs" / "ada-1.txt").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -256,7 +256,7 @@ def test_shares_side_by_side_do_what_one_process_does(begin, tmp_path, small_yam
     (searched,) = {name[:-2] for name in ran[2] if name[-2:] == "-1"} - {"search", "ada", "ddd"}
     assert ran[0] == ["search-1", "derive-searched", "ada-1", f"{searched}-1", "ddd-2"]
     assert ran[1] == ["search-2", "ddd-1", "ada-2", f"{searched}-2"]
-    assert not any("going on from step" in log.read_text() for log in (run / "logs").iterdir())
+    assert not any("continuing from step" in log.read_text() for log in (run / "logs").iterdir())
     measured = {"latency_ms", "latency_ratio", "search_hours", "train_hours"}
     tables = [
         [{k: v for k, v in row.items() if k not in measured} for row in table(folder / "comparison.csv")]

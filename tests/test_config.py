@@ -81,7 +81,7 @@ def test_the_later_way_to_give_the_length_wins(load):
         ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
     ],
 )
-def test_bad_values_are_named(load, override, message):
+def test_bad_values_are_reported(load, override, message):
     with pytest.raises(InputError, match=message):
         load(override)
 
@@ -112,7 +112,7 @@ def test_weights_cannot_train_on_uniform_paths_where_one_sample_serves_both(load
         ("search: {operations: ['${x}']}\n", "interpolation"),
     ],
 )
-def test_bad_files_are_named(load, text, message):
+def test_bad_files_are_reported(load, text, message):
     with pytest.raises(InputError, match=message):
         load(text=text)
 

@@ -11,8 +11,7 @@ from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.supernet import SuperNet
-from nas.training import build
-from nas.training.device import DeviceContext
+from nas.training.device import DeviceContext, device_context
 from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, total_nll
 
 
@@ -108,10 +107,11 @@ def test_a_stream_of_one_token_has_nothing_to_predict():
         total_nll(CountingModel(), np.array([1]), 1, 8, 0, 0)
 
 
-def test_word_and_byte_figures_refer_to_the_original_text(memory_corpus):
+def test_word_and_byte_figures_refer_to_the_original_text(small_config, memory_corpus):
     corpus = memory_corpus(1000, np.arange(50), np.arange(101))
     corpus.meta["splits"]["valid"] |= {"words": 40, "bytes": 300, "words_kept": True}
-    figures = evaluate_split(CountingModel(), corpus, "valid", 3, 8, 8, 1)
+    config = small_config("evaluate.batch_size=3")
+    figures = evaluate_split(config, CountingModel(), [], corpus, "valid", device_context(config.train))
     nll = sum(1 + t / 1024 for t in range(1, 101))
     assert figures["nll"] == pytest.approx(nll)
     assert figures["perplexity"] == pytest.approx(math.exp(nll / 100))
@@ -124,10 +124,9 @@ def test_huge_losses_give_infinity_not_an_error():
     assert perplexity(1e4) == math.inf
 
 
-def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
-    """A SuperNet's first parameter, its logits, may be elsewhere: on the CPU, in a hard search on a GPU."""
+def test_evaluation_is_where_the_network_is(small_config):
+    """The logits of a SuperNet, its first parameter, stay on the CPU."""
     seen, elsewhere = [], DeviceContext(torch.device("meta"), "fp32", False, 1)
-    monkeypatch.setattr(build, "machine_of", lambda options: elsewhere)
 
     class Stopped(Exception):
         pass
@@ -140,5 +139,5 @@ def test_evaluation_is_where_the_network_is(small_config, monkeypatch):
     model, config = Recorder(), small_config()
     model.logits = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(Stopped):
-        build.evaluate_with(config, model, [], Corpus(prepare(config.data)), "valid")
+        evaluate_split(config, model, [], Corpus(prepare(config.data)), "valid", elsewhere)
     assert seen == ["meta"]

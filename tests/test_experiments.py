@@ -7,11 +7,8 @@ from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import given_contenders, read_settings
 from nas.core.config_loading import load_config
 from nas.core.pattern import read_pattern
-from nas.retraining.phase import RetrainPhase
-from nas.search.phase import SearchPhase
-from nas.search.supernet import build_supernet
-from nas.training.build import build_fixed
 from nas.training.evaluation import total_nll
+from tests.making import make_retraining, make_search
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["compare", "demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
@@ -73,11 +70,11 @@ def zipf_corpus(memory_corpus):
 def test_the_papers_scale_takes_steps_at_reduced_width(memory_corpus, sampling):
     config = load_config(EXPERIMENTS / "wikitext103" / "search.yaml", [*REDUCED, f"search.sampling={sampling}"])
     corpus = zipf_corpus(memory_corpus)
-    phase = SearchPhase(build_supernet(config, corpus), corpus, config)
+    phase = make_search(config, corpus)
     assert phase.total_steps == 40000 and len(phase.supernet.backbone.blocks) == 32
     losses = [loss for step in range(1, 13) if (loss := phase.step(step)[0]) is not None]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert not (phase.supernet.pi() == phase.supernet.pi()[0, 0]).all()  # the logits have learned, in every fifth step
+    assert not (phase.supernet.pi() == phase.supernet.pi()[0, 0]).all()  # every fifth step trains the logits
     total, counted = total_nll(phase.supernet, corpus.tokens("valid")[:60], 4, 24, 24, 32)
     assert counted == 59 and total > 0
 
@@ -86,6 +83,6 @@ def test_the_papers_pattern_retrains_at_reduced_width(memory_corpus):
     config = load_config(EXPERIMENTS / "wikitext103" / "retrain.yaml", REDUCED)
     pattern = read_pattern(EXPERIMENTS / "patterns" / "par.yaml")["blocks"]
     corpus = zipf_corpus(memory_corpus)
-    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config)
+    phase = make_retraining(config, pattern, corpus)
     losses = [phase.step(step)[0] for step in range(1, 13)]
     assert sum(losses[-3:]) < sum(losses[:3])

@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, tried on a CPU."""
+"""The GPU benchmark runs on a CPU at tiny sizes."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_part_runs_and_says_what_it_found(tmp_path, text_folder):
+def test_every_part_runs_and_prints_its_figures(tmp_path, text_folder):
     command = [sys.executable, ROOT / "experiments" / "bench" / "gpu.py", "--small", "--seconds", "0.1"]
     options = [f"data.cache={tmp_path}", "train.device=cpu", "train.threads=1"]
     done = subprocess.run([*command, "--source", text_folder, *options], capture_output=True, text=True, cwd=tmp_path)
@@ -19,4 +19,4 @@ def test_every_part_runs_and_says_what_it_found(tmp_path, text_folder):
     assert found["b"]["utilisation"] > 0 and found["b"]["peak_mb"] > 0
     assert found["c"]["hard_over_retrain_step"] > 0 and found["c"]["soft_over_retrain_step"] > 0
     assert len(found["d"]["pattern"]) == 6 and found["d"]["retrain_s"] > 0
-    assert "aim" not in done.stdout  # those are for a GPU, at full size
+    assert "aim" not in done.stdout  # aims apply to a GPU at full size

@@ -1,7 +1,4 @@
-"""Planted truths: on corpora whose right pattern is known, the search finds it. One of each kind.
-
-experiments/planted has ten seeds of each.
-"""
+"""Searches on corpora whose right pattern is known, one of each kind. experiments/planted runs ten seeds of each."""
 
 import numpy as np
 import pytest
@@ -14,12 +11,12 @@ def planted():
     return load_script("planted/run")
 
 
-@pytest.mark.parametrize(("name", "priced"), [("nowhere", True), ("once", True), ("early", True), ("once", False)])
-def test_the_search_finds_what_is_planted(planted, name, priced):
-    """`late` is not among them: no search finds it yet (experiments/planted/README.md says why)."""
-    overrides = ["train.threads=1", *([planted.PRICED] if priced else [])]
-    found = planted.found_by_search(name, 1, overrides)["found"]
-    assert planted.is_right(name, found, priced), found
+@pytest.mark.parametrize(("name", "penalty"), [("nowhere", True), ("once", True), ("early", True), ("once", False)])
+def test_the_search_finds_what_is_planted(planted, name, penalty):
+    """`late` is not among them: no search finds it yet; see experiments/planted/README.md."""
+    overrides = ["train.threads=1", *([planted.PENALTY] if penalty else [])]
+    found = planted.search(name, 1, overrides)["found"]
+    assert planted.is_right(name, found, penalty), found
 
 
 def test_what_is_right(planted):
@@ -44,9 +41,9 @@ def test_what_is_right(planted):
         ("late", True): "daa ada aid",
     }
     for expected, cases in ((True, right), (False, wrong)):
-        for (name, priced), patterns in cases.items():
+        for (name, penalty), patterns in cases.items():
             for pattern in patterns.split():
-                assert planted.is_right(name, pattern, priced) == expected, (name, priced, pattern)
+                assert planted.is_right(name, pattern, penalty) == expected, (name, penalty, pattern)
 
 
 def test_streams_follow_their_rules(planted):

@@ -17,6 +17,7 @@ from nas.data.corpus import Corpus
 from nas.data.loader import ContextBatches
 from nas.data.preprocess import prepare
 from nas.data.tokenizers import SentencePieceTokenizer, training_lines
+from nas.training.train_step import Stream
 from tests.making import assert_same_state
 
 
@@ -57,7 +58,7 @@ def test_words_come_back_with_single_spaces(text_folder, tmp_path):
     assert about["words_kept"] and not about["lossless"]
 
 
-def test_a_word_vocabulary_that_leaves_words_out_says_so(text_folder, tmp_path):
+def test_a_small_word_vocabulary_records_that_words_are_lost(text_folder, tmp_path):
     corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=12)))
     assert corpus.vocab_size == 12
     assert not corpus.meta["splits"]["valid"]["words_kept"]
@@ -96,7 +97,7 @@ def test_words_and_bytes_are_counted_on_the_original_text(text_folder, tmp_path)
 
 
 @pytest.mark.skipif("PAR_WIKITEXT2" not in os.environ, reason="PAR_WIKITEXT2 names no folder with WikiText-2")
-def test_word_counts_are_wikitexts_own(tmp_path):
+def test_word_counts_are_those_of_wikitext(tmp_path):
     meta = Corpus(prepare(options(os.environ["PAR_WIKITEXT2"], tmp_path, tokenizer="words", vocab_size=None))).meta
     words = {split: about["words"] for split, about in meta["splits"].items()}
     assert words == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
@@ -178,15 +179,15 @@ def test_the_embedded_corpus_repeats_no_paragraph(tmp_path):
 
 
 def test_context_batches_are_contiguous_rows():
-    stream = np.arange(107)
-    batches = ContextBatches(stream, batch_size=3, segment=8)
+    batches = ContextBatches(np.arange(107), batch_size=3, segment=8)
+    stream = Stream(batches)
     assert batches.segments_per_epoch == 4
     seen = []
     for step in range(6):
-        batch = batches.next()
+        batch = stream.next()
         assert (batch.targets == batch.tokens + 1).all()
         assert (batch.memories is None) == (step in (0, 4))  # a fresh start at the beginning of every pass
-        batches.memories = Memories([None], 0)
+        stream.memories = Memories([None], 0)
         seen.append(batch.tokens)
     first_row = np.concatenate([batch[1] for batch in seen[:4]])
     assert first_row.tolist() == list(range(35, 67))
@@ -195,19 +196,18 @@ def test_context_batches_are_contiguous_rows():
 
 def test_rows_of_images_begin_with_an_image():
     batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
-    batch = batches.next()
-    assert batch.tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
+    tokens, _ = batches.next()
+    assert tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
     with pytest.raises(InputError, match=r"needs 40\)"):
         ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)
     assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).segments_per_epoch == 1
 
 
 def test_context_batches_resume_where_they_were():
-    stream = np.arange(200)
-    one, two = (ContextBatches(stream, 2, 5) for _ in range(2))
+    one, two = (Stream(ContextBatches(np.arange(200), 2, 5)) for _ in range(2))
     for _ in range(3):
         one.next()
-        one.memories = Memories([None, torch.zeros(2, 5, 1)], one.position * 5)
+        one.memories = Memories([None, torch.zeros(2, 5, 1)], one.loader.position * 5)
     two.load_state_dict(one.state_dict())
     assert (one.next().tokens == two.next().tokens).all()
     assert_same_state(list(two.memories), list(one.memories))

@@ -146,11 +146,11 @@ def test_a_stopped_run_goes_on_with_other_numbers_of_processes(config, tmp_path)
     wait_for_step(folder, 20, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert err.count("go on with the same command and --resume") == 1 and "terminate called" not in err
+    assert err.count("rerun the same command with --resume to continue") == 1 and "terminate called" not in err
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert 20 <= saved["step"] < 300 and len(saved["random"]) == 2
     shown = succeed(ALONE, "search", config, "--run", folder, *options, "--resume")
-    assert f"going on from step {saved['step']} of 300" in shown and "1 thread, 1 process\n" in shown
+    assert f"continuing from step {saved['step']} of 300" in shown and "1 thread, 1 process\n" in shown
     assert_same_run(tmp_path / "whole", folder, tolerance=1e-4)  # 300 steps let rounding grow
 
 
@@ -163,7 +163,7 @@ def test_two_processes_go_on_exactly_where_they_were(small_yaml, tmp_path):
     wait_for_step(folder, 20, process)
     os.kill(rank_of(process, 1), signal.SIGTERM)  # one that is told to stop stops all
     _, err = process.communicate(timeout=60)
-    assert err.count("go on with the same command and --resume") == 1 and "contact" not in err
+    assert err.count("rerun the same command with --resume to continue") == 1 and "contact" not in err
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert 20 <= saved["step"] < 200
     first, second = saved["random"]
@@ -198,21 +198,21 @@ BROKEN = """
 import sys
 sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "search.sampling=soft", "--run", {folder!r}]
-import search, torch, nas.searching
-from nas.errors import run_command
-from nas.ranks import rank
-original = nas.searching.Search.step
+import search, torch
+from nas.core.errors import rank, run_command
+from nas.search.phase import SearchPhase
+original = SearchPhase.step
 def step(self, number):
     if number == 20 and rank() == 1:
         {fault}
     return original(self, number)
-nas.searching.Search.step = step
+SearchPhase.step = step
 run_command(search.main)
 """
 FAULTS = {
-    "self.supernet.backbone.embedding.weight.data[0, 0] += 1": "and must be: the sums of the weights",
-    "self.supernet.logits.data[0, 0] += 1e-6": "and must be: the logits",
-    "torch.rand(1, generator=self.generator)": "and must be: the state of the sampling",
+    "self.supernet.backbone.embedding.weight.data[0, 0] += 1": "must agree but differ in the sums of the weights",
+    "self.supernet.logits.data[0, 0] += 1e-6": "must agree but differ in the logits",
+    "torch.rand(1, generator=self.generator)": "must agree but differ in the state of the sampling",
     "raise FloatingPointError('the training loss is nan')": "rank 1: error: step 20: the training loss is nan",
 }
 
@@ -231,14 +231,13 @@ APART = """
 import sys
 sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "train.steps=22", "--run", {folder!r}]
-import search, torch, nas.assembly
-from nas.errors import run_command
-from nas.ranks import rank
-original = nas.assembly.build_supernet
+import search, torch, nas.search.supernet
+from nas.core.errors import rank, run_command
+original = nas.search.supernet.build_supernet
 def build(*arguments):
     torch.manual_seed(rank())
     return original(*arguments)
-nas.assembly.build_supernet = build
+nas.search.supernet.build_supernet = build
 run_command(search.main)
 """
 
@@ -256,17 +255,16 @@ import sys
 sys.path.insert(0, {root!r})
 import torch
 from torch import nn
-from nas import ranks
+from nas.training import distributed
 with distributed.process_group(torch.device("cpu")):
     me = distributed.rank()
-    distributed.BUCKET = 10
     parameters = [nn.Parameter(torch.zeros(n)) for n in (4, 12, 3, 6, 2)]
     for number, parameter in enumerate(parameters[:-1]):
         parameter.grad = torch.full_like(parameter, float(10 * number + me))
-    distributed.average_gradients(parameters)
+    distributed.all_reduce_gradients(parameters)
     network = nn.Linear(2, 2)
     nn.init.constant_(network.weight, float(me + 1))
-    distributed.share_parameters(network)
+    distributed.broadcast_parameters(network)
     rows = distributed.gather_rows(torch.tensor([[me, 0], [me, 1]]))
     found = dict(
         gradients=[None if p.grad is None else sorted(set(p.grad.tolist())) for p in parameters],
@@ -274,7 +272,7 @@ with distributed.process_group(torch.device("cpu")):
         total=distributed.all_reduce_sum([me, 1.5]),
         any_of=[distributed.any_rank(me == 1), distributed.any_rank(False)],
         rows=None if rows is None else rows.tolist(),
-        share=str(distributed.own_share(8, 2)),
+        share=str(distributed.rank_rows(8, 2)),
         only=distributed.broadcast_from_main(lambda: me + 7),
         of_all=distributed.all_gather(me),
         shared=network.weight.sum().item(),
@@ -310,11 +308,3 @@ def test_alone_everything_is_plain():
     assert distributed.rank_rows(6, 3) == slice(0, 6) and distributed.broadcast_from_main(lambda: 5) == 5
     with pytest.raises(InputError, match=r"multiple of the 1 processes times train.grad_accum_steps=4"):
         distributed.rank_rows(6, 4)
-
-
-def test_buckets_keep_the_order_and_the_size(monkeypatch):
-    monkeypatch.setattr(distributed, "BUCKET", 10)
-    sizes = [
-        [x.numel() for x in bucket] for bucket in distributed.buckets([torch.zeros(n) for n in (4, 6, 1, 12, 3, 7)])
-    ]
-    assert sizes == [[4, 6], [1], [12], [3, 7]]

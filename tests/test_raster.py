@@ -20,7 +20,7 @@ def test_images_are_the_same_bytes_at_every_call_and_differ_between_splits(image
 
 def test_images_have_structure_in_both_directions(images):
     source = np.random.default_rng(5)
-    stack = np.stack([images.made_image(source) for _ in range(40)]).astype(int)
+    stack = np.stack([images.random_image(source) for _ in range(40)]).astype(int)
     assert stack.min() >= 0 and stack.max() < images.LEVELS
     far = abs(stack - stack[:, ::-1, ::-1]).mean()
     for axis in (1, 2):

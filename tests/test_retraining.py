@@ -9,9 +9,8 @@ from nas.core.errors import InputError
 from nas.core.run_folder import open_run
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
-from nas.training.build import evaluate_with
 from nas.training.checkpoint import load_checkpoint
-from nas.training.evaluation import total_nll
+from nas.training.evaluation import evaluate_split, total_nll
 from nas.training.trainer import Trainer
 from tests.making import assert_same_state, make_retraining
 
@@ -24,8 +23,8 @@ def test_retraining_keeps_the_best_weights_and_stops_early(small_config, tmp_pat
     curve = iter([3.0, 2.0, 2.5, 2.4, 1.0])
     with monkeypatch.context() as patch:
         figures = {"perplexity": 1.0, "tokens": 9}
-        patch.setattr("nas.retraining.phase.evaluate_with", lambda *_: {**figures, "nll_per_token": next(curve)})
-        trainer = Trainer(phase, run, config.train)
+        patch.setattr("nas.retraining.phase.evaluate_split", lambda *_: {**figures, "nll_per_token": next(curve)})
+        trainer = Trainer(phase, run)
         trainer.fit()
     assert trainer.step == 4
     assert "the best was step 2" in trainer.stopped
@@ -46,7 +45,7 @@ def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(smal
     phase = make_retraining(config, ["attention", "dense"])
     run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["attention", "dense"]})
     run.start(config, {})
-    Trainer(phase, run, config.train).fit()
+    Trainer(phase, run).fit()
     first = total_nll(phase.model, phase.corpus.tokens("valid"), 5, 8, 8, 1)[0]
     assert phase.evaluate(run, 12)["nll"] == pytest.approx(first, rel=1e-6)
     best = load_checkpoint(run.path / BEST, "model")
@@ -75,11 +74,11 @@ def test_the_state_of_a_retraining_is_whole(small_config):
     phase = make_retraining(small_config(), ["attention"])
     for step in range(1, 4):
         phase.step(step)
-    phase.best_nll, phase.best_step, phase.without_improvement = 1.25, 2, 1
+    phase.best_nll, phase.best_step, phase.evaluations_since_best = 1.25, 2, 1
     other = make_retraining(small_config("seed=9"), ["attention"])
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())
-    assert (other.best_nll, other.best_step, other.without_improvement) == (1.25, 2, 1)
+    assert (other.best_nll, other.best_step, other.evaluations_since_best) == (1.25, 2, 1)
 
 
 def test_figures_do_not_depend_on_the_batch_where_the_place_in_the_stream_counts(small_config, monkeypatch):
@@ -88,7 +87,9 @@ def test_figures_do_not_depend_on_the_batch_where_the_place_in_the_stream_counts
     for rows in (1, 3, 5):
         config = small_config("model.stride=7", f"evaluate.batch_size={rows}")
         phase = make_retraining(config, ["sparse_fixed", "dense", "sparse_strided"])
-        figures.append(evaluate_with(config, phase.model, phase.model.blocks, phase.corpus, "valid")["nll"])
+        figures.append(
+            evaluate_split(config, phase.model, phase.model.blocks, phase.corpus, "valid", phase.context)["nll"]
+        )
     assert figures[1:] == pytest.approx([figures[0]] * 2, rel=1e-6)
 
 
@@ -98,7 +99,7 @@ GRID = ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,5,3]"]
 def test_rows_of_a_batch_begin_with_an_image(small_config, memory_corpus):
     images = np.arange(30 * 23) % 250
     phase = make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:60]))
-    assert phase.stream.rows.shape == (4, 150) and (phase.stream.rows[:, 0] == [0, 150, 50, 200]).all()
+    assert phase.stream.loader.rows.shape == (4, 150) and (phase.stream.loader.rows[:, 0] == [0, 150, 50, 200]).all()
     with pytest.raises(InputError, match=r"the valid split has 61 bytes, no whole number of images of 30 .*FOLDER"):
         make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:61]))
 

@@ -1,4 +1,4 @@
-"""What experiments/bench/scaling.py predicts is what small models have, compute, keep and send."""
+"""The predictions of experiments/bench/step_costs.py agree with small models: sizes, FLOPs, saved and sent bytes."""
 
 import json
 
@@ -13,6 +13,11 @@ def scaling():
     return load_script("bench/scaling")
 
 
+@pytest.fixture(scope="module")
+def check():
+    return load_script("bench/scaling_check")
+
+
 MODES = ["retrain", "soft", "hard"]
 
 
@@ -21,45 +26,45 @@ def entries(tensors) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_parameters_are_those_of_the_built_model(mode, scaling):
-    step = scaling.SmallStep(mode, scaling.small_config())
-    assert step.prediction.parameters(mode) == entries(step.weights.parameters())
+def test_parameters_are_those_of_the_built_model(mode, check):
+    step = check.SmallStep(mode, check.small_config())
+    assert step.costs.parameters(mode) == entries(step.weights.parameters())
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_flops_are_those_that_a_step_computes(mode, scaling):
-    predicted, counted = scaling.count_step_flops(mode)
-    assert counted == pytest.approx(predicted, rel=0.01)  # the positions' encodings need no gradient
+def test_predicted_flops_are_those_of_a_step(mode, check):
+    predicted, counted = check.count_step_flops(mode)
+    assert counted == pytest.approx(predicted, rel=0.01)  # the position encodings need no gradient
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_is_kept_is_what_autograd_saves(mode, dropout, scaling):
-    predicted, counted = scaling.count_kept(mode, scaling.FP32, dropout)
+def test_saved_bytes_are_those_that_autograd_saves(mode, dropout, check):
+    predicted, counted = check.count_saved(mode, check.FP32, dropout)
     assert counted == pytest.approx(predicted, rel=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_kept_of_bf16_products_too(mode, scaling):
-    predicted, counted = scaling.count_kept(mode, scaling.BF16)
-    assert counted == pytest.approx(predicted, rel=0.01)  # the encodings are kept, but not by autograd
+def test_saved_bytes_of_bf16_products(mode, check):
+    predicted, counted = check.count_saved(mode, check.BF16)
+    assert counted == pytest.approx(predicted, rel=0.01)  # a cache keeps the position encodings, not autograd
 
 
-def test_a_hard_step_has_the_gradients_of_its_path_alone(scaling):
-    step = scaling.SmallStep("hard", scaling.small_config())
-    found = []
-    for shift in range(3):  # together each operation of each block once
-        step.set_path(shift)
+def test_a_hard_step_has_only_the_gradients_of_its_path(check):
+    step = check.SmallStep("hard", check.small_config())
+    counts = []
+    for shift in range(3):  # together, each operation of each block once
+        step.set_balanced_path(shift)
         step.optimizer.clear()
         step.forward().backward()
-        found.append(entries(p.grad for p in step.optimizer.parameters if p.grad is not None))
-    assert sum(found) / 3 == pytest.approx(step.prediction.gradients("hard"), rel=1e-12)
+        counts.append(entries(p.grad for p in step.optimizer.parameters if p.grad is not None))
+    assert sum(counts) / 3 == pytest.approx(step.costs.gradients("hard"), rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["retrain", "soft"])
-def test_the_tables_gradient_comes_last(mode, scaling):
-    """So that no backward pass is left to hide its all-reduce."""
-    step, order = scaling.SmallStep(mode, scaling.small_config()), []
+def test_the_gradient_of_the_table_is_complete_last(mode, check):
+    """Therefore no part of the backward pass can hide its all-reduce."""
+    step, order = check.SmallStep(mode, check.small_config()), []
     backbone: TransformerXL = step.weights
     for name, parameter in backbone.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
@@ -67,21 +72,23 @@ def test_the_tables_gradient_comes_last(mode, scaling):
     assert order[-1] == "embedding.weight" and len(order) == len(list(backbone.parameters()))
 
 
-def test_a_ring_sends_nothing_alone_and_at_most_everything_twice(scaling):
-    prediction = scaling.Prediction(scaling.small_config(), scaling.word_counts(3000, 1.07), scaling.FP32)
+def test_one_rank_sends_nothing_and_two_send_each_byte_once(scaling, check):
+    costs = scaling.StepCosts(check.small_config(), scaling.word_counts(3000, 1.07), check.FP32)
     for mode in MODES:
-        assert prediction.sent(mode, 1) == 0
-        assert prediction.sent(mode, 2) == prediction.reduced(mode)
-    share, gradients = 0.2, prediction.gradients("hard")
-    assert prediction.reduced("hard") == pytest.approx(4 * (0.8 * (gradients + 1) + share * (4 + 6 * 3)))
+        assert costs.sent(mode, 1) == 0
+        assert costs.sent(mode, 2) == costs.all_reduced(mode)
+    share, gradients = 0.2, costs.gradients("hard")
+    assert costs.all_reduced("hard") == pytest.approx(4 * (0.8 * (gradients + 1) + share * (4 + 6 * 3)))
 
 
-def test_the_command_ends_in_json(scaling, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["scaling.py"])
+def test_the_command_prints_json_last_and_writes_the_tables(scaling, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["scaling.py", "--out", str(tmp_path / "tables.md")])
     scaling.main()
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    paper = found["scales"]["paper"]
+    printed = capsys.readouterr().out
+    figures = json.loads(printed.splitlines()[-1])
+    paper = figures["scales"]["paper"]
     assert paper["sizes"]["table"] == 267_735 * 512
     assert paper["traffic"]["retrain"]["ranks"]["2"]["sent"] == pytest.approx(4 * paper["sizes"]["whole"], rel=1e-6)
-    tenfold = found["scales"]["tenfold"]["sizes"]["blocks"] / paper["sizes"]["blocks"]
+    tenfold = figures["scales"]["tenfold"]["sizes"]["blocks"] / paper["sizes"]["blocks"]
     assert tenfold == pytest.approx(10, rel=0.02)
+    assert printed.rpartition("\n{")[0] in (tmp_path / "tables.md").read_text()

@@ -45,9 +45,9 @@ def test_heldout_text_is_contiguous_and_unseen_by_the_weights(small_config):
     phase = make_search(small_config("search.arch_fraction=0.2"))
     tokens = phase.corpus.tokens("train")
     border = round(0.8 * len(tokens))
-    np.testing.assert_array_equal(phase.stream.rows.flatten(), tokens[: phase.stream.rows.size])
-    assert phase.stream.rows.size <= border
-    held = phase.arch_stream.rows.flatten()
+    np.testing.assert_array_equal(phase.stream.loader.rows.flatten(), tokens[: phase.stream.loader.rows.size])
+    assert phase.stream.loader.rows.size <= border
+    held = phase.heldout_stream.loader.rows.flatten()
     np.testing.assert_array_equal(held, tokens[border : border + held.size])
 
 
@@ -63,20 +63,20 @@ def test_shared_batches_teach_both_after_the_warm_up(small_config, more):
 
 def test_the_paths_that_are_scored_see_no_dropout_and_the_same_batch(small_config):
     phase = make_search(small_config("model.dropout=0.5", "search.warmup_steps=0", "search.paths=2"))
-    batch = phase.arch_stream.next()
+    batch = phase.heldout_stream.next()
     again = []
     for _ in range(2):
         phase.generator.manual_seed(3)
-        phase.score_paths(batch, phase.arch_stream)
+        phase.estimator.estimate(batch)
         again.append(phase.supernet.logits.grad.clone())
     assert torch.equal(*again)
 
 
 def test_temperature_starts_after_the_warm_up_and_ends_exactly(small_config):
     phase = make_search(small_config("search.temperature.start=2.0", "search.temperature.end=0.3"))
-    assert [phase.temperature_of(step) for step in (1, 6)] == [2.0, 2.0]
-    assert 0.3 < phase.temperature_of(7) < 2.0
-    assert phase.temperature_of(24) == 0.3
+    assert [phase.temperature_at(step) for step in (1, 6)] == [2.0, 2.0]
+    assert 0.3 < phase.temperature_at(7) < 2.0
+    assert phase.temperature_at(24) == 0.3
 
 
 def test_evaluation_follows_the_likeliest_path_without_noise(small_config, tmp_path):
@@ -96,7 +96,7 @@ def test_a_price_is_the_exact_gradient_of_the_expected_cost(small_config, source
     logits, names = torch.randn(3, 3, dtype=torch.float64, requires_grad=True), phase.supernet.operations
     table = LATENCY if source == "measured" else phase.flops
     by_paths = 2 * expected_loss(logits, lambda path: torch.tensor(table.ratio([names[i] for i in path])))
-    by_sum = phase.charges(logits, step=24)
+    by_sum = phase.penalty(logits)
     assert by_sum.item() == pytest.approx(by_paths.item())
     slow, fast = (torch.autograd.grad(value, logits)[0] for value in (by_paths, by_sum))
     torch.testing.assert_close(slow, fast)
@@ -136,17 +136,17 @@ def visits(phase, steps) -> np.ndarray:
     """How often the weights trained with each operation of each block [N, O]."""
     counts = np.zeros((3, 3), dtype=int)
     for step in range(1, steps + 1):
-        phase.draw_for_weights(step)()
-        for block, about in enumerate(phase.supernet.backbone.blocks):
-            counts[block, about.choice[0][0]] += 1
+        phase.draw_for_weights(step)
+        for index, block in enumerate(phase.supernet.backbone.blocks):
+            counts[index, block.choice[0][0]] += 1
     return counts
 
 
 def test_a_fair_warm_up_trains_every_operation_of_every_block_equally_often(small_config):
     phase = make_search(small_config("search.warmup_steps=21", "train.steps=90"))
     for seen in (3, 6, 21):
-        phase.fair_queue, steps = [], seen
-        assert (visits(phase, steps) == seen // 3).all()
+        phase.sampler.fair_queue = []
+        assert (visits(phase, seen) == seen // 3).all()
     unfair = small_config("search.warmup_steps=21", "train.steps=90", "search.fair_warmup=false")
     assert not (visits(make_search(unfair), 21) == 7).all()
 
@@ -171,7 +171,7 @@ def shares(phase, draws) -> np.ndarray:
     """Mean weight of each operation of each block over draws after the warm-up [N, O]."""
     total = np.zeros((3, 3))
     for _ in range(draws):
-        phase.draw_for_weights(10)()
+        phase.draw_for_weights(10)
         total += [block.choice[1].tolist() for block in phase.supernet.backbone.blocks]
     return total / draws
 
@@ -180,17 +180,17 @@ def test_fair_paths_are_drawn_block_by_block(small_config):
     phase = make_search(small_config("train.steps=2000", "search.warmup_steps=900"))
     seen = set()
     for step in range(1, 900):
-        phase.draw_for_weights(step)()
+        phase.draw_for_weights(step)
         seen.add(tuple(block.choice[0][0] for block in phase.supernet.backbone.blocks))
     assert len(seen) == 27
 
 
 def test_search_stops_early_once_the_pattern_is_stable(small_config):
     phase = make_search(small_config("search.stable_share=0.5", "search.stable_steps=5"))
-    phase.path_since = torch.tensor([0, 3, 11])
+    phase.convergence.changed_at = [0, 3, 11]
     assert phase.finished(14) is None  # nothing before the first logits step, the tenth, counts
     assert "2 of 3 blocks kept their choice for 5 steps" in phase.finished(15)
-    phase.path_since = torch.tensor([0, 11, 12])
+    phase.convergence.changed_at = [0, 11, 12]
     assert phase.finished(15) is None
 
 
@@ -198,8 +198,8 @@ def test_doubtful_outcomes_are_warned_of(small_config):
     phase = make_search(small_config())
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
-    phase.path_since = torch.tensor([0, 100, 0])
-    text = " ".join(phase.warnings(100))
+    phase.convergence.changed_at = [0, 100, 0]
+    text = " ".join(phase.convergence.warnings(100))
     assert "identity has taken over 2 of 3 blocks" in text
     assert "block 3 is UNDECIDED: dense leads attention by only 0.0" in text and "block 1" not in text
     assert "not settled: block 2 changed in the last 10% of the steps" in text
@@ -210,15 +210,15 @@ def test_the_thresholds_of_warnings_are_options(small_config):
     phase = make_search(small_config(*limits))
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
-    phase.path_since = torch.tensor([0, 100, 0])
-    assert phase.warnings(100) == []
+    phase.convergence.changed_at = [0, 100, 0]
+    assert phase.convergence.warnings(100) == []
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("search.warmup_steps=24", "search.warmup_steps=24 leaves the logits none of the 24 training steps"),
-        ("search.warmup_steps=20", "search.warmup_steps=20 leaves the logits none of the 24 training steps"),
+        ("search.warmup_steps=24", "search.warmup_steps=24 leaves no step of 24 to train the logits"),
+        ("search.warmup_steps=20", "search.warmup_steps=20 leaves no step of 24 to train the logits"),
         ("train.batch_size=3000", "too short for train.batch_size=3000"),
         ("search.arch_fraction=0.001", "held-out training .search.arch_fraction. stream has"),
         ("model.cutoffs=[5,4000]", "must stay below the vocabulary size"),
@@ -238,8 +238,10 @@ def test_rows_of_both_streams_begin_with_an_image(small_config, memory_corpus):
     """Of 101 images, four rows each; the border of the held-out text lies between images too."""
     images, grid = np.arange(30 * 101) % 250, ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,5,3]"]
     phase = make_search(small_config(*grid, "search.arch_fraction=0.3"), memory_corpus(256, images, images[:60]))
-    assert phase.stream.rows.shape == (4, 17 * 30) and phase.arch_stream.rows.shape == (4, 7 * 30)
-    assert phase.stream.rows[1, 0] == images[17 * 30] and phase.arch_stream.rows[0, 0] == images[70 * 30]
+    assert phase.stream.loader.rows.shape == (4, 17 * 30) and phase.heldout_stream.loader.rows.shape == (4, 7 * 30)
+    assert (
+        phase.stream.loader.rows[1, 0] == images[17 * 30] and phase.heldout_stream.loader.rows[0, 0] == images[70 * 30]
+    )
 
 
 def test_the_search_is_judged_on_valid_and_never_on_test(small_config):
@@ -256,8 +258,8 @@ def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small
         left = {"train": [], "heldout": []}  # memories that each stream was left with
         for step in range(1, 9):
             kind = "heldout" if step % 2 == 0 else "train"
-            stream = phase.arch_stream if kind == "heldout" else phase.stream
-            start = stream.position * 8
+            stream = phase.heldout_stream if kind == "heldout" else phase.stream
+            start = stream.loader.position * 8
             seen = []
 
             def note(model, inputs, seen=seen):
@@ -267,7 +269,7 @@ def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small
             phase.step(step)
             hook.remove()
             for (tokens, _, memories, length), training in seen:
-                np.testing.assert_array_equal(tokens, stream.rows[:, start : start + 8])
+                np.testing.assert_array_equal(tokens, stream.loader.rows[:, start : start + 8])
                 assert training == (kind == "train") and length == 8
                 assert memories is (left[kind][-1] if left[kind] else None)
             left[kind].append(stream.memories)
@@ -286,9 +288,9 @@ def test_the_memories_kept_are_those_of_the_first_path(small_config):
     phase = make_search(small_config("search.warmup_steps=0", "search.paths=8"))
     ran = []
     hook = phase.supernet.register_forward_hook(lambda model, inputs, output: ran.append(output[1]))
-    phase.score_paths(phase.arch_stream.next(), phase.arch_stream)
+    _, memories = phase.estimator.estimate(phase.heldout_stream.next())
     hook.remove()
-    assert len(ran) > 1 and phase.arch_stream.memories is ran[0]
+    assert len(ran) > 1 and memories is ran[0]
 
 
 def test_the_relaxed_samples_use_the_temperature(small_config):
@@ -296,9 +298,8 @@ def test_the_relaxed_samples_use_the_temperature(small_config):
         weights = []
         for temperature in (5.0, 0.05):
             phase = make_search(small_config(*more))
-            phase.temperature = temperature
-            sample, begin = phase.draw(phase.supernet.logits)
-            begin()
+            phase.estimator.temperature = temperature
+            sample, _ = phase.estimator.draw()
             value = phase.supernet.backbone.blocks[0].choice[1][0]
             (gradient,) = torch.autograd.grad(sample.flatten()[0], phase.supernet.logits)
             assert value == sample.flatten()[0] and value.requires_grad
@@ -324,21 +325,10 @@ def test_the_state_of_a_search_is_whole(small_config):
     phase = make_search(small_config("search.warmup_steps=0"))
     for step in range(1, 8):
         phase.step(step)
-    phase.path, phase.path_since = torch.tensor([2, 1, 0]), torch.tensor([5, 6, 7])
-    phase.temperature, phase.heldout_nll = 0.25, 1.5
-    phase.fair_queue = [[0, 1, 2]]
+    phase.convergence.path, phase.convergence.changed_at = [2, 1, 0], [5, 6, 7]
+    phase.estimator.temperature, phase.heldout_nll = 0.25, 1.5
+    phase.sampler.fair_queue = [[0, 1, 2]]
     other = make_search(small_config("search.warmup_steps=0", "seed=9"))
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())
-    assert (other.path_since.tolist(), other.heldout_nll, other.fair_queue) == ([5, 6, 7], 1.5, [[0, 1, 2]])
-
-
-def test_a_search_from_before_goes_on_with_the_warm_up_that_it_began_with(small_config):
-    for given, expected in ((None, 6), (9, 9)):
-        config = small_config(f"search.warmup_steps={'null' if given is None else given}")
-        phase = make_search(config)
-        assert phase.warmup_steps == (12 if given is None else 9)
-        state = phase.state_dict()
-        del state["fair_queue"]
-        phase.load_state_dict(state)
-        assert phase.warmup_steps == expected and phase.logits_learn(10) and phase.first_logits_step == 10
+    assert (other.convergence.changed_at, other.heldout_nll, other.sampler.fair_queue) == ([5, 6, 7], 1.5, [[0, 1, 2]])

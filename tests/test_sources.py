@@ -14,7 +14,7 @@ CONTENT = bytes(range(256)) * 2000
 
 
 class BreakingServer(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT with ranges, but breaks off in the middle as often as it is told to."""
+    """Serves CONTENT with ranges, but breaks off the first `breaks` transfers."""
 
     breaks = 0
     ranges = True
@@ -59,7 +59,7 @@ def server():
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(server, tmp_path):
+def test_a_broken_transfer_resumes(server, tmp_path):
     server.breaks = 2
     target = tmp_path / "text.zip"
     downloads.download(server.url, target, DIGEST)
@@ -71,7 +71,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(server, tmp_path):
     assert not target.with_name("text.zip.part").exists()
 
 
-def test_a_later_call_goes_on_too(server, tmp_path):
+def test_a_later_call_resumes_too(server, tmp_path):
     server.breaks = 1
     target = tmp_path / "text.zip"
     with pytest.raises(RunError, match=f"broke off after {len(CONTENT) // 3} bytes .*run again to resume it"):
@@ -101,7 +101,7 @@ def test_wrong_bytes_are_refused_and_deleted(server, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_address_is_tried_and_all_reasons_are_told(server, tmp_path):
+def test_the_next_address_is_tried_and_all_reasons_are_reported(server, tmp_path):
     nowhere = "http://127.0.0.1:9/text.zip"
     downloads.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
     assert (tmp_path / "text.zip").read_bytes() == CONTENT

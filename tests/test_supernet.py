@@ -139,7 +139,7 @@ def test_recomputation_changes_neither_the_mixture_nor_the_gates():
         results = []
         for choose in (
             lambda net=supernet: net.set_mixture(weights.softmax(dim=-1)),
-            lambda net=supernet: net.set_path([0, 1], [weights[0, 0], weights[1, 1]]),
+            lambda net=supernet: net.set_path([0, 1], weights.diagonal()),
         ):
             choose()
             loss = supernet(*batch(), None, 4)[0].mean()

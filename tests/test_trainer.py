@@ -45,7 +45,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small
 
     phase.step = poisoned
     with pytest.raises(RunError, match="step 8: the training loss is nan; the checkpoint of step 5 is usable"):
-        Trainer(phase, run, config.train).fit()
+        Trainer(phase, run).fit()
     state = load_checkpoint(run.checkpoint, "phase")
     assert state["step"] == 5
     assert all(torch.isfinite(tensor).all() for tensor in state["phase"]["model"].values())
@@ -56,9 +56,9 @@ def test_a_validation_loss_that_is_not_finite_is_named(small_config, tmp_path, m
     run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
     run.start(config, {})
     figures = {"perplexity": math.nan, "tokens": 9, "nll_per_token": math.nan}
-    monkeypatch.setattr("nas.retraining.phase.evaluate_with", lambda *_: figures)
+    monkeypatch.setattr("nas.retraining.phase.evaluate_split", lambda *_: figures)
     with pytest.raises(RunError, match="step 7: the validation loss is nan; the checkpoint of step 5 is usable"):
-        Trainer(make_retraining(config, ["dense"]), run, config.train).fit()
+        Trainer(make_retraining(config, ["dense"]), run).fit()
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
@@ -93,10 +93,10 @@ def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, mo
 
             phase.step = interrupted
             with pytest.raises(KeyboardInterrupt):
-                Trainer(phase, run, config.train).fit()
+                Trainer(phase, run).fit()
             torch.manual_seed(999)
             phase = make_search(config)
-        Trainer(phase, run, config.train).fit()
+        Trainer(phase, run).fit()
         results.append((read_jsonl(run.path / "metrics.jsonl"), read_jsonl(run.path / "pi.jsonl"), phase))
     assert results[0][0] == results[1][0]
     assert results[0][1] == results[1][1]
@@ -107,7 +107,7 @@ def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, mo
 def test_only_matrices_decay(small_config):
     phase = make_retraining(small_config("train.weight_decay=0.5"), ["attention", "dense"])
     names = {id(parameter): name for name, parameter in phase.model.named_parameters()}
-    decayed, others = phase.weights.optimizer.adam.param_groups
+    decayed, others = phase.train_weights.optimizer.adam.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
     assert all(not names[id(p)].endswith("bias") and p.ndim == 2 for p in decayed["params"])
     assert all(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in others["params"])
@@ -117,7 +117,7 @@ def test_only_matrices_decay(small_config):
 def test_gradients_are_clipped(small_config):
     phase = make_retraining(small_config("train.clip=0.01"), ["dense"])
     seen = []
-    phase.weights.optimizer.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
+    phase.train_weights.optimizer.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
     phase.step(1)
     assert torch.stack(seen[0]).norm().item() == pytest.approx(0.01, rel=1e-3)
 
@@ -128,7 +128,7 @@ def test_a_run_that_stopped_early_stays_stopped(small_config, tmp_path):
     for _ in range(2):
         run = open_run(tmp_path / "run", config, "retrain", True, {"pattern": ["dense"]})
         run.start(config, {})
-        trainer = Trainer(make_retraining(config, ["dense"]), run, config.train)
+        trainer = Trainer(make_retraining(config, ["dense"]), run)
         trainer.fit()
         os.close(run.lock)
         steps.append((trainer.step, trainer.stopped))

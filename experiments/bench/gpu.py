@@ -1,23 +1,23 @@
 """How fast a GPU searches and trains: `python experiments/bench/gpu.py --source FOLDER` (WikiText-2).
 
-Meant to take under 8 minutes. Four parts, each in a process of its own, through the classes and commands that users
-use. Options as they are by default (train.precision=auto, train.compile=auto), or given at the end of the command, such
-as train.compile=never.
+Regime: four parts, each in a new process, through the classes and commands that users run. Options are the defaults
+(train.precision=auto, train.compile=auto), or those at the end of the command, such as train.compile=never. The whole
+program is meant to take under 8 minutes.
 
-a  The TensorFlow implementation's whole training: its soft search of 6 blocks, d_model 128, 12,000 words with cutoffs,
-   segment 32, memory 16, 56,500 steps of 1,024 tokens, on as many tokens as WikiText-2 has, drawn by Zipf's law. Steps
-   alone, compiling among them. Where it takes longer than --limit, what is left is reckoned at the last rate, and
-   `steps_done` says so. Its own GPU took 37 minutes; aim: 60 s.
-b  Transformer-XL base, interleaved: 16 layers as 32 blocks, d_model 512, 8 heads, d_ffn 2048, 192/192, 267,735 words
-   with cutoffs, tied. Tokens/s of training steps after a warm-up, and the share that they are of the GPU's rate:
-   `utilisation` = 3 * FLOPs per token (forward, matrix products alone) * tokens/s / the rate of a bf16 product of
-   8,192 x 8,192 matrices, measured just before. Aim: 0.4.
-c  The same as a search, soft (weights and logits on each batch) and hard (the defaults: every fifth step evaluates four
-   paths), at uniform pi; and its step over that of b, which is measured in the same process. Aim for hard: 1.3.
+a  The whole training of the TensorFlow implementation: soft search of 6 blocks, d_model 128, 12,000 words with cutoffs,
+   segment 32, memory 16, 56,500 steps of 1,024 tokens. The tokens are random (Zipf), as many as WikiText-2 has. The
+   time includes compiling, but no evaluation. After --limit seconds the rest is estimated at the last rate;
+   `steps_done` shows it. The TensorFlow implementation took 37 minutes on its GPU. Aim: 60 s.
+b  Transformer-XL base, interleaved: 16 layers as 32 blocks, d_model 512, 8 heads, d_ffn 2048, segment and memory 192,
+   267,735 words with cutoffs, tied. Tokens/s of training steps after a warm-up, and utilisation = 3 * forward FLOPs per
+   token * tokens/s / rate of a bf16 product of 8,192 x 8,192 matrices, measured just before. Aim: 0.4.
+c  The same model as a search, soft (weights and logits train on each batch) and hard (the defaults: every fifth step
+   evaluates four paths), at uniform pi; and its step divided by that of b, measured in the same process. Aim for hard:
+   1.3.
 d  experiments/wikitext2 through all four stages, one seed; seconds of each command.
 
-peak_mb: the most memory that tensors had on the GPU at once; without a GPU, that the process had.
---small shrinks everything, so that a CPU can try the program. The last line is JSON.
+peak_mb: the highest memory of tensors on the GPU; without a GPU, of the process. --small shrinks everything, so that
+the program runs on a CPU. The last line is JSON.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-WARM_UP = 20  # steps: compiling, capturing, memories that fill
+WARM_UP = 20  # steps that compile operations and fill the memories
 TENSORFLOW_STEPS = 56_500
 BASE = {"d_model": 512, "heads": 8, "d_ffn": 2048, "blocks": 32, "cutoffs": [20_000, 40_000, 200_000]}
 BASE_SHAPE, WORDS = {"batch_size": 64, "segment": 192, "memory": 192}, 267_735
@@ -43,23 +43,18 @@ AIMS = {"a": ("seconds", 60), "b": ("utilisation", 0.4), "c": ("hard_over_retrai
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("options", nargs="*", metavar="section.key=value", help="of all parts")
-    parser.add_argument("--parts", default="abcd", help="which (default abcd)")
-    parser.add_argument(
-        "--source", default="wikitext-2", help="data.source of part d (default: wikitext-2, downloaded)"
-    )
-    parser.add_argument("--seconds", type=float, default=15, help="that each rate of b and c is measured for")
-    parser.add_argument("--limit", type=float, default=150, help="seconds after which part a is cut short")
-    parser.add_argument("--small", action="store_true", help="tiny sizes: does the program run?")
+    parser.add_argument("options", nargs="*", metavar="section.key=value", help="for all parts")
+    parser.add_argument("--parts", default="abcd", help="parts to run (default abcd)")
+    parser.add_argument("--source", default="wikitext-2", help="data.source of part d (default: downloads wikitext-2)")
+    parser.add_argument("--seconds", type=float, default=15, help="seconds of each measurement in parts b and c")
+    parser.add_argument("--limit", type=float, default=150, help="seconds after which part a stops")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the program")
     parser.add_argument("--part", choices=list("abcd"), help=argparse.SUPPRESS)  # the process of one part
     return parser.parse_intermixed_args()
 
 
-# --- what is measured
-
-
 def configure(options: list[str], **sections):
-    """The defaults, with these sections' values, then the options."""
+    """The defaults, updated by these sections, then by the options."""
     import yaml
 
     from nas.core.config_loading import load_config
@@ -74,40 +69,40 @@ def shared_soft(warmup_steps: int = 0) -> dict:
     return {"sampling": "soft", "split": "shared", "warmup_steps": warmup_steps, "optimizer": {"lr": 0.01}}
 
 
-def ready(config, corpus, pattern: list[str] | None = None):
-    """A phase on its device: of a pattern, or of a search."""
+def make_phase(config, corpus, pattern: list[str] | None = None):
+    """A retraining of a pattern, or a search, on its device."""
     from nas.retraining.phase import RetrainPhase
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
     from nas.training.build import build_fixed
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(config.seed, config.train)
+    context = set_up_device(config.seed, config.train)
     if pattern:
-        return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config)
-    return SearchPhase(build_supernet(config, corpus), corpus, config)
+        return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, context)
+    return SearchPhase(build_supernet(config, corpus), corpus, config, context)
 
 
-def step_seconds(phase, seconds: float, together: int = 5) -> float:
-    """Mean seconds of a step, of so many together (a hard search's fifth is another), after a warm-up."""
+def step_seconds(phase, seconds: float, group: int = 5) -> float:
+    """Mean seconds of a step after a warm-up. Runs whole groups, because every fifth step of a hard search differs."""
     steps = 0
 
-    def go(count: int) -> None:
+    def run_steps(count: int) -> None:
         nonlocal steps
         for _ in range(count):
             steps += 1
             phase.step(steps)
         phase.context.synchronize()
 
-    go(WARM_UP)
-    started, begun = time.perf_counter(), steps
+    run_steps(WARM_UP)
+    started, first = time.perf_counter(), steps
     while time.perf_counter() - started < seconds:
-        go(together)
-    return (time.perf_counter() - started) / (steps - begun)
+        run_steps(group)
+    return (time.perf_counter() - started) / (steps - first)
 
 
 def product_rate(context, size: int) -> float:
-    """FLOP/s of bf16 products of random square matrices; of float32 without a GPU."""
+    """FLOP/s of products of random square matrices: median of five; bf16 on a GPU, float32 without one."""
     import torch
 
     dtype = torch.bfloat16 if context.is_gpu else torch.float32
@@ -139,20 +134,20 @@ def tensorflow_training(arguments) -> dict:
     train = {"batch_size": 32, "segment": 32, "memory": 16, "steps": steps}
     config = configure(arguments.options, model=model, train=train, search=shared_soft(steps // 4))
     corpus = ZipfCorpus(200_000 if arguments.small else 2_000_000)
-    begun = time.perf_counter()
-    phase = ready(config, corpus)
-    marks = [(0, time.perf_counter())]  # (steps, when)
+    started = time.perf_counter()
+    phase = make_phase(config, corpus)
+    marks = [(0, time.perf_counter())]  # (steps, time)
     for step in range(1, steps + 1):
         nll, _ = phase.step(step)
         if step % 500 == 0 or step == steps:
             phase.context.synchronize()
             marks.append((step, time.perf_counter()))
-            if marks[-1][1] - begun > arguments.limit:
+            if marks[-1][1] - started > arguments.limit:
                 break
-    (before, earlier), (done, now) = marks[-2:]
-    step_ms = 1e3 * (now - earlier) / (done - before)
+    (previous, previous_time), (done, now) = marks[-2:]
+    step_ms = 1e3 * (now - previous_time) / (done - previous)
     return {
-        "seconds": now - begun + (steps - done) * step_ms / 1e3,
+        "seconds": now - started + (steps - done) * step_ms / 1e3,
         "steps_done": done,
         "of_steps": steps,
         "last_step_ms": step_ms,
@@ -162,8 +157,8 @@ def tensorflow_training(arguments) -> dict:
     }
 
 
-def base(arguments, search: dict):
-    """(configuration, corpus) of Transformer-XL base."""
+def base_model(arguments, search: dict):
+    """(configuration, corpus) of Transformer-XL base, or of a tiny model with --small."""
     from throughput import ZipfCorpus
 
     model, shape, words = (SMALL, SMALL_SHAPE, SMALL_WORDS) if arguments.small else (BASE, BASE_SHAPE, WORDS)
@@ -176,9 +171,9 @@ def retrain_base(arguments) -> dict:
     from nas.core.pattern import interleaved
     from nas.costs.flops import count_flops
 
-    config, corpus = base(arguments, {})
+    config, corpus = base_model(arguments, {})
     pattern = interleaved(config.model.blocks)
-    phase = ready(config, corpus, pattern)
+    phase = make_phase(config, corpus, pattern)
     rate = product_rate(phase.context, 512 if arguments.small else 8192)
     seconds = step_seconds(phase, arguments.seconds)
     tokens_per_s = config.train.batch_size * config.train.segment / seconds
@@ -199,27 +194,27 @@ def search_base(arguments) -> dict:
 
     from nas.core.pattern import interleaved
 
-    found, kinds = (
-        {},
-        {"retrain": None, "hard": {"optimizer": {"lr": 1e-12}}, "soft": shared_soft()},
-    )  # pi stays uniform
+    kinds = {"retrain": None, "hard": {"optimizer": {"lr": 1e-12}}, "soft": shared_soft()}  # hard: pi stays uniform
+    figures = {}
     for name, search in kinds.items():
-        config, corpus = base(arguments, search or {})
-        phase = ready(config, corpus, None if search else interleaved(config.model.blocks))
+        config, corpus = base_model(arguments, search or {})
+        phase = make_phase(config, corpus, None if search else interleaved(config.model.blocks))
         if phase.context.is_gpu:
             torch.cuda.reset_peak_memory_stats()
-        found[f"{name}_step_ms"] = 1e3 * step_seconds(phase, arguments.seconds)
-        found[f"{name}_peak_mb"] = peak_mb(phase.context)
+        figures[f"{name}_step_ms"] = 1e3 * step_seconds(phase, arguments.seconds)
+        figures[f"{name}_peak_mb"] = peak_mb(phase.context)
         del phase
-        torch._dynamo.reset()  # and with it the graphs of what is gone
+        torch._dynamo.reset()  # drops compiled code of the deleted phase
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     for name in ("hard", "soft"):
-        found[f"{name}_over_retrain_step"] = found[f"{name}_step_ms"] / found["retrain_step_ms"]
-    return found
+        figures[f"{name}_over_retrain_step"] = figures[f"{name}_step_ms"] / figures["retrain_step_ms"]
+    return figures
 
 
 def four_stages(arguments) -> dict:
+    import yaml
+
     folder = ROOT / "experiments" / ("demo" if arguments.small else "wikitext2")
     options = [f"data.source={arguments.source}", *arguments.options]
     if arguments.small:
@@ -238,22 +233,17 @@ def four_stages(arguments) -> dict:
             started = time.perf_counter()
             subprocess.run([sys.executable, ROOT / f"{name}.py", *command], check=True, stdout=sys.stderr)
             seconds[f"{name}_s"] = time.perf_counter() - started
-        import yaml
-
         results = yaml.safe_load((retrain / "results.yaml").read_text())
-    about = {"pattern": results["pattern"], "valid_perplexity": results["valid"]["perplexity"]}
-    return {"seconds": sum(seconds.values()), **seconds, **about}
+    quality = {"pattern": results["pattern"], "valid_perplexity": results["valid"]["perplexity"]}
+    return {"seconds": sum(seconds.values()), **seconds, **quality}
 
 
-# --- the command
-
-
-def rounded(about: dict) -> dict:
-    return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in about.items()}
+def rounded(figures: dict) -> dict:
+    return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in figures.items()}
 
 
 def run_part(part: str) -> dict:
-    """In a process of its own: memory, compiled code and failures are its own too."""
+    """Run a part in a new process, so that its memory, compiled code and failures do not affect other parts."""
     print(f"part {part}", file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--part", part], stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -273,19 +263,19 @@ def main() -> None:
     from nas.training.device import device_context
 
     context = device_context(configure(arguments.options).train)
-    about = {"device": context.name, "precision": context.precision, "compile": context.compile}
-    about |= {"processor": processor(), "torch": str(torch.__version__), "commit": git_commit()}
-    found = {}
+    environment = {"device": context.name, "precision": context.precision, "compile": context.compile}
+    environment |= {"processor": processor(), "torch": str(torch.__version__), "commit": git_commit()}
+    results = {}
     for part in arguments.parts:
         started = time.perf_counter()
-        found[part] = run_part(part) | {"wall_s": round(time.perf_counter() - started, 1)}
-        print(part, json.dumps(found[part]), flush=True)
+        results[part] = run_part(part) | {"wall_s": round(time.perf_counter() - started, 1)}
+        print(part, json.dumps(results[part]), flush=True)
     for part, (key, aim) in AIMS.items() if context.is_gpu and not arguments.small else ():
-        if key in found.get(part, {}):
-            value = found[part][key]
+        if key in results.get(part, {}):
+            value = results[part][key]
             met = value >= aim if key == "utilisation" else value <= aim
             print(f"{part}: {key} {value}, aim {aim}: {'met' if met else 'MISSED'}")
-    print(json.dumps({**about, "options": arguments.options, "small": arguments.small, **found}))
+    print(json.dumps({**environment, "options": arguments.options, "small": arguments.small, **results}))
 
 
 if __name__ == "__main__":

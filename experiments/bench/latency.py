@@ -1,7 +1,8 @@
 """Does the latency table predict whole models? `python experiments/bench/latency.py --threads 1`.
 
-Random patterns of 12 blocks are measured, and predicted by the sum over the table of nas/latency.py, which is measured
-right before. The last line is JSON: the mean and the worst relative error of prediction against measurement.
+Regime: 20 random patterns of 12 blocks with the default sizes and 8,000 words. Each is measured, and predicted as a sum
+over a table of nas/costs/latency.py that is measured right before. The last line is JSON: the mean and the worst
+relative error of the predictions.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is imported, as in nas/errors.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # must be set before torch is imported, as in nas/core/errors.py
 
 import numpy as np
 
@@ -21,53 +22,48 @@ from nas.core.config_checks import settle_sparse
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import costed_shape
 from nas.costs.latency import measure_costs, measure_models
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 
 BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--timing", choices=["inference", "training"], default="inference", help="what is timed")
-    parser.add_argument("--seed", type=int, default=0, help="of the random patterns (default 0)")
-    return parser.parse_args()
+def make_config(timing: str, threads: int) -> Config:
+    config = Config()
+    config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
+    config.search.latency.timing = timing
+    settle_sparse(config)
+    config.train.threads, config.train.device = threads, "cpu"
+    return config
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    config = Config()
-    config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
-    config.search.latency.timing = arguments.timing
-    settle_sparse(config)
-    config.train.threads, config.train.device = arguments.threads, "cpu"
-    set_up(config.seed, config.train)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--timing", choices=["inference", "training"], default="inference", help="what is timed")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random patterns (default 0)")
+    arguments = parser.parse_args()
+    config = make_config(arguments.timing, arguments.threads)
+    set_up_device(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
-    source = np.random.default_rng(arguments.seed)
-    names = config.search.operations
+    source, names = np.random.default_rng(arguments.seed), config.search.operations
     patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
 
     table = measure_costs(config, counts)
-    measured = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts)
-    usual, *measured = (about["median_ms"] for about in measured)
+    results = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts)
+    baseline_ms, *measured_ms = (result["median_ms"] for result in results)
     batch, segment, memory = costed_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
     print("  ".join(f"{name} {cost:.3f}" for name, cost in {"overhead": table.overhead, **table.blocks}.items()))
     print(f"{'pattern':<14}{'predicted':>10}{'measured':>10}{'error':>8}{'ratio predicted':>17}{'measured':>10}")
     errors = []
-    for pattern, seen in zip(patterns, measured, strict=True):
+    for pattern, measured in zip(patterns, measured_ms, strict=True):
         predicted = table.pattern(pattern)
-        errors.append(predicted / seen - 1)
-        print(
-            f"{abbreviate(pattern):<14}{predicted:>10.2f}{seen:>10.2f}{errors[-1]:>+8.1%}"
-            f"{table.ratio(pattern):>17.3f}{seen / usual:>10.3f}"
-        )
+        errors.append(predicted / measured - 1)
+        costs = f"{predicted:>10.2f}{measured:>10.2f}{errors[-1]:>+8.1%}"
+        print(f"{abbreviate(pattern):<14}{costs}{table.ratio(pattern):>17.3f}{measured / baseline_ms:>10.3f}")
     sizes = np.abs(errors)
-    print(
-        json.dumps(
-            {"patterns": PATTERNS, "mean_absolute_error": round(sizes.mean(), 4), "worst": round(sizes.max(), 4)}
-        )
-    )
+    summary = {"mean_absolute_error": round(sizes.mean(), 4), "worst": round(sizes.max(), 4)}
+    print(json.dumps({"patterns": PATTERNS, **summary}))
 
 
 if __name__ == "__main__":

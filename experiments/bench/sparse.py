@@ -1,19 +1,25 @@
-"""Dense, strided and fixed attention as sequences get longer: `python experiments/bench/sparse.py [--threads 1]`.
+"""Dense, strided and fixed attention on longer and longer sequences: `python experiments/bench/sparse.py`.
 
-A forward and backward pass of one block (its norm and projections included) over n positions, without memory; one
-batch row, d_model 128, 4 heads, the default stride of each n (the power of two nearest to sqrt(n)) and summary 4.
+Regime: a forward and backward pass of one block (with its norm and projections) over n positions, without memory; one
+batch row, d_model 128, 4 heads, the default stride for n (the power of two nearest to sqrt(n)), summary 4.
 
-- ms: median over rounds, in which the three take turns.
-- MB: the most memory that the process had during one such pass, less what it had before.
-- exponent: slope of log(ms) against log(n), by least squares over all n.
-- speedup: ms of dense attention over that of the sparse one.
+- ms: median over rounds. In each round the operations take turns.
+- MB: the highest memory of the process during one pass, minus its memory before the pass.
+- exponent: slope of log(ms) over log(n), by least squares over all measured n.
+- speedup: ms of dense attention divided by ms of the sparse operation.
 
---border instead compares the two ways in which models/sparse.py can go, by rows and under a mask, where there are few
-keys: its DENSE_UP_TO is chosen by that. The last line is JSON.
+The process needs about 100 n^2 bytes for dense attention: 1.7 GB at n = 4,096, 6.7 GB at 8,192, 27 GB at 16,384. Dense
+attention is measured up to the longest n that needs at most half of the machine's memory (--dense-up-to sets another).
+Beyond it, its ms and MB are estimated from those at the longest measured n, as quadratic in n. `~` marks estimates, and
+the speedups that follow from them; `dense_estimated_at` lists their lengths.
+
+--border instead compares the two implementations in models/sparse.py, with a dense mask and blocked, for few keys.
+DENSE_UP_TO there is chosen by that. The last line is JSON.
 """
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -22,16 +28,21 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 NAMES = {"attention": "dense", "sparse_strided": "strided", "sparse_fixed": "fixed"}
+SPARSE = ("sparse_strided", "sparse_fixed")
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-COMPARED = (4096, 16384)
-BORDER = [(1, 64, 64), (32, 64, 64), (1, 128, 128), (8, 128, 128), (1, 192, 192), (8, 192, 192), (1, 256, 256),
-          (8, 256, 256), (1, 384, 0), (8, 384, 0), (1, 512, 512), (4, 512, 512)]  # fmt: skip
+DENSE_BYTES = 100  # that the process needs per pair of positions; measured with 4 heads, from its resident memory
+REPORTED = (4096, 16384)  # lengths whose speedups the last line has
+# (batch, segment, memory)
+FEW_KEYS = [(1, 64, 64), (32, 64, 64), (1, 128, 128), (8, 128, 128), (1, 192, 192), (8, 192, 192), (1, 256, 256),
+            (8, 256, 256), (1, 384, 0), (8, 384, 0), (1, 512, 512), (4, 512, 512)]  # fmt: skip
+MASK_LIMITS = {"mask": 10**9, "blocked": 0}  # values of DENSE_UP_TO that select an implementation
 
 
 class Pass:
-    """Forward and backward pass of one operation over a segment and its memory."""
+    """A forward and backward pass of one operation over a segment and its memory."""
 
-    def __init__(self, name: str, batch: int, segment: int, memory: int, way: str | None = None):
+    def __init__(self, name: str, batch: int, segment: int, memory: int, implementation: str | None = None):
+        """implementation: a key of MASK_LIMITS; None keeps the rule of models/sparse.py."""
         import torch
 
         from models.attention import Positions, sinusoidal_encodings
@@ -42,74 +53,121 @@ class Pass:
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
         self.memory = torch.randn(batch, memory, 128) if memory else None
         self.positions = Positions(sinusoidal_encodings(segment + memory, 128), memory)
-        self.gradient = torch.randn_like(self.x)
-        self.way = way  # `masked` or `by_rows`; None: as the rule says
+        self.grad_output = torch.randn_like(self.x)
+        self.implementation = implementation
 
     def __call__(self) -> None:
         from models import sparse
 
-        rule = sparse.DENSE_UP_TO
-        sparse.DENSE_UP_TO = {"masked": 10**9, "by_rows": 0, None: rule}[self.way]
-        self.operation(self.x, self.memory, self.positions).backward(self.gradient)
-        sparse.DENSE_UP_TO = rule
+        default = sparse.DENSE_UP_TO
+        sparse.DENSE_UP_TO = MASK_LIMITS.get(self.implementation, default)
+        self.operation(self.x, self.memory, self.positions).backward(self.grad_output)
+        sparse.DENSE_UP_TO = default
 
 
-def measure_lengths(lengths: list[int], rounds: int) -> dict:
+def longest_dense() -> int:
+    """The longest of LENGTHS at which dense attention needs at most half of this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max((n for n in LENGTHS if DENSE_BYTES * n**2 <= memory / 2), default=LENGTHS[0])
+
+
+def measure_length(length: int, rounds: int, names: list[str]) -> dict[str, dict]:
+    """{name: {"ms", "mb"}} of passes over so many positions; "mb" is None if the system is not Linux."""
     from nas.costs.benchmark import peak_memory_mb, timed_rounds
 
-    shown = {length: {} for length in lengths}
-    print(f"{'n':>6}" + "".join(f"{f'{short} ms':>12}{'MB':>8}{'speedup':>9}" for short in NAMES.values()))
-    for length in lengths:
-        works = {name: Pass(name, 1, length, 0) for name in NAMES}
-        times = {name: 1e3 * float(np.median(taken)) for name, taken in timed_rounds(works, rounds).items()}
-        line = f"{length:>6}"
-        for name, work in works.items():
-            before = peak_memory_mb(lambda: None)
-            used = f"{peak_memory_mb(work) - before:.0f}" if before else ""
-            shown[length][name] = times[name]
-            line += f"{times[name]:>12.1f}{used:>8}{times['attention'] / times[name]:>9.1f}"
-        print(line, flush=True)
-    logs = np.log(lengths)
-    slopes = {name: np.polyfit(logs, np.log([shown[n][name] for n in lengths]), 1)[0] for name in NAMES}
-    sparse = [name for name in NAMES if name != "attention"]
-    ratios = {
-        str(n): {NAMES[name]: round(shown[n]["attention"] / shown[n][name], 2) for name in sparse}
-        for n in COMPARED
-        if n in shown
+    passes = {name: Pass(name, 1, length, 0) for name in names}
+    figures = {name: {"ms": 1e3 * float(np.median(times))} for name, times in timed_rounds(passes, rounds).items()}
+    for name, one_pass in passes.items():
+        before = peak_memory_mb(lambda: None)
+        figures[name]["mb"] = peak_memory_mb(one_pass) - before if before else None
+    return figures
+
+
+def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int) -> dict:
+    longest = max([n for n in lengths if n <= dense_up_to], default=min(lengths))
+    needs = f"{DENSE_BYTES * longest**2 / 1e9:.1f} GB at n = {longest:,}"
+    print(f"dense attention needs {needs}; for longer sequences it is estimated")
+    columns = (f"{f'{short} ms':>13}{'MB':>9}{'speedup' if short != 'dense' else '':>9}" for short in NAMES.values())
+    print(f"{'n':>6}" + "".join(columns))
+    results = {}
+    for length in sorted(lengths):
+        measured = [name for name in NAMES if name != "attention" or length <= longest]
+        results[length] = measure_length(length, rounds, measured)
+        if length > longest:
+            results[length]["attention"] = quadratic(results[longest]["attention"], length / longest)
+        print(format_line(length, results[length]), flush=True)
+    estimated = [length for length in results if length > longest]
+    return summary(results, estimated) | {"dense_estimated_at": estimated}
+
+
+def summary(results: dict[int, dict], estimated: list[int]) -> dict:
+    """Fitted exponents, and speedups at some lengths."""
+    exponents = {}
+    for name, short in NAMES.items():
+        lengths = [n for n in results if name != "attention" or n not in estimated]
+        times = [results[n][name]["ms"] for n in lengths]
+        exponents[short] = round(float(np.polyfit(np.log(lengths), np.log(times), 1)[0]), 3)
+    speedups = {
+        str(n): {NAMES[name]: round(results[n]["attention"]["ms"] / results[n][name]["ms"], 2) for name in SPARSE}
+        for n in REPORTED
+        if n in results
     }
-    return {"exponent": {NAMES[name]: round(float(slope), 3) for name, slope in slopes.items()}, "speedup": ratios}
+    return {"exponent": exponents, "speedup": speedups}
 
 
-def measure_border(rounds: int) -> dict:
+def quadratic(figures: dict, ratio: float) -> dict:
+    """Estimated figures of dense attention at `ratio` times the length of the measured ones."""
+    mb = None if figures["mb"] is None else figures["mb"] * ratio**2
+    return {"ms": figures["ms"] * ratio**2, "mb": mb, "estimated": True}
+
+
+def format_line(length: int, row: dict) -> str:
+    dense, line = row["attention"], f"{length:>6}"
+    estimated = "~" if dense.get("estimated") else ""
+    for name in NAMES:
+        mark = estimated if name == "attention" else ""
+        speedup = f"{estimated}{dense['ms'] / row[name]['ms']:.1f}" if name != "attention" else ""
+        mb = "" if row[name]["mb"] is None else f"{mark}{row[name]['mb']:,.0f}"
+        ms = f"{mark}{row[name]['ms']:,.1f}"
+        line += f"{ms:>13}{mb:>9}{speedup:>9}"
+    return line
+
+
+def compare_implementations(rounds: int) -> dict:
+    """Time with a dense mask over time blocked, for few keys."""
     from nas.costs.benchmark import timed_rounds
 
-    print(f"{'batch':>6}{'segment':>9}{'memory':>8}{'masked over by rows, in time: strided':>40}{'fixed':>8}")
+    print(f"{'batch':>6}{'segment':>9}{'memory':>8}{'time with a mask / blocked: strided':>40}{'fixed':>8}")
     result = {}
-    for batch, segment, memory in BORDER:
+    for batch, segment, memory in FEW_KEYS:
         ratios = {}
-        for name in ("sparse_strided", "sparse_fixed"):
-            works = {way: Pass(name, batch, segment, memory, way) for way in ("masked", "by_rows")}
-            times = timed_rounds(works, rounds)
-            ratios[NAMES[name]] = round(float(np.median(times["masked"]) / np.median(times["by_rows"])), 2)
+        for name in SPARSE:
+            passes = {way: Pass(name, batch, segment, memory, way) for way in MASK_LIMITS}
+            times = timed_rounds(passes, rounds)
+            ratios[NAMES[name]] = round(float(np.median(times["mask"]) / np.median(times["blocked"])), 2)
         print(f"{batch:>6}{segment:>9}{memory:>8}{ratios['strided']:>40}{ratios['fixed']:>8}", flush=True)
         result[f"{batch}x{segment}+{memory}"] = ratios
-    return {"masked_over_by_rows": result}
+    return {"mask_over_blocked": result}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after three unmeasured ones")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after three warm-up rounds")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N")
-    parser.add_argument("--border", action="store_true")
+    parser.add_argument("--dense-up-to", type=int, default=longest_dense(), metavar="N", help="default %(default)s")
+    parser.add_argument("--border", action="store_true", help="compare the two implementations for few keys")
     arguments = parser.parse_args()
 
     from nas.core.config import TrainOptions
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
-    set_up(1, TrainOptions(threads=arguments.threads, device="cpu"))
-    print(json.dumps(measure_border(arguments.rounds) if arguments.border else
-                     measure_lengths(arguments.lengths, arguments.rounds)))  # fmt: skip
+    set_up_device(1, TrainOptions(threads=arguments.threads, device="cpu"))
+    if arguments.border:
+        result = compare_implementations(arguments.rounds)
+    else:
+        result = measure_lengths(arguments.lengths, arguments.rounds, arguments.dense_up_to)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,35 @@
 """How fast the network trains and is evaluated on this CPU: `python experiments/bench/throughput.py [--threads 1]`.
 
-Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout, vocabulary 12,000 with cutoffs 250 and 2,500, tied to the
-embedding, tokens drawn by a Zipf law whose clusters are about as heavy as WikiText-2's. (--div-value 4: tails of width
-32 and 8, no tie; a soft step then has the 8.7 M FLOPs per token that the TensorFlow implementation's known rate and
-utilisation amount to.) Everything runs in one process, through the classes that the commands use. The configurations
-take turns for a few rounds, each round with its own measurement of the peak, and the figures are medians over rounds:
-ratios within one run, since machines differ.
+Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout; vocabulary 12,000 with cutoffs 250 and 2,500, tied to the
+embedding. Tokens are drawn by a Zipf law whose clusters have about the same shares as WikiText-2's. --div-value 4 gives
+tails of width 32 and 8 without tying; then the FLOPs of a soft step match the known rate of the TensorFlow
+implementation. Everything runs in one process, through the classes that the commands use. The configurations take
+turns. Each round measures the peak rate as well, and figures are medians over rounds. Compare ratios within one run:
+machines differ.
 
-- peak_gflops: the fastest of the model's own matrix products (forward, and both gradients, of its projections, dense
-  blocks, and output layer), fp32.
+- peak_gflops: rate of the fastest of the model's own matrix products in fp32 (forward pass and both gradients of its
+  projections, dense blocks and output layer). Median over all measurements.
 - search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
-  does. search_hard: the defaults, that is, four steps of five train the weights along one path, the fifth evaluates
-  four paths without gradients for the logits; every path has each operation equally often, in random places, so that
-  each step costs what uniform pi costs on average. retrain_*: a fixed pattern.
-- flops_per_token: matrix products alone, a multiply-add is two. A forward pass takes, per token (D width, F inner width
-  of a dense block, L segment, M memory, B batch, K = L + M; nas/latency.py adds them up)
+  does. search_hard: the defaults. Four steps of five train the weights along one path; the fifth evaluates four paths
+  without gradients for the logits. Every path has each operation equally often, in random places, so that each step
+  costs the mean at uniform pi. retrain_*: a fixed pattern.
+- flops_per_token: FLOPs of matrix products; a multiply-add counts as two. A forward pass takes, per token (D width, F
+  inner width of a dense block, L segment, M memory, B batch, K = L + M; nas/costs/flops.py computes the sum)
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
-      output     2 D (sizes of head and of each tail times its share of the tokens)
-  and a backward pass twice that (gradients of inputs and of weights). So training takes 3 forward passes: through all
-  candidates in soft search, through their mean in hard search, whose logits steps take 4 forward passes; evaluation 1
-  (what its rows read twice, to fill their memories, is work but not counted).
-- utilisation: flops_per_token * tokens_per_s / peak measured just before; peak_gflops is the median of those peaks, so
-  the one does not follow exactly from the other.
-- peak_mb: the most memory that the process had while that configuration alone was alive, PyTorch included (Linux only).
-- hard_over_soft_step: time of a hard step / time of a soft step at 32/16, the logits' steps included.
-- position_overhead_192: an attention block's forward and backward pass at 192/192, over the same without the position
-  term (its projection, its product, its shift).
-- depth_growth_6_to_24: hard step at 24 blocks / at 6 blocks; depth_linearity: the same at 24 blocks / what a straight
-  line through the steps at 6 and 12 blocks predicts.
+      output     2 D (size of the head, plus size of each tail times its share of the tokens)
+  A backward pass takes twice that (gradients of inputs and weights), so training takes 3 forward passes: through all
+  candidates in soft search, through their mean in hard search. A logits step of hard search takes 4 forward passes, an
+  evaluation 1. Evaluation reads some tokens twice to fill its memories; these are not counted.
+- utilisation: flops_per_token * tokens_per_s / the peak measured just before. peak_gflops is a median, so utilisation
+  does not follow exactly from it.
+- peak_mb: the highest memory of the process while only this configuration was alive, with PyTorch (Linux only).
+- hard_over_soft_step: time of a hard step divided by that of a soft step at 32/16; logits steps are included.
+- position_overhead_192: time of an attention block at 192/192 (forward and backward pass) divided by its time without
+  the position term (projection, product and shift).
+- depth_growth_6_to_24: hard step at 24 blocks / at 6 blocks. depth_linearity: the same step / the prediction of a
+  straight line through the steps at 6 and 12 blocks.
+- speedup_192 (with more than one thread): each row's rate divided by its rate with one thread, in the same rounds.
 
-With --threads 2, `speedup_192` gives each row's rate over that of one thread, measured in the same rounds.
 The last line is JSON.
 """
 
@@ -54,7 +54,7 @@ NAMES = ["search_soft", "search_hard", *PATTERNS, "evaluate"]
 
 
 def balanced_path(logits, generator) -> list[int]:
-    """In place of nas.gumbel.sample_path: each operation equally often, in random places."""
+    """Replaces nas.search.sampling.sample_path: each operation equally often, in random places."""
     import torch
 
     blocks, operations = logits.shape
@@ -62,7 +62,7 @@ def balanced_path(logits, generator) -> list[int]:
 
 
 class ZipfCorpus:
-    """What the phases need of a corpus: tokens drawn independently, rank r with a probability of 1 / (r + 1)^1.07."""
+    """A corpus of independent random tokens; rank r has a probability proportional to 1 / (r + 1)^1.07."""
 
     def __init__(self, tokens: int, words: int = VOCABULARY):
         import numpy as np
@@ -70,8 +70,8 @@ class ZipfCorpus:
         self.vocab_size = words
         probability = (np.arange(words) + 1.0) ** -ZIPF
         self.stream = np.random.default_rng(0).choice(words, tokens, p=probability / probability.sum())
-        about = {"words": tokens, "bytes": tokens, "words_kept": False, "lossless": False}
-        self.meta = {"splits": dict.fromkeys(("train", "valid", "test"), about)}
+        split = {"words": tokens, "bytes": tokens, "words_kept": False, "lossless": False}
+        self.meta = {"splits": dict.fromkeys(("train", "valid", "test"), split)}
 
     def tokens(self, split):
         return self.stream if split == "train" else self.stream[: len(self.stream) // 10]
@@ -103,7 +103,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
 
 
 class Workload:
-    """A row of the table: rate() works for about so many seconds, and returns tokens/s."""
+    """A row of the table: one configuration and what it runs."""
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
@@ -111,18 +111,20 @@ class Workload:
         from nas.search.phase import SearchPhase
         from nas.search.supernet import build_supernet
         from nas.training.build import build_fixed
+        from nas.training.device import device_context
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
         self.config = make_config(segment, div_value, blocks, soft=name == "search_soft")
+        context = device_context(self.config.train)
         if name.startswith("search"):
-            self.phase = SearchPhase(build_supernet(self.config, corpus), corpus, self.config)
+            self.phase = SearchPhase(build_supernet(self.config, corpus), corpus, self.config, context)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
-            self.phase = RetrainPhase(build_fixed(pattern, self.config, corpus), corpus, self.config)
+            self.phase = RetrainPhase(build_fixed(pattern, self.config, corpus), corpus, self.config, context)
         costs = count_flops(self.config, corpus.counts())
         search = self.config.search
         candidates = [costs.blocks[operation] for operation in search.operations]
-        self.steps_per_turn = round(1 / search.arch_fraction)  # hard search: all of them but one are of the weights
+        self.steps_per_turn = round(1 / search.arch_fraction)  # hard search: all but one train the weights
         passes = (1 - search.arch_fraction) * 3 + search.arch_fraction * search.paths
         if name == "search_soft":
             self.flops_per_token = 3 * (costs.overhead + blocks * sum(candidates))
@@ -134,11 +136,12 @@ class Workload:
             self.flops_per_token = 3 * costs.pattern(pattern)
 
     def turn(self) -> int:
-        """The smallest piece of work that stands for the whole; returns the tokens read."""
-        from nas.training.build import evaluate_with
+        """Run the smallest representative piece of work. Returns the number of tokens read."""
+        from nas.training.evaluation import evaluate_split
 
         if self.name == "evaluate":
-            return evaluate_with(self.config, self.phase.model, self.phase.model.blocks, self.corpus, "valid")["tokens"]
+            model, context = self.phase.model, self.phase.context
+            return evaluate_split(self.config, model, model.blocks, self.corpus, "valid", context)["tokens"]
         tokens = 0
         for _ in range(self.steps_per_turn):
             self.steps += 1
@@ -146,6 +149,7 @@ class Workload:
         return tokens
 
     def rate(self, seconds: float) -> float:
+        """Tokens/s, measured for about this many seconds."""
         tokens, started = 0, time.perf_counter()
         while (taken := time.perf_counter() - started) < seconds:
             tokens += self.turn()
@@ -153,7 +157,7 @@ class Workload:
 
 
 def products() -> list[tuple]:
-    """Pairs of matrices of the sizes that the model multiplies, at 1,024 tokens (both shapes have about as many)."""
+    """Pairs of matrices with the sizes of the model's products at 1,024 tokens (about a batch of either shape)."""
     import torch
 
     width, inner, tokens = 128, 512, 1024
@@ -182,7 +186,7 @@ def peak_rate(pairs: list[tuple], seconds: float = 0.1) -> float:
 
 
 class AttentionBlock:
-    """Seconds of an attention block's forward and backward pass at 192/192, with or without the position term."""
+    """An attention block at 192/192, with or without the position term."""
 
     def __init__(self, with_position: bool):
         import torch
@@ -195,25 +199,24 @@ class AttentionBlock:
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
         self.memory = torch.randn(shape["batch"], shape["memory"], 128)
         self.positions = Positions(sinusoidal_encodings(192 + shape["memory"], 128))
-        self.gradient = torch.randn_like(self.x)
+        self.grad_output = torch.randn_like(self.x)
 
     def seconds(self, repeats: int = 20) -> float:
+        """Mean seconds of a forward and backward pass."""
         started = time.perf_counter()
         for _ in range(repeats):
-            self.operation(self.x, self.memory, self.positions).backward(self.gradient)
+            self.operation(self.x, self.memory, self.positions).backward(self.grad_output)
         return (time.perf_counter() - started) / repeats
 
 
 def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
-    import torch
-
     from nas.core.config import TrainOptions
     from nas.costs.benchmark import peak_memory_mb
-    from nas.search import phase
-    from nas.training.device import set_up
+    from nas.search import estimators, sampling
+    from nas.training.device import set_up_device
 
-    set_up(1, TrainOptions(threads=threads, device="cpu"))
-    phase.sample_path = balanced_path
+    set_up_device(1, TrainOptions(threads=threads, device="cpu"))
+    sampling.sample_path = estimators.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, div_value).rate(0.5)) for row in rows}
@@ -221,42 +224,47 @@ def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     deep = {blocks: Workload("search_hard", 32, corpus, div_value, blocks) for blocks in (12, 24)}
     deep[6] = workloads["search_hard", 32]
     attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
-    pairs = products()
-    found: dict = {}
-
-    def note(key, value):
-        found.setdefault(key, []).append(value)
-
+    values: dict = {}
     for index in range(rounds + 1):
-        for row, workload in workloads.items():
-            peak, rate = peak_rate(pairs), workload.rate(seconds)
-            note("peak", peak)
-            note(("rate", row), rate)
-            note(("utilisation", row), rate * workload.flops_per_token / peak)
-            if threads > 1 and row[1] == 192:
-                torch.set_num_threads(1)
-                note(("speedup", row), rate / workload.rate(seconds))
-                torch.set_num_threads(threads)
-        note("hard over soft", found["rate", ("search_soft", 32)][-1] / found["rate", ("search_hard", 32)][-1])
+        figures = measure_workloads(workloads, threads, seconds)
+        soft, hard = (figures["rate", (name, 32)] for name in ("search_soft", "search_hard"))
         step = {blocks: 1 / workload.rate(seconds) for blocks, workload in deep.items()}
-        note("growth", step[24] / step[6])
-        note("linearity", step[24] / (step[6] + 3 * (step[12] - step[6])))
-        note("position", attention[True].seconds() / attention[False].seconds())
+        figures["hard over soft"] = soft / hard
+        figures["growth"] = step[24] / step[6]
+        figures["linearity"] = step[24] / (step[6] + 3 * (step[12] - step[6]))
+        figures["position"] = attention[True].seconds() / attention[False].seconds()
         print(f"round {index} of {rounds}" if index else "warmed up", file=sys.stderr, flush=True)
+        for key, value in figures.items() if index else ():
+            values.setdefault(key, []).append(value)
+    return {"threads": threads, "div_value": div_value, **summary(values, workloads, peaks_mb)}
 
-    return {"threads": threads, "div_value": div_value, **summary(found, workloads, peaks_mb)}
+
+def measure_workloads(workloads: dict, threads: int, seconds: float) -> dict:
+    """{(figure, row): value} of a round."""
+    import torch
+
+    figures, pairs = {}, products()
+    for row, workload in workloads.items():
+        peak, rate = peak_rate(pairs), workload.rate(seconds)
+        figures["peak", row], figures["rate", row] = peak, rate
+        figures["utilisation", row] = rate * workload.flops_per_token / peak
+        if threads > 1 and row[1] == 192:
+            torch.set_num_threads(1)
+            figures["speedup", row] = rate / workload.rate(seconds)
+            torch.set_num_threads(threads)
+    return figures
 
 
-def summary(found: dict[object, list[float]], workloads: dict, peaks_mb: dict) -> dict:
-    """Medians of what measure() noted: a value per round for each key, and a peak per row and round. The first round
-    warmed everything up and is left out."""
+def summary(values: dict[object, list[float]], workloads: dict, peaks_mb: dict) -> dict:
+    """Medians over rounds of the values that measure() collected."""
 
     def median(key, digits):
-        return round(statistics.median(found[key][1:]), digits)
+        return round(statistics.median(values[key]), digits)
 
     rows = list(workloads)
+    peaks = [peak for row in rows for peak in values["peak", row]]
     result = {
-        "peak_gflops": round(statistics.median(found["peak"][len(rows) :]) / 1e9, 1),
+        "peak_gflops": round(statistics.median(peaks) / 1e9, 1),
         "rows": [
             {
                 "name": row[0],
@@ -274,7 +282,7 @@ def summary(found: dict[object, list[float]], workloads: dict, peaks_mb: dict) -
         "depth_growth_6_to_24": median("growth", 2),
         "depth_linearity": median("linearity", 3),
     }
-    speedups = {row[0]: median(("speedup", row), 2) for row in rows if ("speedup", row) in found}
+    speedups = {row[0]: median(("speedup", row), 2) for row in rows if ("speedup", row) in values}
     return {**result, "speedup_192": speedups} if speedups else result
 
 
@@ -300,14 +308,9 @@ def report(result: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7, help="median over so many")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of work per measurement")
-    parser.add_argument(
-        "--div-value",
-        type=int,
-        default=1,
-        help="of the tails' widths; above 1 the output layer is not tied",
-    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds, after one for warming up")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each measurement")
+    parser.add_argument("--div-value", type=int, default=1, help="as model.div_value; above 1 nothing is tied")
     arguments = parser.parse_args()
     result = measure(arguments.threads, arguments.rounds, arguments.seconds, arguments.div_value)
     report(result)

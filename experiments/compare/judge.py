@@ -1,9 +1,9 @@
-"""Do a SuperNet's weights order patterns as training them does? Kendall's tau over what a comparison has trained.
+"""Does a SuperNet rank patterns as training them alone does? Kendall's tau over the patterns of a comparison.
 
     python experiments/compare/judge.py RUN_DIR SEARCH [SEARCH ...]
 
-RUN_DIR: of nas.compare; SEARCH: --run folders of searches with the same text, sizes and operations. The truth is the
-mean loss on test over the seeds that a pattern has. The last line is JSON.
+RUN_DIR: run folder of nas.compare. SEARCH: run folders of searches with the same text, sizes and operations. The
+reference is the mean loss on test over a pattern's seeds. The last line is JSON.
 """
 
 import argparse
@@ -27,21 +27,22 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = read_rows(contenders_file(arguments.run, UNMATCHED))
     quality = quality_of(rows)
-    truth = {tuple(row.contender.blocks): float(row.losses(quality).mean()) for row in rows}
+    reference = {tuple(row.contender.blocks): float(row.losses(quality).mean()) for row in rows}
 
     from scipy.stats import kendalltau
 
     from nas.derivation.supernet_evaluator import TrainedSuperNet
 
-    taus, ordered = {}, sorted(truth, key=truth.get)
+    taus, ordered = {}, sorted(reference, key=reference.get)
     for search in arguments.searches:
-        net = TrainedSuperNet(search, "judging")
-        losses = [net.path_nll([net.supernet.operations.index(name) for name in pattern]) for pattern in ordered]
-        print(f"{search}: nll per token on the beginning of valid along each pattern, best on test first")
-        print(
-            "  ".join(f"{abbreviate(list(pattern))} {loss:.4f}" for pattern, loss in zip(ordered, losses, strict=True))
-        )
-        taus[str(search)] = round(float(kendalltau([truth[pattern] for pattern in ordered], losses).statistic), 3)
+        supernet = TrainedSuperNet(search, "judging")
+        losses = [
+            supernet.path_nll([supernet.supernet.operations.index(name) for name in pattern]) for pattern in ordered
+        ]
+        print(f"{search}: nll per token on the first tokens of valid, best pattern on test first")
+        names = [abbreviate(list(pattern)) for pattern in ordered]
+        print("  ".join(f"{name} {loss:.4f}" for name, loss in zip(names, losses, strict=True)))
+        taus[str(search)] = round(float(kendalltau([reference[pattern] for pattern in ordered], losses).statistic), 3)
     print(json.dumps({"tau": taus, "patterns": len(ordered)}))
 
 

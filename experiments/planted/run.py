@@ -1,13 +1,15 @@
-"""Corpora whose right pattern is known, and whether the search finds it: `python experiments/planted/run.py`.
+"""Does a search find patterns that are known to be right? `python experiments/planted/run.py`.
 
-Ten seeds of a search on each of four corpora, without a price on cost and with one. `--alone` trains all patterns
-alone instead, to show that what is known is so. Every finished job is a JSON file in OUT and is not repeated. The last
-line is JSON: for each corpus, and whether with a price, {"found", "of"}.
+Four corpora are made by rules that need a certain pattern. Ten seeds of a search run on each corpus, without and with a
+penalty on FLOPs. --alone instead trains every pattern alone, which shows that the known patterns are indeed the best.
+Every finished job is a JSON file in OUT and is not repeated. The last line is JSON: {"found", "of"} for each corpus and
+penalty; with --alone, the best pattern for each.
 """
 
 import argparse
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,90 +27,75 @@ from nas.core.errors import run_command  # noqa: E402
 from nas.core.pattern import abbreviate, network  # noqa: E402
 
 SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 120_000, 4_000
-REACH = 4  # no rule looks further back
-PRICED = "search.latency.source=flops"
+REACH = 4  # the most tokens that a rule looks back
+PENALTY = "search.latency.source=flops"
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A kind of corpus: rule(stream, place, random source) gives the next token, noise in one of ten draws it anew."""
+    """A corpus: rule(stream, position, random source) gives the next token; one token in ten is random instead."""
 
     vocab_size: int
     d_ffn: int
     rule: Callable[[np.ndarray, int, np.random.Generator], int]
     needs: str
-    has: Callable[[str], bool]  # what it needs, of an abbreviated pattern
-    attentions: int  # how many pay where there is a price; without one, more do no harm
+    sufficient: str  # regular expression that finds what the rule needs in an abbreviated pattern
+    attentions: int  # how many are right with a penalty; without one, more do no harm
 
     def stream(self, length: int, seed: int) -> np.ndarray:
         source = np.random.default_rng(seed)
         stream = source.integers(self.vocab_size, size=length)
         follows = source.random(length) >= NOISE
-        for place in range(REACH, length):
-            if follows[place]:
-                stream[place] = self.rule(stream, place, source)
+        for position in range(REACH, length):
+            if follows[position]:
+                stream[position] = self.rule(stream, position, source)
         return stream
 
 
-def maps(size: int, count: int) -> np.ndarray:
-    """Random permutations of the vocabulary [count, size]. Of one, an embedding could be found that makes it a linear
-    map, which attention's values compute as well; of two in turn it cannot, so they need a dense block."""
+def random_maps(size: int, count: int) -> np.ndarray:
+    """Random permutations of the vocabulary [count, size]. An embedding can make one of them a linear map, which
+    attention's values compute as well. It cannot do so for two at once, so two need a dense block."""
     return np.random.default_rng(99).permuted(np.tile(np.arange(size), (count, 1)), axis=1)
 
 
-MAPS, PAIRS = maps(48, 2), np.random.default_rng(99).integers(10, size=(10, 10))
+MAPS, PAIRS = random_maps(48, 2), np.random.default_rng(99).integers(10, size=(10, 10))
 
 
-def nowhere(stream, place, source):
-    """One of two maps, by chance, of the token before."""
-    return MAPS[source.integers(2), stream[place - 1]]
+def nowhere(stream, position, source):
+    """A random one of two maps of the previous token."""
+    return MAPS[source.integers(2), stream[position - 1]]
 
 
-def once(stream, place, source):
-    """The same of the token before the last: it must be fetched, and mapped before or after."""
-    return MAPS[source.integers(2), stream[place - 2]]
+def once(stream, position, source):
+    """A random one of two maps of the last token but one. Attention must fetch it, before or after the map."""
+    return MAPS[source.integers(2), stream[position - 2]]
 
 
-def early(stream, place, source):
-    """Decided by the last two tokens together: they must be brought together before they can be mapped."""
-    return PAIRS[stream[place - 1], stream[place - 2]]
+def early(stream, position, source):
+    """A function of the last two tokens. Attention must join them before a dense block can compute it."""
+    return PAIRS[stream[position - 1], stream[position - 2]]
 
 
-def late(stream, place, source):
-    """One of two maps of one of the last four tokens, by chance: what is wanted is the mixture of their maps, which no
-    map of their mixture gives, so each must be mapped before they are brought together."""
-    return MAPS[source.integers(2), stream[place - 1 - source.integers(4)]]
-
-
-def has_dense(pattern: str) -> bool:
-    return "d" in pattern
-
-
-def has_attention(pattern: str) -> bool:
-    return "a" in pattern
-
-
-def dense_after_attention(pattern: str) -> bool:
-    return "a" in pattern and "d" in pattern[pattern.find("a") :]
-
-
-def dense_before_attention(pattern: str) -> bool:
-    return "d" in pattern and "a" in pattern[pattern.find("d") :]
+def late(stream, position, source):
+    """A random one of two maps of a random one of the last four tokens. The prediction is a mixture of their maps, and
+    not a map of their mixture. So a dense block must map each token before attention mixes them."""
+    return MAPS[source.integers(2), stream[position - 1 - source.integers(4)]]
 
 
 CORPORA = {
-    "nowhere": Planted(48, 64, nowhere, "a dense", has_dense, attentions=0),
-    "once": Planted(48, 64, once, "an attention", has_attention, attentions=1),
-    "early": Planted(10, 32, early, "an attention, and a dense after it", dense_after_attention, attentions=1),
-    "late": Planted(48, 64, late, "an attention, and a dense before it", dense_before_attention, attentions=1),
+    "nowhere": Planted(48, 64, nowhere, "a dense", "d", attentions=0),
+    "once": Planted(48, 64, once, "an attention", "a", attentions=1),
+    "early": Planted(10, 32, early, "an attention, and a dense after it", "a.*d", attentions=1),
+    "late": Planted(48, 64, late, "an attention, and a dense before it", "d.*a", attentions=1),
 }
 
 
-class MadeCorpus:
-    """What a phase needs of a corpus, from tokens made here."""
+class PlantedCorpus:
+    """The interface that a phase needs of a corpus."""
 
-    def __init__(self, kind: Planted):
-        self.vocab_size, self.splits = kind.vocab_size, {"train": kind.stream(TRAIN, 1), "valid": kind.stream(VALID, 2)}
+    def __init__(self, planted: Planted):
+        self.vocab_size = planted.vocab_size
+        self.splits = {"train": planted.stream(TRAIN, 1), "valid": planted.stream(VALID, 2)}
 
     def tokens(self, split: str) -> np.ndarray:
         return self.splits["train" if split == "train" else "valid"]
@@ -117,46 +104,48 @@ class MadeCorpus:
         return np.bincount(self.splits["train"], minlength=self.vocab_size)
 
 
-def configured(name: str, seed: int, overrides: list[str]) -> Config:
-    from nas.training.device import set_up
+def make_config(name: str, seed: int, overrides: list[str]) -> Config:
+    from nas.training.device import set_up_device
 
     config = load_config(FOLDER / "planted.yaml", [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides])
-    set_up(seed, config.train)
+    set_up_device(seed, config.train)
     return config
 
 
-def found_by_search(name: str, seed: int, overrides: list[str]) -> dict:
-    """The likeliest pattern at the end of a search, abbreviated, and pi."""
+def search(name: str, seed: int, overrides: list[str]) -> dict:
+    """Run a search. Returns its most probable pattern, abbreviated, and pi."""
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
+    from nas.training.device import device_context
 
-    config, corpus = configured(name, seed, overrides), MadeCorpus(CORPORA[name])
-    phase = SearchPhase(build_supernet(config, corpus), corpus, config)
+    config, corpus = make_config(name, seed, overrides), PlantedCorpus(CORPORA[name])
+    phase = SearchPhase(build_supernet(config, corpus), corpus, config, device_context(config.train))
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
     names = phase.supernet.names(phase.supernet.argmax_path())
     return {"found": abbreviate(names), "pi": phase.supernet.pi().tolist()}
 
 
-def is_right(name: str, pattern: str, priced: bool) -> bool:
-    about = CORPORA[name]
-    return about.has(pattern) and (not priced or pattern.count("a") == about.attentions)
+def is_right(name: str, pattern: str, penalty: bool) -> bool:
+    planted = CORPORA[name]
+    return bool(re.search(planted.sufficient, pattern)) and (not penalty or pattern.count("a") == planted.attentions)
 
 
-def trained_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
-    """nll on valid of one pattern, trained for as long as the search trains, and its cost ratio."""
+def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
+    """Train one pattern for as many steps as the search. Returns its nll on valid and its FLOPs ratio."""
     from nas.costs.flops import count_flops
     from nas.retraining.phase import RetrainPhase
     from nas.training.build import build_fixed
+    from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
 
-    config, corpus = configured(name, 1, overrides), MadeCorpus(CORPORA[name])
-    phase = RetrainPhase(build_fixed(list(pattern), config, corpus), corpus, config)
+    config, corpus = make_config(name, 1, overrides), PlantedCorpus(CORPORA[name])
+    phase = RetrainPhase(build_fixed(list(pattern), config, corpus), corpus, config, device_context(config.train))
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
-    looking_back = count_memory_blocks(phase.model.blocks)
+    memory_blocks = count_memory_blocks(phase.model.blocks)
     total, counted = total_nll(
-        phase.model, corpus.tokens("valid"), 16, 16, 16, looking_back, device=phase.context.device
+        phase.model, corpus.tokens("valid"), 16, 16, 16, memory_blocks, device=phase.context.device
     )
     return {"nll": total / counted, "ratio": count_flops(config, corpus.counts()).ratio(list(pattern))}
 
@@ -165,8 +154,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--out", type=Path, default=Path("runs/planted"), help="folder of the results")
-    parser.add_argument("--corpus", choices=[*CORPORA], nargs="+", default=[*CORPORA], help="only these")
-    parser.add_argument("--alone", action="store_true", help="train every pattern alone instead")
+    parser.add_argument(
+        "--corpus", choices=[*CORPORA], nargs="+", default=[*CORPORA], help="corpora to use (default: all)"
+    )
+    parser.add_argument("--alone", action="store_true", help="train every pattern alone, without searches")
     arguments = parser.parse_intermixed_args()
     jobs = Jobs(arguments.out, arguments.overrides)
     if arguments.alone:
@@ -176,28 +167,28 @@ def main() -> None:
 
 
 def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
-    """What the searches found; `by chance` is how many of ten patterns drawn at random would be right."""
+    """Run the searches and print their patterns. `by chance`: how many of ten random patterns would be right."""
     summary, all_patterns = {}, ["".join(letters) for letters in itertools.product("adi", repeat=3)]
-    print("| corpus | price | what is right | found | by chance | the ten patterns |\n|---|---|---|---|---|---|")
-    for name, priced in itertools.product(arguments.corpus, (False, True)):
-        overrides = [*([PRICED] if priced else []), *arguments.overrides]
-        label = f"{name}-{'priced' if priced else 'free'}"
+    print("| corpus | penalty | what is right | found | by chance | the ten patterns |\n|---|---|---|---|---|---|")
+    for name, penalty in itertools.product(arguments.corpus, (False, True)):
+        overrides = [*([PENALTY] if penalty else []), *arguments.overrides]
+        label = f"{name}-{'priced' if penalty else 'free'}"
         results = [
-            jobs.do(f"{label}-{seed}", lambda: found_by_search(name, seed, overrides))  # noqa: B023
+            jobs.do(f"{label}-{seed}", lambda: search(name, seed, overrides))  # noqa: B023
             for seed in range(1, SEEDS + 1)
         ]
         found = [result["found"] for result in results]
-        right = sum(is_right(name, pattern, priced) for pattern in found)
-        chance = SEEDS * sum(is_right(name, pattern, priced) for pattern in all_patterns) / len(all_patterns)
+        right = sum(is_right(name, pattern, penalty) for pattern in found)
+        chance = SEEDS * sum(is_right(name, pattern, penalty) for pattern in all_patterns) / len(all_patterns)
         summary[label] = {"found": right, "of": SEEDS}
-        answer = CORPORA[name].needs + (f"; attentions: {CORPORA[name].attentions}" if priced else "")
-        cells = [name, "yes" if priced else "no", answer, f"{right} of {SEEDS}", f"{chance:.1f}", " ".join(found)]
+        answer = CORPORA[name].needs + (f"; attentions: {CORPORA[name].attentions}" if penalty else "")
+        cells = [name, "yes" if penalty else "no", answer, f"{right} of {SEEDS}", f"{chance:.1f}", " ".join(found)]
         print("| " + " | ".join(cells) + " |", flush=True)
     print(json.dumps(summary))
 
 
 def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
-    """Every network of three blocks, trained alone: its nll, and with the price; the right ones are marked."""
+    """Train every network of three blocks alone, and print its nll, without and with the penalty."""
     weight = load_config(FOLDER / "planted.yaml", arguments.overrides).search.latency.weight
     best = {}
     for name in arguments.corpus:
@@ -205,15 +196,15 @@ def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
         for pattern in itertools.product(("attention", "dense", "identity"), repeat=3):
             short = network(pattern)
             if short not in results:
-                work = lambda: trained_alone(name, pattern, arguments.overrides)  # noqa: B023, E731
+                work = lambda: train_alone(name, pattern, arguments.overrides)  # noqa: B023, E731
                 results[short] = jobs.do(f"{name}-alone-{short}", work)
-        print(f"\n{name}: {CORPORA[name].needs}; with a price, attentions: {CORPORA[name].attentions} (* is right)")
-        for priced in (False, True):
-            values = {short: about["nll"] + priced * weight * about["ratio"] for short, about in results.items()}
-            marks = {short: "*" if is_right(name, short, priced) else "" for short in values}
+        print(f"\n{name}: {CORPORA[name].needs}; with a penalty, attentions: {CORPORA[name].attentions} (* is right)")
+        for penalty in (False, True):
+            values = {short: result["nll"] + penalty * weight * result["ratio"] for short, result in results.items()}
+            marks = {short: "*" if is_right(name, short, penalty) else "" for short in values}
             ranked = sorted(values, key=values.get)
             print("  ".join(f"{short}{marks[short]} {values[short]:.3f}" for short in ranked))
-            best[f"{name}-{'priced' if priced else 'free'}"] = ranked[0]
+            best[f"{name}-{'priced' if penalty else 'free'}"] = ranked[0]
     print(json.dumps(best))
 
 

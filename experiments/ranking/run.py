@@ -1,12 +1,13 @@
 """Does a SuperNet rank patterns as training them alone does? `python experiments/ranking/run.py --out runs/ranking`.
 
-Random patterns are trained alone on a small budget, which is the truth, and evaluated with the weights of SuperNets
-that were searched with different settings; Kendall's tau says how far the two orders agree. What each search found is
-trained alone too. Every finished job is a JSON file in OUT and is not repeated; several processes may share OUT, each
-with its own --only. The last line is JSON.
+Random patterns are trained alone on a small budget; their losses are the reference. SuperNets that were searched with
+different settings evaluate the same patterns with shared weights. Kendall's tau measures how far the two orders agree.
+The pattern that each search found is trained alone too. Every finished job is a JSON file in OUT and is not repeated.
+Several processes may share OUT, each with its own --only. The last line is JSON.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -25,7 +26,7 @@ from nas.core.pattern import abbreviate, expand, interleaved, network  # noqa: E
 
 BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
 CANDIDATES = ("attention", "dense", "identity")
-JUDGED_TOKENS = 65_536  # of valid, the first
+EVALUATED_TOKENS = 65_536  # the first of valid
 HALF = "search.warmup_steps=1200"
 SOFT = ["search.sampling=soft", "search.optimizer.lr=0.01"]
 VARIANTS = {
@@ -45,146 +46,163 @@ VARIANTS = {
     "soft-cold": [*SOFT, "search.warmup_steps=0"],
     "soft-quarter": SOFT,
     "soft-half": [*SOFT, HALF],
-}  # each on ranking.yaml, whose warm-up is a quarter of the steps
+}  # options on top of ranking.yaml, where a quarter of the steps is warm-up
 
 
 def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) -> list[list[str]]:
-    """Different networks, every operation of every block equally likely."""
-    source, found = np.random.default_rng(seed), {}
-    while len(found) < count:
+    """Patterns of different networks; in each block every operation is equally likely."""
+    source, patterns = np.random.default_rng(seed), {}
+    while len(patterns) < count:
         pattern = [CANDIDATES[index] for index in source.integers(len(CANDIDATES), size=blocks)]
-        found.setdefault(network(pattern), pattern)
-    return list(found.values())
+        patterns.setdefault(network(pattern), pattern)
+    return list(patterns.values())
 
 
-def kendall_tau(one: list[float], two: list[float]) -> float:
-    """Kendall's tau: of all pairs, the share in the same order minus the share in the other order (tau-a)."""
-    pairs = [(i, j) for i in range(len(one)) for j in range(i)]
-    return sum(float(np.sign((one[i] - one[j]) * (two[i] - two[j]))) for i, j in pairs) / len(pairs)
+def kendall_tau(first: list[float], second: list[float]) -> float:
+    """Kendall's tau-b, which equals tau-a where no values are equal, as with measured losses."""
+    from scipy.stats import kendalltau
+
+    return float(kendalltau(first, second).statistic)
 
 
-def prepared(overrides: list[str]) -> tuple[Config, object]:
+def load_experiment(overrides: list[str]) -> tuple[Config, object]:
+    """(configuration, corpus) of ranking.yaml with overrides."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.training.device import set_up
+    from nas.training.device import set_up_device
 
     config = load_config(FOLDER / "ranking.yaml", overrides)
-    set_up(config.seed, config.train)
+    set_up_device(config.seed, config.train)
     return config, Corpus(prepare(config.data))
 
 
-def judge(model, operations, config: Config, corpus) -> float:
-    """nll per token on the beginning of valid."""
+def evaluate(model, operations, config: Config, corpus) -> float:
+    """nll per token on the first tokens of valid."""
     from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
 
-    tokens, train = corpus.tokens("valid")[: JUDGED_TOKENS + 1], config.train
-    looking_back, device = count_memory_blocks(operations), device_context(train).device
-    total, counted = total_nll(model, tokens, 16, train.segment, train.memory, looking_back, device=device)
+    tokens, train = corpus.tokens("valid")[: EVALUATED_TOKENS + 1], config.train
+    memory_blocks, device = count_memory_blocks(operations), device_context(train).device
+    total, counted = total_nll(model, tokens, 16, train.segment, train.memory, memory_blocks, device=device)
     return total / counted
 
 
 def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
-    """One pattern from scratch."""
+    """Train one pattern from scratch, and evaluate it."""
     from nas.retraining.phase import RetrainPhase
     from nas.training.build import build_fixed
+    from nas.training.device import device_context
 
-    config, corpus = prepared([*overrides, f"train.steps={ALONE_STEPS}", f"seed={seed}"])
-    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config)
+    config, corpus = load_experiment([*overrides, f"train.steps={ALONE_STEPS}", f"seed={seed}"])
+    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, device_context(config.train))
     started = time.perf_counter()
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
     seconds = time.perf_counter() - started
-    nll = judge(phase.model, phase.model.blocks, config, corpus)
+    nll = evaluate(phase.model, phase.model.blocks, config, corpus)
     return {"pattern": abbreviate(pattern), "nll": nll, "seconds": seconds}
 
 
+def evaluate_path(supernet, path: list[int], config: Config, corpus) -> float:
+    supernet.set_path(path)
+    return evaluate(supernet, supernet.operations_on(path), config, corpus)
+
+
 def search(variant: str, seed: int, overrides: list[str]) -> dict:
-    """One search; its weights judge the random patterns when the warm-up is over, and at the end."""
+    """Run one search. Its weights evaluate the random patterns at the end of the warm-up, and at the end."""
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
+    from nas.training.device import device_context
 
-    config, corpus = prepared([*overrides, f"seed={seed}", *VARIANTS[variant]])
-    phase = SearchPhase(build_supernet(config, corpus), corpus, config)
-    net, seconds, judged = phase.supernet, 0.0, {}
+    config, corpus = load_experiment([*overrides, f"seed={seed}", *VARIANTS[variant]])
+    phase = SearchPhase(build_supernet(config, corpus), corpus, config, device_context(config.train))
+    supernet, seconds, losses = phase.supernet, 0.0, {}
     for step in range(1, phase.total_steps + 1):
         started = time.perf_counter()
         phase.step(step)
         seconds += time.perf_counter() - started
         if step in (phase.warmup_steps, phase.total_steps):
-            judged[step] = []
-            for pattern in random_patterns():
-                path = [net.operations.index(name) for name in pattern]
-                net.set_path(path)
-                judged[step].append(judge(net, net.operations_on(path), config, corpus))
-    path = net.argmax_path()
-    net.set_path(path)
+            paths = [[supernet.operations.index(name) for name in pattern] for pattern in random_patterns()]
+            losses[step] = [evaluate_path(supernet, path, config, corpus) for path in paths]
+    path = supernet.argmax_path()
     return {
         "variant": variant,
-        "found": abbreviate(net.names(path)),
-        "pi": net.pi().tolist(),
-        "nll_of_found": judge(net, net.operations_on(path), config, corpus),
-        "after_warmup": judged.get(phase.warmup_steps),
-        "at_the_end": judged[phase.total_steps],
+        "found": abbreviate(supernet.names(path)),
+        "pi": supernet.pi().tolist(),
+        "nll_of_found": evaluate_path(supernet, path, config, corpus),
+        "after_warmup": losses.get(phase.warmup_steps),
+        "at_the_end": losses[phase.total_steps],
         "seconds": seconds,
     }
 
 
+def losses_alone(jobs: Jobs, short: str) -> list[float]:
+    """nll of a pattern trained alone, for each seed that has finished."""
+    results = [jobs.get(f"alone-{network(expand(short))}-{seed}") for seed in SEEDS]
+    return [result["nll"] for result in results if result]
+
+
 def report(jobs: Jobs) -> dict:
-    """Print the tables of what is there; returns what the last line holds."""
-
-    def alone(short: str) -> list[float]:
-        results = [jobs.get(f"alone-{network(expand(short))}-{seed}") for seed in SEEDS]
-        return [result["nll"] for result in results if result]
-
-    truth = {short: alone(short) for short in map(abbreviate, random_patterns())}
-    if any(len(nlls) < len(SEEDS) for nlls in truth.values()):
-        print("the random patterns are not all trained yet")
+    """Print the tables of all finished jobs. Returns the content of the last line."""
+    reference = {short: losses_alone(jobs, short) for short in map(abbreviate, random_patterns())}
+    if any(len(losses) < len(SEEDS) for losses in reference.values()):
+        print("some random patterns are not trained yet")
         return {}
-    print("| pattern | " + " | ".join(f"nll, seed {seed}" for seed in SEEDS) + " |\n|---|" + "---|" * len(SEEDS))
-    for short, nlls in sorted({**truth, "adadad": alone("adadad")}.items(), key=lambda item: np.mean(item[1] or [9])):
-        print(f"| {short} | " + " | ".join(f"{nll:.4f}" for nll in nlls) + " |")
-    means = [float(np.mean(nlls)) for nlls in truth.values()]
-    ceiling = kendall_tau(*zip(*truth.values(), strict=True))
-    print(f"\ntau between the seeds of the truth: {ceiling:.3f}\n")
-    print(
-        "| search | seed | tau after warm-up | tau at the end | found | its nll alone | better random ones | seconds |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    rows = {**reference, "adadad": losses_alone(jobs, "adadad")}
+    print_row("pattern", *(f"nll, seed {seed}" for seed in SEEDS), header=True)
+    for short, losses in sorted(rows.items(), key=lambda item: np.mean(item[1] or [9])):
+        print_row(short, *(f"{nll:.4f}" for nll in losses))
+    between_seeds = kendall_tau(*zip(*reference.values(), strict=True))
+    print(f"\ntau between the seeds of the reference: {between_seeds:.3f}\n")
+    means = [float(np.mean(losses)) for losses in reference.values()]
+    return {"tau_between_seeds": round(between_seeds, 3), "tau": report_searches(jobs, means)}
+
+
+def report_searches(jobs: Jobs, means: list[float]) -> dict[str, list[float]]:
+    """Print a row for each finished search; means: the reference. Returns each variant's tau at the end, by seed."""
+    columns = ["search", "seed", "tau after warm-up", "tau at the end", "found", "nll of it alone"]
+    print_row(*columns, "better random ones", "seconds", header=True)
     taus = {}
-    for variant in VARIANTS:
-        for seed in SEEDS:
-            result = jobs.get(f"search-{variant}-{seed}")
-            if result is None:
-                continue
-            early = kendall_tau(means, result["after_warmup"]) if result["after_warmup"] else None
-            late = kendall_tau(means, result["at_the_end"])
-            taus.setdefault(variant, []).append(round(late, 3))
-            own = alone(result["found"])
-            cells = [variant, str(seed), "" if early is None else f"{early:.3f}", f"{late:.3f}", result["found"]]
-            cells += [f"{np.mean(own):.4f}", str(sum(mean < np.mean(own) for mean in means))] if own else ["", ""]
-            print("| " + " | ".join([*cells, f"{result['seconds']:.0f}"]) + " |")
-    return {"tau_between_seeds": round(ceiling, 3), "tau": taus}
+    for variant, seed in itertools.product(VARIANTS, SEEDS):
+        result = jobs.get(f"search-{variant}-{seed}")
+        if result is None:
+            continue
+        early = f"{kendall_tau(means, result['after_warmup']):.3f}" if result["after_warmup"] else ""
+        late = kendall_tau(means, result["at_the_end"])
+        taus.setdefault(variant, []).append(round(late, 3))
+        losses = losses_alone(jobs, result["found"])
+        nll = float(np.mean(losses)) if losses else None
+        alone = [f"{nll:.4f}", sum(mean < nll for mean in means)] if losses else ["", ""]
+        print_row(variant, seed, early, f"{late:.3f}", result["found"], *alone, f"{result['seconds']:.0f}")
+    return taus
+
+
+def print_row(*cells, header: bool = False) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |" + ("\n|" + "---|" * len(cells) if header else ""))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
     parser.add_argument("--out", type=Path, default=Path("runs/ranking"), help="folder of the results")
-    parser.add_argument("--only", default="*", help="names of jobs with wildcards and commas, such as 'search-soft*'")
+    parser.add_argument(
+        "--only", default="*", help="jobs to do: names with wildcards, separated by commas, such as 'search-soft*'"
+    )
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
-    for seed in SEEDS:
-        for pattern in [*random_patterns(), interleaved(BLOCKS)]:
-            jobs.do(f"alone-{network(pattern)}-{seed}", lambda: train_alone(pattern, seed, overrides))  # noqa: B023
-    for seed in SEEDS:
-        for variant in VARIANTS:
-            jobs.do(f"search-{variant}-{seed}", lambda: search(variant, seed, overrides))  # noqa: B023
-    found = {result["found"] for v in VARIANTS for seed in SEEDS if (result := jobs.get(f"search-{v}-{seed}"))}
-    for short in sorted(found):
-        for seed in SEEDS:
-            jobs.do(f"alone-{network(expand(short))}-{seed}", lambda: train_alone(expand(short), seed, overrides))  # noqa: B023
+    train_patterns(jobs, [*random_patterns(), interleaved(BLOCKS)], overrides)
+    for seed, variant in itertools.product(SEEDS, VARIANTS):
+        jobs.do(f"search-{variant}-{seed}", lambda: search(variant, seed, overrides))  # noqa: B023
+    searches = [jobs.get(f"search-{variant}-{seed}") for variant in VARIANTS for seed in SEEDS]
+    found = sorted({result["found"] for result in searches if result})
+    train_patterns(jobs, [expand(short) for short in found], overrides)
     print(json.dumps(report(jobs)))
+
+
+def train_patterns(jobs: Jobs, patterns: list[list[str]], overrides: list[str]) -> None:
+    """Train each pattern alone with each seed."""
+    for seed, pattern in itertools.product(SEEDS, patterns):
+        jobs.do(f"alone-{network(pattern)}-{seed}", lambda: train_alone(pattern, seed, overrides))  # noqa: B023
 
 
 if __name__ == "__main__":

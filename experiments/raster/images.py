@@ -1,8 +1,7 @@
-"""Grey images as one byte per pixel, row by row, one after the other: `python experiments/raster/images.py FOLDER`.
+"""Random grey images as bytes, one per pixel, row by row: `python experiments/raster/images.py FOLDER`.
 
-Each image is made of what has structure in both directions: a slope of brightness, stripes of some width and angle,
-some filled rectangles and ellipses, and a little noise. FOLDER gets train.bin, valid.bin and test.bin, at every call
-with the same bytes.
+Each image has structure in both directions: a brightness gradient, stripes of random width and angle, filled rectangles
+and ellipses, and a little noise. Writes train.bin, valid.bin and test.bin; every call writes the same bytes.
 """
 
 import argparse
@@ -12,18 +11,17 @@ import numpy as np
 
 SIDE = 32
 IMAGES = {"train": 1600, "valid": 100, "test": 100}
-LEVELS = 64  # of grey
+LEVELS = 64  # grey levels
 
 
-def made_image(source: np.random.Generator) -> np.ndarray:
-    """uint8 [SIDE, SIDE], below LEVELS"""
+def random_image(source: np.random.Generator) -> np.ndarray:
+    """A grey image, uint8 [SIDE, SIDE], values below LEVELS."""
     y, x = np.mgrid[:SIDE, :SIDE] / SIDE
     slope = source.uniform(-0.4, 0.4, 2)
     image = 0.5 + slope[0] * (x - 0.5) + slope[1] * (y - 0.5)
     angle, width = source.uniform(0, np.pi), source.uniform(2, 8)
-    image += source.uniform(0, 0.2) * np.sign(
-        np.sin(2 * np.pi * SIDE / width * (x * np.cos(angle) + y * np.sin(angle)))
-    )
+    wave = np.sin(2 * np.pi * SIDE / width * (x * np.cos(angle) + y * np.sin(angle)))
+    image += source.uniform(0, 0.2) * np.sign(wave)
     for _ in range(source.integers(1, 4)):
         centre, size = source.uniform(0, 1, 2), source.uniform(0.08, 0.3, 2)
         across, down = (x - centre[0]) / size[0], (y - centre[1]) / size[1]
@@ -37,7 +35,7 @@ def write_images(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, count) in enumerate(IMAGES.items()):
         source = np.random.default_rng(seed)
-        (folder / f"{split}.bin").write_bytes(b"".join(made_image(source).tobytes() for _ in range(count)))
+        (folder / f"{split}.bin").write_bytes(b"".join(random_image(source).tobytes() for _ in range(count)))
 
 
 def main() -> None:

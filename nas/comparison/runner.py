@@ -40,7 +40,7 @@ from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.baselines import most_parameters, random_patterns
 from nas.training.build import count_parameters, resolve_cutoffs
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 
 ROOT = Path(__file__).resolve().parents[2]  # where the scripts stand
 
@@ -147,7 +147,7 @@ class Comparison:
             for contender in self.given:
                 self.check_pattern(contender)
             return
-        context = set_up(self.recipe.seed, self.recipe.train)
+        context = set_up_device(self.recipe.seed, self.recipe.train)
         resolve_cutoffs(self.recipe, self.corpus)
         self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:

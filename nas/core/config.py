@@ -24,13 +24,11 @@ class DataOptions:
     )
     tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, or a .model file")
     vocab_size: int | None = option(
-        None,
-        "sentencepiece: pieces (null: 8000, or the most that the text allows); words: words (null: all)",
-        minimum=2,
+        None, "pieces of sentencepiece (null: 8000, or the most the text allows), or words (null: all)", minimum=2
     )
     lowercase: bool = option(False, "lowercase the text; word figures are then not comparable")
     newline: str = option(
-        "keep", "keep or drop line ends as tokens; with drop, word figures are not comparable", choices=("keep", "drop")
+        "keep", "line ends as tokens; with drop, word figures are not comparable", choices=("keep", "drop")
     )
     cache: str = option("~/.cache/par-nas", "folder for downloads and prepared tokens")
 
@@ -50,9 +48,7 @@ class ModelOptions:
         [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
     )
     clusters: int = option(3, "cutoffs auto: number of clusters, including the head", minimum=2)
-    div_value: int = option(
-        1, "adaptive softmax: tail i has width d_model / div_value^i; must be 1 with tie_embeddings", minimum=1
-    )
+    div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(True, "share the weights of the embedding and the output layer")
     stride: int | None = option(
         None,
@@ -65,13 +61,11 @@ class ModelOptions:
     )
     factorization: str = option(
         "merged",
-        "sparse attention: one softmax over both key sets, or half of the heads each",
+        "sparse attention: one softmax over both key sets, or half of the heads for each",
         choices=FACTORIZATIONS,
     )
     positions: str = option(
-        "relative",
-        "relative positions in attention, or learned embeddings of the position in model.grid",
-        choices=("relative", "grid"),
+        "relative", "relative positions in attention, or learned embeddings in model.grid", choices=("relative", "grid")
     )
     grid: list[int] = option([], "positions grid: rows, columns and channels of each image in the byte stream")
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
@@ -86,14 +80,14 @@ class ModelOptions:
 class TrainOptions:
     steps: int | None = option(1000, "training steps", minimum=1)
     epochs: float | None = option(None, "epochs over the training text, instead of steps", above=0)
-    batch_size: int = option(32, "rows per step over all processes; each row reads a contiguous text", minimum=1)
+    batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
     min_lr_ratio: float = option(0.0, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
-    beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need a large one", above=0, below=1)
+    beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
@@ -101,7 +95,7 @@ class TrainOptions:
     patience: int = option(0, "retrain: stop after this many evaluations without improvement; 0: never", minimum=0)
     threads: int | None = option(None, "CPU threads per process (null: PyTorch's default)", minimum=1)
     grad_accum_steps: int = option(
-        1, "parts into which each process splits its rows; more parts need less memory, gradients stay equal", minimum=1
+        1, "parts into which each process splits its rows to save memory; gradients stay equal", minimum=1
     )
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
@@ -153,20 +147,20 @@ class LatencyOptions:
 class WarningOptions:
     identity_share: float = option(0.5, "warn if a larger share of the blocks chooses identity", minimum=0, maximum=1)
     margin: float = option(
-        0.1, "report a block as undecided if its best two probabilities differ by less than this", minimum=0, maximum=1
+        0.1, "call a block undecided if its best two probabilities differ by less", minimum=0, maximum=1
     )
     late_share: float = option(
-        0.1, "warn about blocks whose choice changed in this last share of the steps", minimum=0, maximum=1
+        0.1, "warn if a block's choice changed in this last share of the steps", minimum=0, maximum=1
     )
 
 
 # Measurements behind these defaults: experiments/ranking and experiments/planted.
-# - warmup_steps: before half of the steps the SuperNet does not rank patterns better than chance.
+# - warmup_steps: after a quarter of the steps the SuperNet's ranking is no better than chance, after half it is.
 # - fair_warmup: without it the ranking after the warm-up is worse.
 # - sampling hard: soft ranks worse and takes two to three times as long.
 # - estimator leave_one_out: straight_through chooses only identity when cost is penalised.
 # - paths: 2 are too few; 8 find more planted patterns than 4, but cost four more forward passes per logits step.
-# - weights_paths: pi and uniform differ little with six blocks; uniform ranks better with twelve and a cost penalty.
+# - weights_paths: pi and uniform differ little with six blocks (with twelve: experiments/compare).
 @dataclass
 class SearchOptions:
     operations: list[str] = option(
@@ -187,12 +181,10 @@ class SearchOptions:
         choices=("heldout", "shared"),
     )
     arch_fraction: float = option(
-        0.2, "heldout: share of the training text and of the steps for the logits", above=0, maximum=0.5
+        0.2, "heldout: share of the text and of the steps for the logits", above=0, maximum=0.5
     )
     warmup_steps: int | None = option(
-        None,
-        "steps that train only the weights, at uniform pi (null: half of all steps; the paper uses a quarter)",
-        minimum=0,
+        None, "steps that train only the weights, at uniform pi (null: half of all; the paper: a quarter)", minimum=0
     )
     fair_warmup: bool = option(
         True, "hard sampling: train all operations of a block equally often on uniform paths, not just on average"

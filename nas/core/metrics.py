@@ -45,6 +45,5 @@ def is_pi_line(line) -> bool:
     if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
         return False
     rows, names = line["pi"], line["operations"]
-    if not (isinstance(rows, list) and isinstance(names, list) and rows and names):
-        return False
-    return all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    are_lists = isinstance(rows, list) and isinstance(names, list) and rows and names
+    return bool(are_lists) and all(isinstance(row, list) and len(row) == len(names) for row in rows)

@@ -18,7 +18,7 @@ from nas.costs.table import MILLISECONDS, CostTable, read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.training.build import backbone_options, block_config
-from nas.training.device import device_context, set_up
+from nas.training.device import device_context, set_up_device
 from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # at least so many rounds, and for so long
@@ -191,7 +191,7 @@ class RunLatency:
         kept = run / "latency.yaml"
         self.config, self.counts = load_config(run / "config.yaml", []), None
         self.known: dict[tuple[str, ...], dict] = {}
-        set_up(self.config.seed, self.config.train)
+        set_up_device(self.config.seed, self.config.train)
         try:
             self.counts = Corpus(prepare(self.config.data)).counts()
             self.table = current_costs(self.config, self.counts, kept)

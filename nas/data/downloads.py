@@ -96,9 +96,8 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
             raise
         except OSError as error:
             if attempt == attempts - 1:
-                raise RunError(
-                    f"the transfer broke off after {size_of(part)} bytes ({error}); run again to resume it"
-                ) from None
+                have = part.stat().st_size if part.exists() else 0
+                raise RunError(f"the transfer broke off after {have} bytes ({error}); run again to resume it") from None
     actual = sha256_of(part)
     if actual != sha256:
         part.unlink()
@@ -106,14 +105,9 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
     part.replace(target)
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if there is none."""
-    return path.stat().st_size if path.exists() else 0
-
-
 def transfer(url: str, part: Path, timeout: float) -> None:
     """Append the missing bytes of the file at url to `part`. Raises OSError if the transfer ends early."""
-    have = size_of(part)
+    have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=timeout)

@@ -80,13 +80,13 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         rank_split(folder / f"{split}.ids", folder / f"{split}.bin", rank_of, dtype)
     np.save(folder / "ids.npy", ids.astype(np.uint32))
     np.save(folder / "counts.npy", counts["train"][ids])
-    saved = tokenizer.save(folder)
+    tokenizer.save(folder)
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.size,
         "dtype": dtype.name,
         "tokenizer": tokenizer.kind,
-        "tokenizer_sha256": sha256_of(saved) if saved else None,
+        "tokenizer_sha256": sha256_of(folder / tokenizer.file) if tokenizer.file else None,
         "newline": options.newline,
         "splits": facts,
     }

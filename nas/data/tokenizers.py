@@ -23,7 +23,7 @@ UNKNOWN = "<unk>"
 class ByteTokenizer:
     """A token per byte. Encodes any file."""
 
-    kind = "bytes"
+    kind, file = "bytes", None
     size = 256
 
     def __init__(self, keep_newline: bool = True):
@@ -36,7 +36,7 @@ class ByteTokenizer:
         return ids.astype(np.uint8).tobytes()
 
     def save(self, folder: Path) -> None:
-        """There is nothing to save."""
+        """Nothing to save."""
 
 
 class LineTokenizer:
@@ -68,7 +68,7 @@ class LineTokenizer:
 class SentencePieceTokenizer(LineTokenizer):
     """Pieces of a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226)."""
 
-    kind = "sentencepiece"
+    kind, file = "sentencepiece", "tokenizer.model"
 
     def __init__(self, model: bytes, keep_newline: bool = True):
         import sentencepiece
@@ -83,10 +83,8 @@ class SentencePieceTokenizer(LineTokenizer):
     def decode_line(self, ids: np.ndarray) -> str:
         return self.processor.decode(ids.tolist())
 
-    def save(self, folder: Path) -> Path:
-        path = folder / "tokenizer.model"
-        path.write_bytes(self.model)
-        return path
+    def save(self, folder: Path) -> None:
+        (folder / self.file).write_bytes(self.model)
 
     @classmethod
     def read(cls, path: Path, keep_newline: bool) -> "SentencePieceTokenizer":
@@ -148,7 +146,7 @@ class WordTokenizer(LineTokenizer):
     Decoding separates the words of a line by single spaces.
     """
 
-    kind = "words"
+    kind, file = "words", "words.txt"
 
     def __init__(self, words: list[str], keep_newline: bool = True):
         self.words = words
@@ -162,10 +160,8 @@ class WordTokenizer(LineTokenizer):
     def decode_line(self, ids: np.ndarray) -> str:
         return " ".join(self.words[index] for index in ids)
 
-    def save(self, folder: Path) -> Path:
-        path = folder / "words.txt"
-        path.write_text("\n".join(self.words), encoding="utf-8")
-        return path
+    def save(self, folder: Path) -> None:
+        (folder / self.file).write_text("\n".join(self.words), encoding="utf-8")
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
@@ -193,5 +189,5 @@ def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
     if kind == "bytes":
         return ByteTokenizer(keep_newline)
     if kind == "words":
-        return WordTokenizer((folder / "words.txt").read_text(encoding="utf-8").split("\n"), keep_newline)
-    return SentencePieceTokenizer((folder / "tokenizer.model").read_bytes(), keep_newline)
+        return WordTokenizer((folder / WordTokenizer.file).read_text(encoding="utf-8").split("\n"), keep_newline)
+    return SentencePieceTokenizer((folder / SentencePieceTokenizer.file).read_bytes(), keep_newline)

@@ -23,7 +23,7 @@ from nas.derivation.runs import SearchRun
 from nas.derivation.supernet_evaluator import TrainedSuperNet
 from nas.retraining.phase import RetrainPhase
 from nas.training.build import build_fixed
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 from nas.training.evaluation import count_memory_blocks
 
 POPULATION, PARENTS, GENERATIONS = 36, 12, 10
@@ -124,8 +124,8 @@ def trial(net: TrainedSuperNet, pattern: list[str], steps: int) -> float:
     config = copy.deepcopy(net.config)
     config.train.steps, config.train.epochs = steps, None
     config.train.warmup_steps = min(config.train.warmup_steps, steps // 4)
-    set_up(config.seed, config.train)  # all begin with the same seed
-    phase = RetrainPhase(build_fixed(pattern, config, net.corpus), net.corpus, config)
+    set_up_device(config.seed, config.train)  # all begin with the same seed
+    phase = RetrainPhase(build_fixed(pattern, config, net.corpus), net.corpus, config, net.context)
     for step in range(1, steps + 1):
         phase.step(step)
     phase.model.eval()

@@ -18,7 +18,7 @@ from nas.search.sampling import sample_path
 from nas.search.supernet import build_supernet
 from nas.training.build import image_size
 from nas.training.checkpoint import load_checkpoint
-from nas.training.device import set_up
+from nas.training.device import set_up_device
 from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 4, 8_192  # of valid, from its beginning: each measures a loss once, and their spread is its error
@@ -59,7 +59,7 @@ class TrainedSuperNet:
         if "supernet" not in state:
             raise InputError(f"{run / CHECKPOINT} holds no SuperNet: give the --run folder of a search")
         self.config = load_config(run / "config.yaml", [])
-        self.context = set_up(self.config.seed, self.config.train)
+        self.context = set_up_device(self.config.seed, self.config.train)
         self.corpus = corpus = Corpus(prepare(self.config.data))
         text = corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))

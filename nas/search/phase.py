@@ -108,12 +108,11 @@ class SearchPhase:
         """
         if not self.supernet.training:  # setting the mode of every module takes time
             self.supernet.train()
-        self.estimator.temperature = temperature = self.temperature_at(step)
+        self.estimator.temperature = self.temperature_at(step)
         stream = self.stream
         if not self.logits_learn(step):
             batch = stream.next()
-            uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
-            self.sampler.draw(uniform, temperature)
+            self.draw_for_weights(step)
             nll, stream.memories = self.train_weights(step, batch)
         elif self.heldout_stream:
             stream = self.heldout_stream
@@ -127,6 +126,11 @@ class SearchPhase:
             nll = self.shared_step(step, batch)
             self.update_logits(step)
         return nll, batch.targets.numel() * distributed.world_size()
+
+    def draw_for_weights(self, step: int) -> None:
+        """Set the SuperNet to a sample on which the weights train alone."""
+        uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
+        self.sampler.draw(uniform, self.estimator.temperature)
 
     def shared_step(self, step: int, batch: Batch) -> Tensor:
         """Train the weights and estimate the gradient of the logits on one batch."""

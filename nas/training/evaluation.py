@@ -18,6 +18,7 @@ from nas.core.config import Config
 from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.training import distributed
+from nas.training.build import image_size
 from nas.training.device import DeviceContext
 
 
@@ -76,9 +77,9 @@ def count_memory_blocks(blocks) -> int:
     return sum(block.needs_memory for block in blocks)
 
 
-def period_of(blocks, config: Config) -> int:
+def period_of(blocks, image_size: int = 1) -> int:
     """The number of tokens after which a place in the stream is to these blocks, and to images, as the first one."""
-    return math.lcm(math.prod(config.model.grid), *(block.period for block in blocks))
+    return math.lcm(image_size, *(block.period for block in blocks))
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:
@@ -96,7 +97,13 @@ def evaluate_split(
     Word perplexity and bits per byte refer to the original text.
     """
     segment, memory = evaluation_lengths(config)
-    lengths = config.evaluate.batch_size, segment, memory, count_memory_blocks(blocks), period_of(blocks, config)
+    lengths = (
+        config.evaluate.batch_size,
+        segment,
+        memory,
+        count_memory_blocks(blocks),
+        period_of(blocks, image_size(config)),
+    )
     with context.autocast(), context.disable_compile():
         total, counted = total_nll(model, corpus.tokens(split), *lengths, context.device)
     original = corpus.meta["splits"][split]
