@@ -15,8 +15,7 @@ STATIC_LOGITS = 2**26  # largest N * V for which is_static() holds on a GPU
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(W h + b)[target]: hidden [N, D], weight [V, D], bias [V], targets [N] -> [N], in nats."""
-    logits = F.linear(hidden, weight, bias).to(bias.dtype)  # float32 under autocast: bf16 has too few digits for a nll
-    return F.cross_entropy(logits, targets, reduction="none")
+    return F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction="none")
 
 
 class Tail(NamedTuple):

@@ -55,7 +55,7 @@ def test_a_hard_step_has_only_the_gradients_of_its_path(check):
     counts = []
     for shift in range(3):  # together, each operation of each block once
         step.set_balanced_path(shift)
-        step.optimizer.clear()
+        step.optimizer.zero_grad()
         step.forward().backward()
         counts.append(entries(p.grad for p in step.optimizer.parameters if p.grad is not None))
     assert sum(counts) / 3 == pytest.approx(step.costs.gradients("hard"), rel=1e-12)

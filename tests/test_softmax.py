@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from models import softmax
-from models.softmax import AdaptiveSoftmax, FullSoftmax, linear_nll
+from models.softmax import AdaptiveSoftmax, FullSoftmax
 from tests import reference
-from tests.making import generator
 
 
 def random_layer(cutoffs, div_value=1, tied=False, vocab=23, d_model=8):
@@ -53,24 +52,6 @@ def test_adaptive_softmax_gradients(cutoffs, div_value, tied):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("size", [1.0, 1e3])
-def test_linear_nll_and_its_gradients_equal_cross_entropy(size):
-    """Also if exp(logit) overflows, or a target's probability underflows."""
-    source = generator(0)
-    shapes = [(6, 4), (9, 4), (9,)]
-    inputs = [torch.randn(*shape, dtype=torch.float64, generator=source).mul_(size**0.5) for shape in shapes]
-    inputs = [tensor.requires_grad_() for tensor in inputs]
-    hidden, weight, bias = inputs
-    targets, weights = torch.arange(6), torch.randn(6, dtype=torch.float64, generator=source)
-    fast = linear_nll(hidden, weight, bias, targets)
-    slow = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, targets, reduction="none")
-    torch.testing.assert_close(fast, slow)
-    gradients = [torch.autograd.grad((nll * weights).sum(), inputs) for nll in (fast, slow)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize(("cutoffs", "div_value", "tied"), CASES)
 def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, div_value, tied):
     """DistributedDataParallel needs every gradient on every rank, also without tokens in a tail."""
@@ -79,19 +60,6 @@ def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, div_value, tied):
     assert all(parameter.grad is not None for parameter in layer.parameters())
     last = layer.tables[-1] if layer.tables is not None else layer.weight
     assert last.grad[-1].abs().max() == 0 and last.isfinite().all()
-
-
-def test_linear_nll_is_as_exact_as_cross_entropy_in_float32_whatever_all_logits_share():
-    """The error budget is cross entropy's own, against float64."""
-    source = generator(0)
-    hidden, weight = torch.randn(200, 8, generator=source), torch.randn(50, 8, generator=source)
-    targets = torch.randint(50, (200,), generator=source)
-    for shared in (0.0, 300.0):
-        bias = torch.full((50,), shared)
-        exact = torch.nn.functional.cross_entropy((hidden @ weight.T + bias).double(), targets, reduction="none")
-        own = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, targets, reduction="none")
-        error, budget = ((nll - exact).abs().mean() for nll in (linear_nll(hidden, weight, bias, targets), own))
-        assert error < 3 * budget + 1e-7
 
 
 def test_full_softmax_equals_its_definition():

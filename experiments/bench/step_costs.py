@@ -104,10 +104,9 @@ class StepCosts:
         """Bytes of the weights' copies in the products' type. Each is saved until the backward pass of its product."""
         return 0 if self.value == FP32 else self.value * weights
 
-    def dropout_mask(self) -> float:
+    def dropout_mask(self, width: int) -> float:
         """Bytes per position of one dropout mask: one byte a value on a GPU, a float32 factor on a CPU."""
-        model = self.config.model
-        return model.d_model * (1 if self.value == BF16 else FP32) if model.dropout else 0
+        return width * (1 if self.value == BF16 else FP32) if self.config.model.dropout else 0
 
     def saved_by(self, operation: str) -> SavedBytes:
         """What a block with this operation saves, apart from its input."""
@@ -119,12 +118,14 @@ class StepCosts:
             weights = model.heads * queries * keys
             positions = (1 if value == FP32 else 2) * value * keys * width  # projected, and a copy in bf16
             copies = self.cast_copies(4 * width**2)  # without the positions' projection: its input has no gradient
-            per_row = stream + value * (products + weights) + queries * self.dropout_mask()
+            per_row = stream + value * (products + weights) + queries * self.dropout_mask(width)
             return SavedBytes(per_row, copies + positions)
         if operation == "dense":
-            per_token = value * (width + model.d_ffn) + norm_statistics + self.dropout_mask()
+            inner = model.d_ffn * value * (2 if model.dropout else 1)  # before and after the inner dropout
+            masks = self.dropout_mask(model.d_ffn) + self.dropout_mask(width)
+            per_token = value * width + inner + norm_statistics + masks
             copies = self.cast_copies(2 * width * model.d_ffn)
-            return SavedBytes(queries * per_token, copies)  # the inner values contain the inner dropout mask
+            return SavedBytes(queries * per_token, copies)
         return SavedBytes(0, 0)
 
     def saved_by_output(self) -> SavedBytes:
@@ -133,20 +134,21 @@ class StepCosts:
         (head, _), *tails = self.clusters
         in_tails = sum(share for _, share in tails)
         logits = head + len(tails) + sum(size * share for size, share in tails)
-        statistics = INT64 + 2 * FP32 + FP32 + in_tails * (INT64 + FP32)  # token, norm, sum; index and sum in a tail
-        hidden = FP32 * width + value * width * (1 + in_tails) + 2 * self.dropout_mask()
-        head_copy = (
-            value * (head + len(tails)) * width if tails else 0
-        )  # the head's rows joined with the tails' entries
+        # Token, norm, label; in a tail index, label and nll.
+        statistics = INT64 + 2 * FP32 + INT64 + in_tails * (INT64 + INT64 + FP32)
+        hidden = FP32 * width + value * width * (1 + in_tails) + 2 * self.dropout_mask(width)
+        # The head's rows joined with the tails' entries. In bf16 the copy of the head's rows is one of the table's.
+        copied_rows = (head if value == FP32 else 0) + len(tails)
+        head_copy = value * copied_rows * width if tails else 0
         encodings = FP32 * (train.segment + train.memory) * width
-        per_token = statistics + hidden + value * logits
+        per_token = statistics + hidden + FP32 * logits  # log-probabilities are float32
         return SavedBytes(train.segment * per_token, head_copy + encodings + self.cast_copies(self.table))
 
     def activations(self, mode: str, rows: float, recompute: bool = False) -> float:
         """Bytes saved for the backward pass of `rows` rows. With recomputation, the inner values of one block only."""
         train, counts = self.config.train, self.operation_counts(mode)
         positions = train.segment * self.config.model.d_model * rows
-        stream, output = FP32 * positions * self.config.model.blocks, self.value * positions if mode == "soft" else 0
+        stream, output = FP32 * positions * self.config.model.blocks, FP32 * positions if mode == "soft" else 0
         inner = {name: self.saved_by(name).total(rows) + (output if name != "identity" else 0) for name in counts}
         if recompute:
             blocks = sum(inner.values()) if mode == "soft" else max(inner.values())
@@ -161,12 +163,12 @@ class StepCosts:
         return FP32 * blocks * rows * max(train.segment, train.memory) * model.d_model
 
     def temporary(self, mode: str, rows: float, ranks: int) -> float:
-        """Bytes needed for a moment, the larger of two: fp32 logits of the largest cluster, where products are not
-        fp32; or the table's gradient while it is computed, and the buffer from which DDP sends it."""
+        """Bytes needed for a moment, the larger of two: the logits of the largest cluster, in bf16 also cast to fp32;
+        or the table's gradient while it is computed, and the buffer from which DDP sends it."""
         (head, _), *tails = self.clusters  # every token needs the head, a share of them a tail
         logits = max([head, *(size * share for size, share in tails)]) * rows * self.config.train.segment
         buffer = FP32 * self.table if ranks > 1 and mode != "hard" else 0
-        return max(0 if self.value == FP32 else FP32 * logits, self.cast_copies(self.table) + buffer)
+        return max((FP32 if self.value == FP32 else FP32 + self.value) * logits, self.cast_copies(self.table) + buffer)
 
     def memory(self, mode: str, rows: float, ranks: int, recompute: bool = False, parts: int = 1) -> dict[str, float]:
         """Bytes of each kind, and their total, on a rank that reads `rows` rows in `parts` parts."""
