@@ -1,12 +1,11 @@
 """Comparisons for tests: a small COMPARISON.yaml, and nas.compare in a process of its own."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests.processes import run_command
+
 COMPARISON = {
     "format": "par-comparison/1",
     "search": "small.yaml",
@@ -18,8 +17,7 @@ COMPARISON = {
 
 
 def compare(*arguments, **options):
-    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+    return run_command(["-m", "nas.compare", *arguments], **options)
 
 
 def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:

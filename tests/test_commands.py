@@ -14,12 +14,13 @@ import pytest
 import torch
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests.processes import ROOT, run_command
+
+pytestmark = pytest.mark.slow
 
 
-def run(script, *arguments, cwd=ROOT, **more):
-    command = [sys.executable, str(ROOT / f"{script}.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, **more)
+def run(script, *arguments, cwd=ROOT):
+    return run_command([ROOT / f"{script}.py", *arguments], cwd)
 
 
 def succeed(script, *arguments, **more):
@@ -353,10 +354,11 @@ def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
 
 
 def test_a_table_of_latencies_is_a_command_of_its_own(searched, small_yaml, tmp_path):
-    command = [sys.executable, "-m", "nas.latency", str(small_yaml), "--out", str(tmp_path / "latency.yaml")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["-m", "nas.latency", small_yaml, "--out", tmp_path / "latency.yaml"]
+    done = run_command(command)
+    assert done.returncode == 0, done.stderr
     assert "embedding and output layer" in done.stdout and "interleaved, 3 blocks" in done.stdout
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2  # a table is not replaced
+    assert run_command(command).returncode == 2  # a table is not replaced
     shutil.copytree(searched, tmp_path / "run")
     before = succeed("derive", tmp_path / "run", "--out", tmp_path / "a.yaml")
     (tmp_path / "latency.yaml").rename(tmp_path / "run" / "latency.yaml")
@@ -397,11 +399,11 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
         return [*first, str(small_yaml), "--run", str(folder), "--resume", "model.dropout=0.2", *LONG]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([sys.executable, *arguments(whole)], cwd=ROOT, check=True, capture_output=True)
+    assert run_command(arguments(whole)).returncode == 0
     for _ in range(2):
         kill_at_random(arguments(killed), killed, (0.0, 0.7))
         assert kill_at_random.status == -signal.SIGKILL
-    subprocess.run([sys.executable, *arguments(killed)], cwd=ROOT, check=True, capture_output=True)
+    assert run_command(arguments(killed)).returncode == 0
     same_run(whole, killed, "supernet" if stage == "search" else "model")
     if stage == "retrain":
         one, two = (yaml.safe_load((folder / "results.yaml").read_text()) for folder in (whole, killed))
@@ -429,7 +431,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
     folder = tmp_path / "run"
     more = ["train.steps=40", "train.checkpoint_every=10"]
     code = (
-        "import sys, runpy, nas.trainer as t; original = t.Trainer.save\n"
+        "import sys, runpy, nas.training.trainer as t; original = t.Trainer.save\n"
         "def save(self):\n"
         "    original(self)\n"
         "    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"

@@ -23,7 +23,10 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network, read_pattern
 from nas.costs.table import MILLISECONDS, CostTable
-from tests.comparing import COMPARISON, ROOT, compare, write_comparison_yaml
+from tests.comparing import COMPARISON, compare, write_comparison_yaml
+from tests.processes import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("comparison")]
 
 
 def table(path: Path) -> list[dict]:

@@ -5,6 +5,8 @@ import pytest
 
 from tests.making import load_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def planted():

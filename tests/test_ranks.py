@@ -15,9 +15,11 @@ import yaml
 
 from nas.core.errors import InputError
 from nas.training import distributed
+from tests.processes import ROOT, run_command
 
-ROOT = Path(__file__).parents[1]
-ALONE = [sys.executable]
+pytestmark = pytest.mark.slow
+
+ALONE = None  # no launcher: one process
 LONG = ["train.steps=4000", "train.log_every=40", "train.evaluate_every=0", "train.checkpoint_every=40"]
 
 
@@ -32,6 +34,9 @@ def start(launcher, script, *arguments) -> subprocess.Popen:
 
 
 def run(launcher, script, *arguments) -> tuple[int, str, str]:
+    if launcher is ALONE:
+        done = run_command([ROOT / f"{script}.py", *arguments])
+        return done.returncode, done.stdout, done.stderr
     process = start(launcher, script, *arguments)
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
@@ -256,6 +261,7 @@ sys.path.insert(0, {root!r})
 import torch
 from torch import nn
 from nas.training import distributed
+from tests.processes import ROOT, run_command
 with distributed.process_group(torch.device("cpu")):
     me = distributed.rank()
     parameters = [nn.Parameter(torch.zeros(n)) for n in (4, 12, 3, 6, 2)]

@@ -14,6 +14,9 @@ from nas.comparison.results import write_contenders
 from nas.comparison.spec import Contender
 from nas.core.errors import InputError
 from nas.reporting.page import write_page
+from tests.processes import run_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("comparison")]
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -21,7 +24,7 @@ EVIL = "<script>alert('x')</script>&\"quoted\""
 
 
 def command(script, *arguments):
-    done = subprocess.run([sys.executable, *script, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    done = run_command([*script, *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -20,7 +20,7 @@ def choose_baselines(comparison: Comparison) -> None:
         searched = next(contender for contender in comparison.known_contenders() if contender.name == SEARCHED)
         table = comparison.timer.table(comparison.path / "latency.yaml")
         if PARAMETERS in missing:
-            choose_most_parameters(comparison, table, table.pattern(searched.blocks))
+            choose_most_parameters(comparison, table, table.cost(searched.blocks))
         draw_random(comparison, [name for name in missing if name != PARAMETERS], table, searched)
 
 
@@ -28,7 +28,7 @@ def choose_most_parameters(comparison: Comparison, table: CostTable, budget: flo
     operations = comparison.search.search.operations
     sizes = {name: comparison.parameters([name]) - comparison.parameters([]) for name in operations}
     blocks = most_parameters(comparison.blocks, operations, sizes, table, budget)
-    ratio = round(table.pattern(blocks) / budget, 4)
+    ratio = round(table.cost(blocks) / budget, 4)
     comparison.write_pattern(Contender(PARAMETERS, PARAMETERS, blocks), predicted_ratio_to_searched=ratio)
 
 
@@ -36,7 +36,7 @@ def draw_random(comparison: Comparison, names: list[str], table: CostTable, sear
     """Draw patterns by predicted latency; keep those whose measured latency is that of the searched pattern too."""
     known = comparison.known_contenders()
     seen = {network(other.blocks) for other in known if other.kind in (SEARCHED, RANDOM)}
-    target, operations = table.pattern(searched.blocks), comparison.search.search.operations
+    target, operations = table.cost(searched.blocks), comparison.search.search.operations
     draws = random_patterns(comparison.blocks, operations, table, target, SAME_LATENCY, seed=0)
     fresh = (Contender("", RANDOM, blocks) for blocks in draws if network(blocks) not in seen)
     missing = list(names)
@@ -48,7 +48,7 @@ def draw_random(comparison: Comparison, names: list[str], table: CostTable, sear
         for contender in batch:
             ratio = times[contender.key]["median_ms"] / times[searched.key]["median_ms"]
             if missing and abs(ratio - 1) <= SAME_LATENCY:
-                predicted = table.pattern(contender.blocks) / target
+                predicted = table.cost(contender.blocks) / target
                 comparison.write_pattern(
                     replace(contender, name=missing[0]),
                     at_latency_of=abbreviate(searched.blocks),

@@ -40,8 +40,8 @@ def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tupl
     if config.search.split == "shared":
         return open_stream(tokens, config, context), None
     boundary = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
-    heldout = open_stream(tokens[boundary:], config, context, "held-out training (search.arch_fraction)")
-    return open_stream(tokens[:boundary], config, context), heldout
+    name = "held-out training (search.arch_fraction)"
+    return open_stream(tokens[:boundary], config, context), open_stream(tokens[boundary:], config, context, name)
 
 
 class SearchPhase:

@@ -57,12 +57,6 @@ def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list
     return [list(path) for path in zip(*orders, strict=True)]
 
 
-def log_probability(logits: Tensor, path: list[int]) -> Tensor:
-    """log p(path) = sum over blocks of log pi, a scalar."""
-    chosen = torch.as_tensor(path, device=logits.device)
-    return logits.log_softmax(dim=-1).gather(1, chosen[:, None]).sum()
-
-
 def temperature_at(progress: float, start: float, end: float, schedule: str) -> float:
     """The temperature at progress 0 ... 1: exactly `start` at 0 and exactly `end` at 1.
 

@@ -1,0 +1,45 @@
+"""Commands in processes of their own, as a user starts them, without waiting for `import torch` each time.
+
+A server process imports what the commands import, and each command runs in a fork of it. Nothing that a command does
+reaches the server or the tests.
+"""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf", "imageio.v3"]
+
+
+def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subprocess.CompletedProcess:
+    """As subprocess.run(["python", *arguments]) with captured text. arguments: SCRIPT.py or -m MODULE, and more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    arguments = list(map(str, arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process = context.Process(target=work, args=(arguments, cwd, out, err))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired(arguments, timeout)
+        return subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+
+
+def work(arguments: list[str], cwd: Path, out: Path, err: Path) -> None:
+    """In the fork: become `python ARGUMENTS`."""
+    for path, descriptor in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
+    os.chdir(cwd)
+    if arguments[0] == "-m":
+        sys.path[0], sys.argv = str(cwd), arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0], sys.argv = str(Path(arguments[0]).parent), arguments
+        runpy.run_path(arguments[0], run_name="__main__")
