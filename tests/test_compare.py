@@ -26,7 +26,7 @@ from nas.costs.table import MILLISECONDS, CostTable
 from tests.comparing import COMPARISON, compare, write_comparison_yaml
 from tests.processes import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("comparison")]
+pytestmark = pytest.mark.slow
 
 
 def table(path: Path) -> list[dict]:
@@ -276,7 +276,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
     """A comparison of 6 blocks with a fake timer: the latency of COSTS, plus 10% if the first block is dense."""
 
     def measure(self, contenders, rounds=0):
-        times = {c.key: COSTS.pattern(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
+        times = {c.key: COSTS.cost(c.blocks) * (1.1 if c.blocks[0] == "dense" else 1.0) for c in contenders}
         return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
 
     monkeypatch.setattr(Timer, "table", lambda self, kept: COSTS)
@@ -304,7 +304,7 @@ def test_random_patterns_have_the_measured_latency_of_the_searched_one(compariso
     assert [contender.name for contender in random] == [f"random-{n}" for n in range(1, 5)]
     assert len({network(c.blocks) for c in [SEARCHED, *random]}) == 5
     for contender in random:
-        assert COSTS.pattern(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
+        assert COSTS.cost(contender.blocks) == 12.0 and contender.blocks[0] != "dense"
         origin = read_pattern(pattern_file(made.path, contender.name))["derived_from"]
         assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
@@ -326,10 +326,10 @@ def test_most_parameters_within_the_latency(comparison):
     made.write_pattern(SEARCHED)
     choose_baselines(made)
     (richest,) = [contender for contender in made.known_contenders() if contender.kind == "parameters"]
-    assert COSTS.pattern(richest.blocks) <= 12.0
+    assert COSTS.cost(richest.blocks) <= 12.0
     sizes = {name: made.parameters([name]) for name in COSTS.blocks}
     assert sizes["attention"] > sizes["dense"]  # at these sizes, so it prefers attention within the budget
-    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.pattern(richest.blocks) == 12.0
+    assert sorted(richest.blocks) == ["attention"] * 1 + ["dense"] * 5 or COSTS.cost(richest.blocks) == 12.0
 
 
 def test_another_pattern_under_a_known_name_is_refused(comparison):

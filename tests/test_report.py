@@ -16,7 +16,7 @@ from nas.core.errors import InputError
 from nas.reporting.page import write_page
 from tests.processes import run_command
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("comparison")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
