@@ -106,7 +106,7 @@ class TrainOptions:
     )
     compile: str = option(
         "auto",
-        "compile operations with torch.compile and, on a GPU, capture CUDA graphs; auto: only on a GPU",
+        "compile operations with torch.compile; auto: only on a GPU",
         choices=("auto", "always", "never"),
     )
 
