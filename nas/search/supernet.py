@@ -36,9 +36,12 @@ class StochasticBlock(nn.Module):
             raise RuntimeError("choose first: SuperNet.set_mixture() or SuperNet.set_path()")
         chosen, weights = self.choice
         branches = [self.candidates[index](x, memory, positions) for index in chosen]
-        if weights is not None:  # in the precision of x: the weights' gradients would lose digits in bf16
-            branches = [weight * branch.to(x.dtype) for weight, branch in zip(weights, branches, strict=True)]
-        return sum(branches, start=x)
+        if weights is None:
+            return sum(branches, start=x)
+        for weight, branch in zip(weights, branches, strict=True):
+            if branch.ndim:  # identity adds a scalar zero
+                x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
+        return x
 
 
 class SuperNet(nn.Module):
