@@ -39,8 +39,7 @@ class StochasticBlock(nn.Module):
         if weights is None:
             return sum(branches, start=x)
         for weight, branch in zip(weights, branches, strict=True):
-            if branch.ndim:  # identity adds a scalar zero
-                x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
+            x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
         return x
 
 
