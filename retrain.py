@@ -90,7 +90,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
 
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
     config = resolve_cutoffs(config, corpus)
-    phase = RetrainPhase(build_fixed(pattern_file["blocks"], config, corpus), corpus, config, context)
+    phase = RetrainPhase(build_fixed(pattern_file["blocks"], config, corpus.vocab_size), corpus, config, context)
     origin = provenance(config, corpus.meta, context)
 
     if eval_only:

@@ -32,7 +32,7 @@ def main() -> None:
 
     context = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
-    resolve_cutoffs(config, corpus)
+    config = resolve_cutoffs(config, corpus)
     table = measure_costs(config, corpus.counts(), context)
     device = context.name if context.is_gpu else f"{context.threads} threads, {processor()}"
     print(f"d_model {config.model.d_model}, {device}")

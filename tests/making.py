@@ -47,7 +47,7 @@ def make_search(config, corpus=None, latency=None):
 def make_retraining(config, pattern, corpus=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, device_context(config.train))
+    return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, device_context(config.train))
 
 
 def losses_of(stage, config) -> list[float]:

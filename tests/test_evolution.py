@@ -12,9 +12,10 @@ from nas.core.run_folder import open_run
 from nas.costs.flops import count_flops
 from nas.costs.table import MILLISECONDS, CostTable
 from nas.derivation import evolution
-from nas.derivation.evolution import POPULATION, evolve, evolve_pattern, shortlist, train_pattern
+from nas.derivation.evolution import POPULATION, evolve, evolve_pattern, shortlist
 from nas.derivation.runs import read_run
 from nas.derivation.supernet_evaluator import SuperNetEvaluator
+from nas.retraining.phase import train_pattern
 from nas.training.trainer import Trainer
 from tests.making import make_retraining, make_search
 

@@ -74,9 +74,9 @@ def test_the_paths_that_are_scored_see_no_dropout_and_the_same_batch(small_confi
 
 def test_temperature_starts_after_the_warm_up_and_ends_exactly(small_config):
     phase = make_search(small_config("search.temperature.start=2.0", "search.temperature.end=0.3"))
-    assert [phase.temperature_at(step) for step in (1, 6)] == [2.0, 2.0]
-    assert 0.3 < phase.temperature_at(7) < 2.0
-    assert phase.temperature_at(24) == 0.3
+    assert [phase.annealed_temperature(step) for step in (1, 6)] == [2.0, 2.0]
+    assert 0.3 < phase.annealed_temperature(7) < 2.0
+    assert phase.annealed_temperature(24) == 0.3
 
 
 def test_evaluation_follows_the_likeliest_path_without_noise(small_config, tmp_path):

@@ -79,7 +79,7 @@ def make_phase(config, corpus, pattern: list[str] | None = None):
 
     context = set_up_device(config.seed, config.train)
     if pattern:
-        return RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, context)
+        return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
     return SearchPhase(build_supernet(config, corpus), corpus, config, context)
 
 

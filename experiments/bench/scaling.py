@@ -46,7 +46,7 @@ def word_counts(vocab_size: int, exponent: float):
 def costs_of(blocks: int, d_model: int, rows: int, zipf: float) -> StepCosts:
     """The options of experiments/wikitext103 at another size: heads of width 64, d_ffn four times the width."""
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_checks import settle_sparse
+    from nas.core.config_loading import settle_sparse
 
     sizes = {"blocks": blocks, "d_model": d_model, "heads": d_model // 64, "d_ffn": 4 * d_model}
     config = Config(model=ModelOptions(**sizes, dropout=0.1, cutoffs=CUTOFFS))

@@ -34,7 +34,7 @@ SMALL = {"blocks": 6, "d_model": 64, "heads": 4, "d_ffn": 256}
 
 def small_config(memory: int = 32, rows: int = 4, **sizes):
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_checks import settle_sparse
+    from nas.core.config_loading import settle_sparse
 
     config = Config(model=ModelOptions(**{"cutoffs": [300, 1000], **SMALL, **sizes}))
     config.train = TrainOptions(batch_size=rows, segment=32, memory=memory, device="cpu")
@@ -62,7 +62,7 @@ class SmallStep:
         counts = torch.bincount(self.targets.flatten(), minlength=vocab_size).numpy()
         self.costs = StepCosts(config, counts, value)
         if mode == "retrain":
-            self.model = build_fixed(interleaved(config.model.blocks), config, corpus)
+            self.model = build_fixed(interleaved(config.model.blocks), config, corpus.vocab_size)
             self.weights = self.model
         else:
             self.model = build_supernet(config, corpus)

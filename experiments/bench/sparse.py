@@ -47,7 +47,7 @@ class Pass:
 
         from models.attention import Positions, sinusoidal_encodings
         from models.operations import OPERATIONS, BlockConfig
-        from nas.core.config_checks import default_stride
+        from nas.core.config_loading import default_stride
 
         self.operation = OPERATIONS[name](BlockConfig(128, 4, 512, stride=default_stride(segment + memory)))
         self.x = torch.randn(batch, segment, 128, requires_grad=True)

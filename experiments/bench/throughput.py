@@ -84,7 +84,7 @@ class ZipfCorpus:
 
 def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = False):
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_checks import settle_sparse
+    from nas.core.config_loading import settle_sparse
 
     shape = SHAPES[segment]
     model = ModelOptions(
@@ -120,7 +120,9 @@ class Workload:
             self.phase = SearchPhase(build_supernet(self.config, corpus), corpus, self.config, context)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
-            self.phase = RetrainPhase(build_fixed(pattern, self.config, corpus), corpus, self.config, context)
+            self.phase = RetrainPhase(
+                build_fixed(pattern, self.config, corpus.vocab_size), corpus, self.config, context
+            )
         costs = count_flops(self.config, corpus.counts())
         search = self.config.search
         candidates = [costs.blocks[operation] for operation in search.operations]

@@ -134,19 +134,15 @@ def is_right(name: str, pattern: str, penalty: bool) -> bool:
 def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
     """Train one pattern for as many steps as the search. Returns its nll on valid and its FLOPs ratio."""
     from nas.costs.flops import count_flops
-    from nas.retraining.phase import RetrainPhase
-    from nas.training.build import build_fixed
+    from nas.retraining.phase import train_pattern
     from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
 
     config, corpus = make_config(name, 1, overrides), PlantedCorpus(CORPORA[name])
-    phase = RetrainPhase(build_fixed(list(pattern), config, corpus), corpus, config, device_context(config.train))
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-    memory_blocks = count_memory_blocks(phase.model.blocks)
-    total, counted = total_nll(
-        phase.model, corpus.tokens("valid"), 16, 16, 16, memory_blocks, device=phase.context.device
-    )
+    context = device_context(config.train)
+    model = train_pattern(list(pattern), config, corpus, context)
+    memory_blocks = count_memory_blocks(model.blocks)
+    total, counted = total_nll(model, corpus.tokens("valid"), 16, 16, 16, memory_blocks, device=context.device)
     return {"nll": total / counted, "ratio": count_flops(config, corpus.counts()).ratio(list(pattern))}
 
 

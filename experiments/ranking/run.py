@@ -89,17 +89,14 @@ def evaluate(model, operations, config: Config, corpus) -> float:
 
 def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
     """Train one pattern from scratch, and evaluate it."""
-    from nas.retraining.phase import RetrainPhase
-    from nas.training.build import build_fixed
+    from nas.retraining.phase import train_pattern
     from nas.training.device import device_context
 
     config, corpus = load_experiment([*overrides, f"train.steps={ALONE_STEPS}", f"seed={seed}"])
-    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, device_context(config.train))
     started = time.perf_counter()
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
+    model = train_pattern(pattern, config, corpus, device_context(config.train))
     seconds = time.perf_counter() - started
-    nll = evaluate(phase.model, phase.model.blocks, config, corpus)
+    nll = evaluate(model, model.blocks, config, corpus)
     return {"pattern": abbreviate(pattern), "nll": nll, "seconds": seconds}
 
 

@@ -154,13 +154,7 @@ class WarningOptions:
     )
 
 
-# Measurements behind these defaults: experiments/ranking and experiments/planted.
-# - warmup_steps: after a quarter of the steps the SuperNet's ranking is no better than chance, after half it is.
-# - fair_warmup: without it the ranking after the warm-up is worse.
-# - sampling hard: soft ranks worse and takes two to three times as long.
-# - estimator leave_one_out: straight_through chooses only identity when cost is penalised.
-# - paths: 2 are too few; 8 find more planted patterns than 4, but cost four more forward passes per logits step.
-# - weights_paths: pi and uniform differ little with six blocks (with twelve: experiments/compare).
+# The measurements behind these defaults are in experiments/ranking, experiments/planted and experiments/compare.
 @dataclass
 class SearchOptions:
     operations: list[str] = option(

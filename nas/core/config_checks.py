@@ -122,19 +122,3 @@ def check_search(search: SearchOptions) -> None:
                 f"search.operations: unknown operation {name!r}; the nearest is {nearest(name, OPERATIONS)!r} of "
                 f"{', '.join(OPERATIONS)}"
             )
-
-
-def default_stride(keys: int) -> int:
-    """The power of two nearest to sqrt(keys)."""
-    root = math.sqrt(keys)
-    lower = 2 ** math.floor(math.log2(root))
-    return lower if root - lower <= 2 * lower - root else 2 * lower
-
-
-def settle_sparse(config: Config) -> None:
-    """Replace null in model.stride and model.summary by numbers, so that config.yaml records them."""
-    model, keys = config.model, config.train.segment + config.train.memory
-    if model.stride is None and keys > 0:  # check() reports segment and memory that are out of range
-        model.stride = default_stride(keys)
-    if model.summary is None and model.stride is not None:
-        model.summary = min(4, model.stride)

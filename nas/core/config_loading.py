@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nas.core.config import Config, default_of, options
-from nas.core.config_checks import check, nearest, settle_sparse
+from nas.core.config_checks import check, nearest
 from nas.core.errors import InputError
 from nas.core.files import yaml_message
 
 RUN_KEYS = ("stage", "pattern", "search_seeds")  # keys of a run's config.yaml that are not options
+
+
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
+
 
 TYPE_NAMES = {
     int: "a whole number",
@@ -147,3 +151,19 @@ def check_known(key: str, origin: str = "") -> None:
     raise InputError(
         f"{origin}unknown key {key!r}; the nearest is {(same_name or [nearest(key, known)])[0]!r} (--help lists all)"
     )
+
+
+def default_stride(keys: int) -> int:
+    """The power of two nearest to sqrt(keys)."""
+    root = math.sqrt(keys)
+    lower = 2 ** math.floor(math.log2(root))
+    return lower if root - lower <= 2 * lower - root else 2 * lower
+
+
+def settle_sparse(config: Config) -> None:
+    """Replace null in model.stride and model.summary by numbers, so that config.yaml records them."""
+    model, keys = config.model, config.train.segment + config.train.memory
+    if model.stride is None and keys > 0:  # check() reports segment and memory that are out of range
+        model.stride = default_stride(keys)
+    if model.summary is None and model.stride is not None:
+        model.summary = min(4, model.stride)

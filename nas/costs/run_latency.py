@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nas.core.config_loading import load_config
-from nas.core.errors import InputError
+from nas.core.errors import InputError, RunError
 from nas.costs.latency import current_costs, measure_pattern
 from nas.costs.table import read_costs
 from nas.data.corpus import Corpus
@@ -26,7 +26,7 @@ class RunLatency:
         try:
             self.counts = Corpus(prepare(self.config.data)).counts()
             self.table = current_costs(self.config, self.counts, self.context, file)
-        except InputError as error:
+        except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             self.table = read_costs(file, self.config.search.operations)
 

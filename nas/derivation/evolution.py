@@ -8,31 +8,31 @@ paths (search.weights_paths=uniform), because weights that follow pi are best wh
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
-import torch
 
-from models.transformer_xl import TransformerXL
-from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network
 from nas.costs.table import CostTable
-from nas.data.corpus import Corpus
 from nas.derivation.baselines import random_patterns
 from nas.derivation.budget import best_within
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 from nas.derivation.supernet_evaluator import SuperNetEvaluator
-from nas.retraining.phase import RetrainPhase
-from nas.training.build import build_fixed
-from nas.training.device import DeviceContext
+from nas.retraining.phase import train_pattern
 
 POPULATION, PARENTS, GENERATIONS = 36, 12, 10
+
+
 MUTATION_RATE = 0.1  # of each block
+
+
 MAX_ATTEMPTS = 10_000  # at generating children that are new and within the budget
+
+
 TRIAL_SHARE = 5  # a trial takes this fraction of the search's steps: one in five
+
 
 Architecture = tuple[int, ...]  # an operation's index for each block
 
@@ -113,24 +113,6 @@ def shortlist(losses: dict[Architecture, float], operations: list[str], count: i
     for architecture in sorted(losses, key=losses.get):
         best.setdefault(network([operations[index] for index in architecture]), architecture)
     return list(best.values())[:count]
-
-
-def train_pattern(
-    pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext, steps: int | None = None
-) -> TransformerXL:
-    """Train a pattern from scratch without a run folder; returns the model in evaluation mode.
-
-    steps: replaces the configured length; the learning rate then decays within these steps, and the warm-up takes at
-    most a quarter of them. The seed is config.seed.
-    """
-    if steps is not None:
-        warmup = min(config.train.warmup_steps, steps // 4)
-        config = replace(config, train=replace(config.train, steps=steps, epochs=None, warmup_steps=warmup))
-    torch.manual_seed(config.seed)
-    phase = RetrainPhase(build_fixed(pattern, config, corpus), corpus, config, context)
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-    return phase.model.eval()
 
 
 def run_trial(evaluator: SuperNetEvaluator, pattern: list[str], steps: int) -> float:

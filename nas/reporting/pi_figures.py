@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from nas.core.pattern import abbreviate
-from nas.derivation.confidence import entropy
 from nas.reporting.style import COLOURS, GREY, NAVY, RED, new_figure, save, tidy
+from nas.search.pi_statistics import entropy
 
 MAX_FRAMES = 150  # more frames make a larger file and no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000

@@ -1,7 +1,9 @@
 """The second phase: a fixed pattern, trained from scratch as an ordinary Transformer-XL."""
 
 import math
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from models.transformer_xl import TransformerXL
@@ -9,7 +11,7 @@ from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.training import distributed
-from nas.training.build import check_splits, count_steps, open_stream
+from nas.training.build import build_fixed, check_splits, count_steps, open_stream
 from nas.training.checkpoint import save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
@@ -75,3 +77,21 @@ class RetrainPhase:
         self.train_weights.optimizer.load_state_dict(state["weights_optimizer"])
         self.stream.load_state_dict(state["stream"])
         self.best_nll, self.best_step, self.evaluations_since_best = state["best"]
+
+
+def train_pattern(
+    pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext, steps: int | None = None
+) -> TransformerXL:
+    """Train a pattern from scratch without a run folder; returns the model in evaluation mode.
+
+    steps: replaces the configured length; the learning rate then decays within these steps, and the warm-up takes at
+    most a quarter of them. The seed is config.seed.
+    """
+    if steps is not None:
+        warmup = min(config.train.warmup_steps, steps // 4)
+        config = replace(config, train=replace(config.train, steps=steps, epochs=None, warmup_steps=warmup))
+    torch.manual_seed(config.seed)
+    phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
+    for step in range(1, phase.total_steps + 1):
+        phase.step(step)
+    return phase.model.eval()

@@ -18,8 +18,28 @@ from nas.search.supernet import SuperNet
 from nas.training.train_step import Batch, BatchRunner
 
 
+def leave_one_out_gradient(logits: Tensor, paths: list, losses: Tensor) -> Tensor:
+    """Unbiased estimate [N, O] of the gradient of the expected loss over paths drawn from pi.
+
+    Mean over k of (loss_k - mean of the other losses) * grad log p(path_k) (Kool, van Hoof, Welling 2019, "Buy 4
+    REINFORCE samples, get a baseline for free"). logits [N, O], paths [K][N], losses [K]. Raises ValueError if K < 2.
+    """
+    count = len(paths)
+    if count < 2:
+        raise ValueError(f"leave-one-out needs at least 2 paths, got {count}")
+    # In float64: if all paths agree in a block, the advantages cancel, and Adam would scale up what rounding leaves.
+    losses = torch.as_tensor(losses, dtype=torch.float64)  # [K]
+    advantages = (losses - losses.mean()) * count / (count - 1)  # [K], loss_k - mean of the other losses
+    one_hot = F.one_hot(torch.as_tensor(paths), logits.shape[1])  # [K, N, O]
+    scores = one_hot - logits.detach().double().softmax(dim=-1)  # [K, N, O], grad log p(path_k)
+    return (advantages[:, None, None] * scores).mean(dim=0).to(logits.dtype)
+
+
 class Estimator:
-    """The interface, and what estimators have in common. Subclasses leave their estimate in supernet.logits.grad."""
+    """The interface, and what estimators have in common. Subclasses leave their estimate in supernet.logits.grad.
+
+    temperature: of relaxed samples; LeaveOneOut, the default, does not use it.
+    """
 
     def __init__(self, supernet: SuperNet, run: BatchRunner, sampler: WeightsSampler, options: SearchOptions):
         self.supernet, self.run, self.sampler, self.options = supernet, run, sampler, options
@@ -28,6 +48,7 @@ class Estimator:
     def estimate(self, batch: Batch) -> tuple[Tensor, Memories]:
         """Estimate the gradient of the logits on a batch without dropout, and leave the weights alone.
 
+        The SuperNet stays in evaluation mode.
         Returns the mean nll over the samples in nats per token, and the memories for the next batch.
         """
         raise NotImplementedError
@@ -48,7 +69,7 @@ class LeaveOneOut(Estimator):
 
     @torch.no_grad()
     def estimate(self, batch):
-        was_training, logits = self.supernet.training, self.supernet.logits
+        logits = self.supernet.logits
         self.supernet.eval()
         paths = [tuple(sample_path(logits, self.sampler.generator)) for _ in range(self.options.paths)]
         results = {}
@@ -57,12 +78,12 @@ class LeaveOneOut(Estimator):
             results[path] = self.run(batch)
         losses = torch.stack([results[path][0] for path in paths]).cpu()
         logits.grad = leave_one_out_gradient(logits, paths, losses)
-        self.supernet.train(was_training)
         # Keep the memories of the first path: it is distributed as pi. The last new one is not.
         return losses.double().mean(), results[paths[0]][1]
 
     def begin_shared(self, batch):
         self.estimate(batch)
+        self.supernet.train()
         self.sampler.draw(uniform=self.options.weights_paths == "uniform", temperature=self.temperature)
 
 
@@ -108,20 +129,3 @@ HARD_ESTIMATORS = {"leave_one_out": LeaveOneOut, "straight_through": StraightThr
 
 def estimator_class(options: SearchOptions) -> type[Estimator]:
     return Relaxed if options.sampling == "soft" else HARD_ESTIMATORS[options.estimator]
-
-
-def leave_one_out_gradient(logits: Tensor, paths: list, losses: Tensor) -> Tensor:
-    """Unbiased estimate [N, O] of the gradient of the expected loss over paths drawn from pi.
-
-    Mean over k of (loss_k - mean of the other losses) * grad log p(path_k) (Kool, van Hoof, Welling 2019, "Buy 4
-    REINFORCE samples, get a baseline for free"). logits [N, O], paths [K][N], losses [K]. Raises ValueError if K < 2.
-    """
-    count = len(paths)
-    if count < 2:
-        raise ValueError(f"leave-one-out needs at least 2 paths, got {count}")
-    # In float64: if all paths agree in a block, the advantages cancel, and Adam would scale up what rounding leaves.
-    losses = torch.as_tensor(losses, dtype=torch.float64)  # [K]
-    advantages = (losses - losses.mean()) * count / (count - 1)  # [K], loss_k - mean of the other losses
-    one_hot = F.one_hot(torch.as_tensor(paths), logits.shape[1])  # [K, N, O]
-    scores = one_hot - logits.detach().double().softmax(dim=-1)  # [K, N, O], grad log p(path_k)
-    return (advantages[:, None, None] * scores).mean(dim=0).to(logits.dtype)

@@ -10,7 +10,7 @@ def report_outcome(phase: SearchPhase, trainer: Trainer) -> None:
     run, supernet = trainer.run, phase.supernet
     for warning in phase.convergence.warnings(trainer.step):
         trainer.say(f"WARNING: {warning}")
-    valid = phase.evaluate(run, trainer.step) if trainer.valid is None else trainer.valid
+    valid = trainer.valid  # the loop always evaluates at the last step
     pattern = supernet.names(supernet.argmax_path())
     outcome = {
         "format": "par-outcome/1",

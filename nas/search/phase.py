@@ -24,7 +24,7 @@ from nas.training import distributed
 from nas.training.build import check_splits, count_steps, image_size, open_stream
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
-from nas.training.train_step import Batch, BatchRunner, Stream, TrainStep
+from nas.training.train_step import BatchRunner, Stream, TrainStep
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): a short momentum for a moving objective
@@ -108,22 +108,22 @@ class SearchPhase:
         """
         if not self.supernet.training:  # setting the mode of every module takes time
             self.supernet.train()
-        self.estimator.temperature = self.temperature_at(step)
-        stream = self.stream
+        self.estimator.temperature = self.annealed_temperature(step)
+        nll = None
         if not self.logits_learn(step):
-            batch = stream.next()
+            batch = self.stream.next()
             self.draw_for_weights(step)
-            nll, stream.memories = self.train_weights(step, batch)
+            nll, self.stream.memories = self.train_weights(step, batch)
         elif self.heldout_stream:
-            stream = self.heldout_stream
-            batch = stream.next()
-            nll = None
-            heldout_nll, stream.memories = self.estimator.estimate(batch)
+            batch = self.heldout_stream.next()
+            heldout_nll, self.heldout_stream.memories = self.estimator.estimate(batch)
             self.heldout_nll = float(heldout_nll)
             self.update_logits(step)
         else:
-            batch = stream.next()
-            nll = self.shared_step(step, batch)
+            batch = self.stream.next()
+            self.estimator.begin_shared(batch)
+            nll, self.stream.memories = self.train_weights(step, batch)
+            self.estimator.end_shared()
             self.update_logits(step)
         return nll, batch.targets.numel() * distributed.world_size()
 
@@ -132,17 +132,10 @@ class SearchPhase:
         uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
         self.sampler.draw(uniform, self.estimator.temperature)
 
-    def shared_step(self, step: int, batch: Batch) -> Tensor:
-        """Train the weights and estimate the gradient of the logits on one batch."""
-        self.estimator.begin_shared(batch)
-        nll, self.stream.memories = self.train_weights(step, batch)
-        self.estimator.end_shared()
-        return nll
-
     def update_logits(self, step: int) -> None:
         """Add the gradient of the latency penalty to that of the estimator, and step."""
         logits = self.supernet.logits
-        logits.grad = distributed.all_reduce_mean(logits.grad)
+        logits.grad = distributed.all_reduce_mean(logits.grad)  # relaxed samples get a gradient of this rank's rows
         if self.penalty:
             (gradient,) = torch.autograd.grad(self.penalty(logits), [logits])
             logits.grad = logits.grad + gradient
@@ -157,7 +150,7 @@ class SearchPhase:
         fraction = self.options.arch_fraction if self.options.split == "heldout" else 1.0
         return step > self.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
 
-    def temperature_at(self, step: int) -> float:
+    def annealed_temperature(self, step: int) -> float:
         """Annealed from the end of the warm-up to the last step."""
         progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         schedule = self.options.temperature

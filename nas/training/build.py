@@ -40,7 +40,7 @@ def image_size(config: Config) -> int:
 
 
 def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
-    """Replace model.cutoffs=auto by the cutoffs with the lowest cost on the training text.
+    """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto.
 
     Raises InputError if the vocabulary has fewer words than clusters.
     """
@@ -73,15 +73,14 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
     }
 
 
-def build_fixed(pattern: list[str], config: Config, corpus: Corpus) -> TransformerXL:
+def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> TransformerXL:
     """The Transformer-XL of a fixed pattern."""
-    options = backbone_options(config, corpus.vocab_size)
-    return build_pattern(pattern, block_config(config), corpus.vocab_size, **options)
+    return build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
 
 
 def count_parameters(pattern: list[str], config: Config, vocab_size: int) -> int:
     with torch.device("meta"):  # only the shapes count
-        model = build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
+        model = build_fixed(pattern, config, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

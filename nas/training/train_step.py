@@ -77,7 +77,7 @@ class BatchRunner:
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
         for number, part in enumerate(parts, start=1):
             last = number == len(parts)
-            with distributed.sync_gradients(self.network, last), self.compiled(part):
+            with distributed.sync_gradients(self.network, last), self.compile_if_full(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
@@ -87,8 +87,8 @@ class BatchRunner:
             memories.append(new_memories)
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
-    def compiled(self, batch: Batch):
-        """Compiled code serves batches with full memories; others have rare shapes that do not repay compiling."""
+    def compile_if_full(self, batch: Batch):
+        """Disable compiled code unless the memories are full, because other shapes are too rare to repay compiling."""
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
         return nullcontext() if full else self.context.disable_compile()
 
