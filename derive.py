@@ -1,7 +1,7 @@
 """Stage 2: derive one fixed layer pattern from the probabilities pi of a search, and show how certain it is.
 
-Several RUN_DIRs must be seeds of one search. pi is averaged over them, and the table shows for each block what share of
-the seeds agrees with the choice.
+Several RUN_DIRs must be seeds of one search. pi is averaged over them, and the table shows for each block the
+share of the seeds that agree with the choice.
 """
 
 import argparse

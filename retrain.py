@@ -46,11 +46,7 @@ def print_results(results: dict) -> None:
     for split in ("valid", "test"):
         about = results[split]
         words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
-        lost = (
-            ""
-            if words
-            else " (word perplexity is not comparable: the tokens do not keep all words, or the data is not text)"
-        )
+        lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the data is not text)"
         print(
             f"{split}: perplexity {about['perplexity']:.2f} per token, {words}"
             f"{about['bits_per_byte']:.4f} bits per byte{lost}"
@@ -110,7 +106,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
             results = read_yaml(run.path / out)
         else:
             results = evaluate_best(phase, run, pattern_file) | training_record(trainer)
-        test = results["test"]  # because restoring the checkpoint removed this line
+        test = results["test"]  # written again, because restoring the checkpoint removed its line
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     run.write(out, results)
     print_results(results)

@@ -126,8 +126,8 @@ def attend(
         mask: added to the scores; broadcasts to [*H, *B, L, K]. It must mask the entries that
             relative_shift() leaves undefined.
         step: number of keys between neighbouring queries, see relative_shift().
-        with_lse: whether to return the log-sum-exp of the scores, with which results over disjoint key sets are
-        combined.
+        with_lse: whether to return the log-sum-exp of the scores, which combines results over disjoint
+            key sets.
 
     Returns:
         The mixed values [*H, *B, L, E], and the log-sum-exp [*H, *B, L, 1] or None. For a query that sees no key, the

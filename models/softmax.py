@@ -50,8 +50,9 @@ def is_static(targets: Tensor, vocab_size: int) -> bool:
 
 
 def split_targets(targets: Tensor, cluster_bounds: list[int]) -> tuple[Tensor, list[Tail]]:
-    """Split targets [N] into labels of the head [N] and tails. In the head, tail i >= 1 has label cluster_bounds[1] + i
-    - 1.
+    """Split targets [N] into labels of the head [N] and tails.
+
+    In the head, tail i (from 1) has the label cluster_bounds[1] + i - 1.
     """
     head_targets, tails, static = targets, [], is_static(targets, cluster_bounds[-1])
     for i, (low, high) in enumerate(pairwise(cluster_bounds[1:])):
@@ -115,9 +116,7 @@ class AdaptiveSoftmax(nn.Module):
         self.cluster_bounds = cluster_bounds
         self.cluster_sizes = [high - low for low, high in pairwise(cluster_bounds)]
         self.clusters = nn.Parameter(torch.empty(len(cutoffs), d_model))  # the head's entries for the tails
-        self.bias = nn.Parameter(
-            torch.zeros(vocab_size + len(cutoffs))
-        )  # of the head with these entries, then of the tails
+        self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))  # of head, its tail entries, and tails
         if div_value == 1:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
             self.tables, self.projections = None, [None] * len(self.cluster_sizes)

@@ -167,7 +167,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     """Draw weight matrices with standard deviation 1 / sqrt(columns), which keeps the size of activations.
 
-    Other parameters keep the values that their modules gave them.
+    Other parameters, such as biases, keep the values that their modules gave them.
 
     depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
     stream does not grow with depth. This is the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2: N layers there have 2N

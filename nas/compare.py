@@ -156,9 +156,7 @@ def main() -> None:
     if arguments.report and not comparison.run.begun:
         raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report out to begin one")
     text, failed = arguments.comparison.read_text(encoding="utf-8"), {}
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # schedulers end jobs with SIGTERM; runs then save as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that runs save if a scheduler ends the job
     try:
         if arguments.pending:
             print_pending(comparison, text, suffix)

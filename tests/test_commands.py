@@ -180,9 +180,7 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     )
     assert "holds a search run" in fail(2, "retrain", pattern, small_yaml, "--run", searched, "--resume")
     assert (searched / "metrics.jsonl").read_bytes() == before
-    shown = succeed(
-        "search", small_yaml, "--run", searched, "--resume"
-    )  # the run has finished, so the command changes nothing
+    shown = succeed("search", small_yaml, "--run", searched, "--resume")  # a finished run does not change
     assert "continuing from step 24 of 24" in shown
     assert (searched / "metrics.jsonl").read_bytes() == before
     before = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()

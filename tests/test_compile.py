@@ -73,9 +73,7 @@ def test_the_optimizer_makes_the_same_updates_with_and_without_on_gpu(small_conf
         for a, b in zip(before, model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
-    optimizers[0].load_state_dict(
-        optimizers[1].state_dict()
-    )  # a CPU can load the state of a GPU, and a GPU that of a CPU
+    optimizers[0].load_state_dict(optimizers[1].state_dict())  # a CPU loads the state of a GPU, and the reverse
     optimizers[1].load_state_dict(optimizers[0].state_dict())
     assert optimizers[0].lr == optimizers[1].lr
 

@@ -88,9 +88,7 @@ def test_calibration_patterns_are_empty_single_operations_and_even_mixtures():
     assert (empty, attention, dense) == ([], ["attention"] * 6, ["dense"] * 6)
     assert all(sorted(mixture) == ["attention"] * 3 + ["dense"] * 3 for mixture in mixtures)
     assert len({tuple(mixture) for mixture in mixtures}) > 1
-    *_, one, two, three = calibration_patterns(
-        list("abcde"), 2
-    )  # with more operations than blocks, each operation is in some mixture
+    *_, one, two, three = calibration_patterns(list("abcde"), 2)  # each operation is in some mixture
     assert len({*one, *two, *three}) > 2 and all(len(set(mixture)) == 2 for mixture in (one, two, three))
 
 

@@ -88,9 +88,7 @@ def test_names_from_outside_are_escaped(page):
 
 def test_the_page_has_pictures_of_every_kind(page, runs):
     text = page.read_text()
-    assert (
-        text.count("data:image/gif;base64,R0lGODlh") == 2
-    )  # the search has a section of its own, and one in the comparison
+    assert text.count("data:image/gif;base64,R0lGODlh") == 2  # the search appears alone and in the comparison
     assert text.count("data:image/svg+xml;base64,") >= 7
     words = Reader(text).text
     for heading in (

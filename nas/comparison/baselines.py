@@ -1,6 +1,4 @@
-"""Baselines that depend on the searched pattern: most parameters within its latency, and random patterns of its
-latency.
-"""
+"""Baselines that depend on the searched pattern's latency: most parameters within it, and random patterns of it."""
 
 from dataclasses import replace
 from itertools import islice

@@ -131,7 +131,7 @@ def compare_random_latency(result: PatternResult, random: list[PatternResult]) -
 
 
 def claim_random(result: PatternResult, random: list[PatternResult], metric: Metric, latency: str) -> dict:
-    """The claim that the pattern is better than the average random pattern. latency: words that end its name."""
+    """Claim that the pattern is better than the average random pattern. latency: the end of the claim's name."""
     test, means, own = compare_with_average(result, random, metric)
     better_than, chance = int((means > own).sum()), chance_of_better_draw(own, means)
     values, ratios = [float(other.values(metric).mean()) for other in random], latency_ratios(result, random)

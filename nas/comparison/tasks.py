@@ -92,9 +92,7 @@ def end_with_parent() -> Callable[[], object] | None:
     saves.
     """
     try:
-        prctl = ctypes.CDLL(
-            "libc.so.6"
-        ).prctl  # loaded before the fork, because few calls are safe between fork and exec
+        prctl = ctypes.CDLL("libc.so.6").prctl  # loaded here, because few calls are safe between fork and exec
     except (OSError, AttributeError):
         return None
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -54,8 +54,9 @@ def options_help() -> str:
 
 
 def load_config(path: str | Path, overrides: list[str]) -> Config:
-    """Read and check a configuration file with overrides such as "train.lr=0.1". Raises InputError if a key or value is
-    not allowed.
+    """Read and check a configuration file with overrides such as "train.lr=0.1".
+
+    Raises InputError if a key or value is not allowed.
     """
     config = OmegaConf.structured(Config)
     layers = [(f"{path}: ", read_config_file(path)), *(("", read_override(text)) for text in overrides)]
@@ -75,7 +76,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """{dotted key: value} of a YAML file. Raises InputError if it is no configuration."""
+    """{dotted key: value} of a YAML file. Raises InputError if it is not a configuration."""
     try:
         content = OmegaConf.load(path)
     except OSError as error:  # OmegaConf raises one without strerror if the file holds a single value

@@ -53,9 +53,7 @@ def read_budgets(text: str) -> list[float]:
     InputError if one is invalid.
     """
     try:
-        budgets = sorted(
-            {round(float(part), 4) for part in text.split(",")}
-        )  # rounded, because they become part of file names
+        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # rounded for file names
     except ValueError:
         budgets = []
     if not budgets or not all(0 < budget < math.inf for budget in budgets):

@@ -60,7 +60,7 @@ class LeaveOneOut(Estimator):
         losses = torch.stack([results[path][0] for path in paths]).cpu()
         logits.grad = leave_one_out_gradient(logits, paths, losses)
         self.supernet.train(was_training)
-        # Keep the memories of the first path, because its distribution is pi. That of the last new path is not.
+        # Keep the memories of the first path, because its distribution is pi. The last new path has another one.
         return losses.double().mean(), results[paths[0]][1]
 
     def begin_shared(self, batch):

@@ -39,9 +39,8 @@ class DeviceContext:
         """A context in which forward passes run at `precision`."""
         if self.precision == "fp32":
             return nullcontext()
-        return torch.autocast(
-            self.device.type, torch.bfloat16, cache_enabled=False
-        )  # no cache, because the fused functions cast their inputs themselves
+        # No cache, because the fused functions cast their inputs themselves.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def disable_compile(self) -> AbstractContextManager:
         """A context in which operations run without compiled code.
@@ -113,8 +112,7 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
     """Seed the random numbers, set the CPU threads and prepare the device. Raises InputError as device_context()."""
     keep_freed_memory()
     # Sharp attention has many weights and gradients below 1e-38. They count as zero, because a CPU takes much longer
-    # for
-    # these denormal numbers. Threads inherit this setting, so it must come before the first thread starts.
+    # for these denormal numbers. Threads inherit this setting, so it must come before the first thread starts.
     torch.set_flush_denormal(True)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
