@@ -9,7 +9,7 @@ required. The values below are examples unless a comment calls them the default:
   retrain: retrain.yaml      # the recipe that trains every pattern; its seed is ignored
   search: search.yaml        # default: no search; compares the given patterns only
   search_seeds: [1]          # default [1]; several seeds average pi; fixed once a run has begun
-  pareto: [0.5, 0.65]        # default []; latency budgets, each of which adds a searched pattern
+  pareto: [0.5, 0.65]        # default []; latency budgets; each adds a searched pattern
   method: budget             # default budget; or evolution: how derive.py chooses the patterns of the budgets
   trials: 0                  # default 0; with evolution: how many of the best patterns derive.py trains to choose one
   patterns: [interleaved]    # the default; from interleaved, sandwich, par, attention-only, dense-only, pattern files,

@@ -150,7 +150,7 @@ def evolve_pattern(
 
     pi [N, O]: its own choice within the budget joins the first generation; budget: ratio to the interleaved pattern's
     cost, or None for the target of the search, if it has one. trials: if positive, this number of the best patterns
-    is trained from scratch for a fifth of the search's steps, and the one with the lowest loss on valid is chosen,
+    is trained from scratch for a fifth of the search's steps. The one with the lowest loss on valid is then chosen,
     because shared weights show little about the order of blocks. Raises InputError if no pattern is cheap enough or a
     run has no checkpoint.
     """
