@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up in .venv first. PYTHON=python3.12 chooses another interpreter.
+# `make demo` and `make test` first install everything in .venv. PYTHON=python3.12 chooses another interpreter.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ CONFIGS := experiments/demo
 
 .PHONY: help setup demo check test lint clean
 help:
-	@echo "make demo   search, derive, retrain and animate on the text that Python carries (under 4 minutes)"
+	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (under 4 minutes)"
 	@echo "make check  format, lint and the quick tests (under a minute)"
 	@echo "make test   format, lint and all tests (under 6 minutes on two idle cores)"
 	@echo "make clean  remove $(DEMO) and caches; .venv stays"
@@ -20,7 +20,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
-# Every stage goes on where an earlier, interrupted `make demo` stopped.
+# Each stage continues if an earlier `make demo` was interrupted.
 demo: setup
 	$(BIN)/python search.py $(CONFIGS)/search.yaml --run $(DEMO)/search --resume
 	$(BIN)/python derive.py $(DEMO)/search
@@ -28,9 +28,9 @@ demo: setup
 	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/retrain --resume
 	$(BIN)/python animate.py $(DEMO)/retrain
 	@echo
-	@echo "The search, as a picture:  $(DEMO)/search/pi.gif"
+	@echo "The history of pi:         $(DEMO)/search/pi.gif"
 	@echo "The pattern it found:      $(DEMO)/search/pattern.yaml"
-	@echo "What the pattern reaches:  $(DEMO)/retrain/results.yaml"
+	@echo "The results of retraining: $(DEMO)/retrain/results.yaml"
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"

@@ -1,4 +1,4 @@
-"""Stage 4: draw a run. The history of pi as a GIF, and figures for a report."""
+"""Stage 4: draw the history of pi as a GIF, and the figures of a run."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,9 @@ from nas.core.metrics import read_metrics, read_pi
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="--run folder of a search or a retrain (no GIF)")
+    parser.add_argument(
+        "run", metavar="RUN_DIR", type=Path, help="--run folder of a search, or of a retrain run (which gives no GIF)"
+    )
     parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
     return parser.parse_args()
 
@@ -24,14 +26,14 @@ def main() -> None:
     if config.get("stage") != "retrain":
         written = draw_search(run, gif or run / "pi.gif")
     elif gif:
-        raise InputError(f"--out: {run} is a retrain run and has no pi to animate; leave --out away to draw its curves")
+        raise InputError(f"--out: {run} is a retrain run and has no pi to animate; remove --out to draw its curves")
     else:
         written = [*draw_curves(run), draw_pattern(run, config["pattern"])]
     print("written: " + " ".join(map(str, written)))
 
 
 def draw_search(run: Path, gif: Path) -> list[Path]:
-    """Draw learning curves, the history of pi and its most likely pattern. Returns the files."""
+    """Draw learning curves, the history of pi and the likeliest pattern. Returns the files."""
     history = read_pi(run)
     if len(history) == 1:
         raise InputError(f"{run} has one logged step of pi, an animation needs two; let the search continue")
@@ -52,7 +54,7 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
 
 
 def draw_curves(run: Path) -> list[Path]:
-    """Draw learning curves, if a line of metrics was logged. Returns the file in a list."""
+    """Draw learning curves. Returns the file in a list, which is empty if no metrics were logged."""
     from nas.reporting.curves import learning_curves
 
     metrics, path = read_metrics(run), run / "learning_curves.png"

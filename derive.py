@@ -1,6 +1,7 @@
-"""Stage 2: turn the probabilities pi of a search into one fixed layer pattern, and show how certain it is.
+"""Stage 2: derive one fixed layer pattern from the probabilities pi of a search, and show how certain it is.
 
-Several RUN_DIRs are seeds of one search: pi is averaged, and the table shows for each block how far the seeds agree.
+Several RUN_DIRs must be seeds of one search. pi is averaged over them, and the table shows for each block the
+share of the seeds that agree with the choice.
 """
 
 import argparse
@@ -25,17 +26,17 @@ from nas.derivation.pattern_record import (
 from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
 
 HELP = {
-    "runs": "the --run folder of a search, or of several seeds of it",
-    "--out": "default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first",
+    "runs": "the --run folder of a search; several folders must be seeds of one search",
+    "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
     "--method": "argmax (default): the likeliest operations. budget: the highest sum of log pi within "
     "--latency-budget. perturbation: the operations whose removal hurts the SuperNet most on valid. evolution: the "
-    "pattern with which the SuperNet is best on valid, within the budget or else the search's target; it needs a "
-    "search with search.weights_paths=uniform",
-    "--latency-budget": "cost at most R times the interleaved pattern's: in milliseconds if the run has a "
+    "pattern with which the SuperNet has the lowest loss on valid, within the budget or else the search's target; it "
+    "needs a search with search.weights_paths=uniform",
+    "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
-    "--pareto": "derive a pattern for each of these budgets, in PATTERN-R.yaml, and a table in PATTERN-pareto.md",
+    "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--trials": "with evolution: train the K best for a fifth of the search's steps each, and choose the best of them",
-    "--force": "replace files that differ",
+    "--force": "replace existing pattern files that differ",
 }
 
 
@@ -92,7 +93,7 @@ def main() -> None:
         table = pareto_table(patterns, costs.unit)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(table)
-    print_confidence(patterns[-1], runs)  # of the largest budget
+    print_confidence(patterns[-1], runs)  # the last pattern has the largest budget
     notice = None if arguments.budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"]))
     if notice:
         print(f"NOTICE: {notice}")
@@ -112,7 +113,7 @@ def measured_latency(runs: list[SearchRun]):
 
 
 def print_confidence(pattern: dict, runs: list[SearchRun]) -> None:
-    """Print how certain each block is, and what makes the pattern doubtful."""
+    """Print how certain each block is, and warnings about blocks that are undecided."""
     if "removal" in pattern["confidence"][0]:
         print(perturbation_table(pattern))
     print(confidence_table(pattern))
@@ -122,7 +123,7 @@ def print_confidence(pattern: dict, runs: list[SearchRun]) -> None:
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
     if len(runs) == 1:
-        print("One run does not show whether other seeds agree: search with seed=2 and 3, and give all RUN_DIRs.")
+        print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")
 
 
 def print_pattern(pattern: dict) -> None:

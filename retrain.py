@@ -16,7 +16,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--eval-only",
         action="store_true",
-        help="evaluate the run's best.pt, at other evaluate.segment and evaluate.memory if you like",
+        help="train nothing; evaluate the run's best.pt; evaluate.segment and evaluate.memory may differ",
     )
     return parser.parse_intermixed_args()
 
@@ -46,7 +46,7 @@ def print_results(results: dict) -> None:
     for split in ("valid", "test"):
         about = results[split]
         words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
-        lost = "" if words else " (no word figure compares: the tokens do not keep all words, or the data has none)"
+        lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the data is not text)"
         print(
             f"{split}: perplexity {about['perplexity']:.2f} per token, {words}"
             f"{about['bits_per_byte']:.4f} bits per byte{lost}"
@@ -102,11 +102,11 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
         run.start(config, origin)
         trainer, out = Trainer(phase, run), RESULTS
         trainer.fit()
-        if (run.path / out).exists():  # an earlier call had finished
+        if (run.path / out).exists():  # an earlier call has finished the run
             results = read_yaml(run.path / out)
         else:
             results = evaluate_best(phase, run, pattern_file) | training_record(trainer)
-        test = results["test"]  # restoring the checkpoint cut its line
+        test = results["test"]  # written again, because restoring the checkpoint removed its line
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     run.write(out, results)
     print_results(results)

@@ -1,4 +1,4 @@
-"""Stage 1: train a SuperNet on a text, and the probabilities pi of each block's operations."""
+"""Stage 1: train the weights of a SuperNet and the probabilities pi of each block's operations."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Jobs: a folder of JSON results, each of which is computed once."""
+"""A folder of JSON results. Each result is computed once."""
 
 import json
 from collections.abc import Callable
@@ -12,14 +12,14 @@ SETTINGS = "settings.json"
 
 
 class Jobs:
-    """A folder of results, by name, that were all made with the same settings.
+    """A folder of named results that were computed with the same settings.
 
-    Several processes may share it, each with its own share of the names: `only`, a pattern with wildcards, or several
-    with commas between.
+    Several processes may share it. `only` selects the names that this process computes: patterns with wildcards,
+    separated by commas.
     """
 
     def __init__(self, folder: Path, settings: list[str], only: str = "*"):
-        """Raises InputError where the folder holds results of other settings."""
+        """Raises InputError if the folder holds results of other settings."""
         self.folder, self.only = folder, only.split(",")
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / SETTINGS
@@ -29,7 +29,7 @@ class Jobs:
         if before != sorted(settings):
             raise InputError(
                 f"{folder} holds results with {' '.join(before) or 'no overrides'}, not with "
-                f"{' '.join(sorted(settings)) or 'none'}; name another folder with --out, or give the same"
+                f"{' '.join(sorted(settings)) or 'none'}; give another folder with --out, or the same overrides"
             )
 
     def get(self, name: str) -> dict | None:
@@ -37,7 +37,7 @@ class Jobs:
         return json.loads(path.read_text()) if path.exists() else None
 
     def do(self, name: str, work: Callable[[], dict]) -> dict | None:
-        """The result of that name, made first where it is missing and among those to be done here; else None."""
+        """The result of a name. Calls work() if it is missing and `only` selects it. None if it is still missing."""
         if self.get(name) is None and any(fnmatch(name, pattern) for pattern in self.only):
             write_text(self.folder / f"{name}.json", json.dumps(work()))
         return self.get(name)

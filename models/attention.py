@@ -50,9 +50,10 @@ def cache_tensors(maxsize: int | None = None) -> Callable:
 
 @cache_tensors()
 def sinusoidal_encodings(length: int, width: int, dtype=torch.float32, device=None) -> Tensor:
-    """Encodings [length, width] of the distances length-1, ..., 1, 0, in this order. Cached: do not modify.
+    """Encodings [length, width] of the distances length-1, ..., 1, 0, in this order.
 
-    All sines come before the cosines, as in Transformer-XL (arXiv 1901.02860, appendix B). width must be even.
+    All sines come before the cosines, as in Transformer-XL (arXiv 1901.02860, appendix B). width must be even. The
+    result is cached; do not modify it.
     """
     distance = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)  # [length]
     frequency = 10000 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)  # [width / 2]
@@ -62,7 +63,10 @@ def sinusoidal_encodings(length: int, width: int, dtype=torch.float32, device=No
 
 @cache_tensors()
 def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
-    """Additive mask [L, K]: MASKED where the key lies in the query's future, else 0. Cached: do not modify."""
+    """Additive mask [L, K]: MASKED where the key lies in the query's future, else 0.
+
+    The result is cached; do not modify it.
+    """
     return torch.full((length, keys), MASKED, dtype=dtype, device=device).triu(keys - length + 1)
 
 
@@ -119,13 +123,15 @@ def attend(
         position: [*H, K, E], projected encodings; column j belongs to the distance between key j and the last query.
             None means plain attention: scores are query . key alone.
         content_bias, position_bias: u and v of the paper, [*H, E].
-        mask: added to the scores; broadcasts to [*H, *B, L, K]. It must mask what relative_shift() leaves undefined.
+        mask: added to the scores; broadcasts to [*H, *B, L, K]. It must mask the entries that
+            relative_shift() leaves undefined.
         step: number of keys between neighbouring queries, see relative_shift().
-        with_lse: whether to return the log-sum-exp of the scores. It weighs results over disjoint sets of keys.
+        with_lse: whether to return the log-sum-exp of the scores, which combines results over disjoint
+            key sets.
 
     Returns:
-        The mixed values [*H, *B, L, E], and the log-sum-exp [*H, *B, L, 1] or None. For a query that sees no key they
-        are the mean of the values and about MASKED; the caller must ignore them.
+        The mixed values [*H, *B, L, E], and the log-sum-exp [*H, *B, L, 1] or None. For a query that sees no key, the
+        former is the mean of the values and the latter is about MASKED; the caller must ignore both.
     """
     inputs = cast_inputs(query, key_value, position, content_bias, position_bias, mask)
     function = plain_attend if torch.compiler.is_compiling() else FusedAttention.apply

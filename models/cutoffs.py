@@ -1,6 +1,6 @@
 """Optimal cutoffs of an adaptive softmax (Grave et al. 2017, arXiv 1609.04309, section 4.2), without torch.
 
-N words, most frequent first, are cut into K clusters of consecutive words with the lowest total cost.
+N words, most frequent first, are divided into K clusters of consecutive words with the lowest total cost.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Cost(Protocol):
-    """Cost of the clusters. All arguments and results are arrays of one shape.
+    """Interface of a cost model of clusters. All arguments and results are arrays of one shape.
 
     size: words in the cluster. share: their share of all counted words.
     """
@@ -20,12 +20,14 @@ class Cost(Protocol):
     def head(self, size: np.ndarray, share: np.ndarray, clusters: int) -> np.ndarray: ...
 
     def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """Cost of cluster `index`, from 1: share * (a * size + b) + c; a >= 0, b and c may depend on the index."""
+        """Cost of tail `index`, from 1. It has the form share * (a * size + b) + c; a >= 0, b and c may depend on the
+        index.
+        """
 
 
 @dataclass(frozen=True)
 class PlainCost:
-    """Size times share for every cluster: the logits per token, if each token were only in its own cluster."""
+    """Size times share for every cluster: the logits per token if each token computed only its own cluster."""
 
     unit = "logits per token"
 
@@ -71,7 +73,8 @@ class LayerCost:
 
 
 def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: Cost) -> list[int]:
-    """The K - 1 cutoffs with the lowest cost, increasing. Ties are broken arbitrarily.
+    """The K - 1 cutoffs with the lowest cost, increasing. If several choices have this cost, any of them is
+    returned.
 
     counts [N]: occurrences of each word, descending. Raises ValueError if there are fewer than K words.
 
@@ -82,7 +85,7 @@ def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: Cost) -> list[int]:
     """
     words = len(counts)
     if words < clusters:
-        raise ValueError(f"{clusters} clusters need as many words, got {words}")
+        raise ValueError(f"{clusters} clusters need at least {clusters} words, got {words}")
     cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])  # [N + 1]
     total = cumulative[-1] or 1.0
     sizes = np.arange(words + 1, dtype=np.float64)  # [N + 1]

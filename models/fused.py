@@ -19,7 +19,7 @@ def cast_inputs(*inputs: Tensor | None) -> list[Tensor | None]:
 def shifted_view(scores: Tensor, step: int) -> Tensor:
     """relative_shift() of contiguous scores [..., L, K], as a view of the same storage.
 
-    Row i starts at column step * (L-1-i). So each row starts K - step values after the row above, not K.
+    Row i starts at column step * (L-1-i). Therefore each row starts K - step values after the row above it.
     """
     length, keys = scores.shape[-2:]
     strides = (*scores.stride()[:-2], keys - step, 1)
@@ -108,9 +108,9 @@ def score_gradients(
 
     weights [HB, L, K]; value [HB, K, E]; mixed = weights @ value and grad_output [HB, L, E]; grad_lse [*H, *B, L, 1].
 
-    With L * step zeros, the storage is also the gradient by distance: relative_shift() backwards. Read it in rows of
-    step + K values, and drop the first `step` columns. What such a row takes from its neighbour is zero, because it
-    belongs to a masked key, or to a query that sees no key and so has no gradient.
+    With L * step zeros, the storage also holds the gradient by distance, that is, the input gradient of
+    relative_shift(). To read it, take rows of step + K values, and drop the first `step` columns. The values that such
+    a row takes from its neighbour are zero, because they belong to a masked key, or to a query that sees no key.
     """
     (rows, length, keys), scale = weights.shape, mixed.shape[-1] ** -0.5
     # With g = grad_output @ value^T, the gradient of the scores is weights * (g - expected), where `expected` is the

@@ -1,6 +1,6 @@
 """Candidate operations of a block. Each computes the residual branch: block(x) = x + operation(x).
 
-A search weighs the branch alone, because the term x is common to all candidates. Shape letters as in
+A search weighs only the branch, because the term x is common to all candidates. Shape letters as in
 models/attention.py.
 """
 
@@ -40,8 +40,8 @@ class BlockConfig:
 class Operation(nn.Module):
     """A residual branch with its own normalisation and dropout. Subclasses implement branch().
 
-    needs_memory: whether the operation reads positions before the segment. period: shifting the whole stream by this
-    many positions does not change the result.
+    needs_memory: whether the operation reads positions before the segment.
+    period: the result does not change if the whole stream is shifted by this number of positions.
     """
 
     needs_memory = False
@@ -54,7 +54,7 @@ class Operation(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
-        """x [B, L, D], memory [B, M, D] or None -> [B, L, D], or a 0-d zero (identity)."""
+        """x [B, L, D], memory [B, M, D] or None -> [B, L, D]."""
         context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)  # [B, M + L, D]
         if self.post_norm:
             return self.norm(x + self.dropout(self.branch(context, x.shape[1], positions))) - x
@@ -163,7 +163,7 @@ class Dense(Operation):
 
 
 class Identity(nn.Module):
-    """An empty branch: with it a search can leave out a block."""
+    """An empty branch. A search can choose it to leave out a block."""
 
     needs_memory = False
     period = 1

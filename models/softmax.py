@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STATIC_LOGITS = 2**26  # largest N * V for which is_static() holds on a GPU
+STATIC_LOGITS = 2**26  # largest N * V for which is_static() returns True on a GPU
 
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -21,8 +21,9 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
 class Tail(NamedTuple):
     """Tokens of a tail cluster.
 
-    Either `rows` are their positions, with their labels. Or rows is None: the labels are those of all N tokens, and
-    `inside` marks the tokens of the tail; the labels of the others are arbitrary.
+    If `rows` is given, it holds the positions of these tokens, and `labels` holds their labels. If `rows` is None,
+    `labels` has an entry for each of the N tokens, and `inside` marks the tokens of the tail. The other labels are
+    arbitrary.
     """
 
     rows: Tensor | None
@@ -41,7 +42,7 @@ class Tail(NamedTuple):
 
 
 def is_static(targets: Tensor, vocab_size: int) -> bool:
-    """Whether to compute each tail for all tokens: on a GPU, if that is little work.
+    """Whether to compute each tail for all tokens, which is done on a GPU if it is little work.
 
     Shapes that depend on the targets would make the CPU wait for the GPU.
     """
@@ -49,7 +50,10 @@ def is_static(targets: Tensor, vocab_size: int) -> bool:
 
 
 def split_targets(targets: Tensor, cluster_bounds: list[int]) -> tuple[Tensor, list[Tail]]:
-    """Split targets [N] into labels of the head [N] and tails. Tail i has the label cluster_bounds[1] + i - 1 there."""
+    """Split targets [N] into labels of the head [N] and tails.
+
+    In the head, tail i (from 1) has the label cluster_bounds[1] + i - 1.
+    """
     head_targets, tails, static = targets, [], is_static(targets, cluster_bounds[-1])
     for i, (low, high) in enumerate(pairwise(cluster_bounds[1:])):
         inside = (targets >= low) & (targets < high)  # [N]
@@ -108,11 +112,11 @@ class AdaptiveSoftmax(nn.Module):
                 f"cutoffs={list(cutoffs)} must increase strictly between 0 and the vocabulary size {vocab_size}"
             )
         if weight is not None and div_value != 1:
-            raise ValueError(f"div_value={div_value} must be 1 where the output layer is tied to the embedding")
+            raise ValueError(f"div_value={div_value} must be 1 if the output layer is tied to the embedding")
         self.cluster_bounds = cluster_bounds
         self.cluster_sizes = [high - low for low, high in pairwise(cluster_bounds)]
         self.clusters = nn.Parameter(torch.empty(len(cutoffs), d_model))  # the head's entries for the tails
-        self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))  # the head's with those entries, the tails'
+        self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))  # of head, its tail entries, and tails
         if div_value == 1:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
             self.tables, self.projections = None, [None] * len(self.cluster_sizes)
@@ -141,7 +145,7 @@ class AdaptiveSoftmax(nn.Module):
         head, *layers = self.layers()
         nll = linear_nll(hidden, *head, head_targets)
         for i, (layer, tail) in enumerate(zip(layers, tails, strict=True), start=1):
-            # A tail without tokens gets gradients of zeros: DistributedDataParallel waits for all gradients.
+            # A tail without tokens gets zero gradients, because DistributedDataParallel waits for all gradients.
             nll = tail.add(nll, linear_nll(self.project(tail.pick(hidden), i), *layer, tail.labels))
         return nll
 

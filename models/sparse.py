@@ -2,17 +2,17 @@
 
 The stream is divided into rows of l = `stride` positions. A query attends to two sets of past keys:
 
-- strided: itself and the previous l positions; its column, that is, every l-th position before it;
-- fixed: its row; the last c = `summary` columns of every row.
+- strided: (1) itself and the previous l positions; (2) its column, that is, itself and every l-th position before it;
+- fixed: (1) its row; (2) the last c = `summary` columns of every row.
 
 factorization `merged`: one softmax over the union of both sets. `heads`: the first half of the heads attends to the
 first set, the second half to the second (section 5.1). A head without any key (fixed, in the first row) adds nothing.
-The paper's third variant alternates the sets between blocks; a pattern of two operations does the same.
-Places are counted through the memory, so cutting a stream into segments does not change the sets.
+The paper's variant that alternates the sets between blocks is not available.
+Places are counted from the start of the stream, so its division into segments does not change the sets.
 
-If rows are a dimension, each set is dense attention within small groups, which attend() computes. No [L, K] matrix is
-built. Shape letters as in models/attention.py, and R rows of queries, S rows of keys (the queries' rows are the last
-R), G groups of Q queries and N keys.
+With rows as a dimension of the tensors, each set is dense attention within small groups, which attend() computes. No
+[L, K] matrix is built. Shape letters as in models/attention.py, and R rows of queries, S rows of keys (the queries'
+rows are the last R), G groups of Q queries and N keys.
 """
 
 from functools import reduce
@@ -64,9 +64,9 @@ def additive_mask(allowed: Tensor, dtype, device) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, MASKED).to(device)
 
 
-@cache_tensors(16)  # the masks are large, and cheap to make again
+@cache_tensors(16)  # few entries, because the masks are large and cheap to compute again
 def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
-    """Additive mask and distances for the groups of a key set. Cached: do not modify.
+    """Additive mask and distances for the groups of a key set. The results are cached; do not modify them.
 
     Returns a mask that broadcasts to the groups' scores [.., Q, N], and the distances between the keys and the last
     query of a group: [N], or [G, N] with own_positions. The keys of `without` are masked too.
@@ -82,11 +82,12 @@ def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, 
     return additive_mask(allowed, dtype, device), distance.to(device)
 
 
-@cache_tensors(64)  # the masks are small; a segment may begin in any column
+@cache_tensors(64)  # many entries, because the masks are small and a segment may begin in any column
 def dense_mask(unions: tuple, keys: int, length: int, place: int, dtype, device) -> Tensor:
-    """Additive masks [len(unions), L, K] for a context that begins in column `place` of a row. Cached: do not modify.
+    """Additive masks [len(unions), L, K] for a context that begins in column `place` of a row.
 
-    unions: tuples of key sets; a query attends to the union of each tuple.
+    unions: tuples of key sets. In mask u a query attends to the union of unions[u]. The result is cached; do not modify
+    it.
     """
     places = torch.arange(place, place + keys)
     query, key = places[-length:, None], places[None]  # [L, 1], [1, K]

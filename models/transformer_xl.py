@@ -1,6 +1,6 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860): embedding, given blocks, output layer, memories.
 
-The blocks may be fixed or searched; the backbone treats both alike. Shape letters as in models/attention.py.
+The backbone treats fixed and searched blocks in the same way. Shape letters as in models/attention.py.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from models.softmax import AdaptiveSoftmax, FullSoftmax
 class Memories(NamedTuple):
     """State of a stream between two segments.
 
-    blocks: for each block its last inputs [B, M, D], or None if it reads no memory. offset: positions read so far.
+    blocks: for each block its last inputs [B, M, D], or None if it has no memory. offset: positions read so far.
     """
 
     blocks: list[Tensor | None]
@@ -40,9 +40,10 @@ class Memories(NamedTuple):
 
 
 class Embedding(nn.Module):
-    """Token embedding times sqrt(D), so that a table with weights of size 1 / sqrt(D) gives inputs of size 1.
+    """Token embedding times sqrt(D).
 
-    A tied output layer needs weights of that size.
+    Weights have standard deviation 1 / sqrt(D), which a tied output layer needs. The factor gives inputs of
+    standard deviation 1.
     """
 
     def __init__(self, vocab_size: int, d_model: int):
@@ -57,8 +58,8 @@ class Embedding(nn.Module):
 class GridPositions(nn.Module):
     """Learned embeddings of row, column and channel for a stream of images (arXiv 1904.10509, section 5.3).
 
-    The stream contains the images one after another, row by row. The sum of the three embeddings is scaled to the size
-    of a token embedding.
+    The stream contains the images one after another, row by row. The sum of the three embeddings is scaled to the
+    standard deviation of a token embedding.
     """
 
     def __init__(self, rows: int, columns: int, channels: int, d_model: int):
@@ -66,7 +67,7 @@ class GridPositions(nn.Module):
         self.tables = nn.ParameterList(torch.empty(count, d_model) for count in (rows, columns, channels))
 
     def forward(self, start: int, length: int) -> Tensor:
-        """Embeddings [L, D] of the positions start, start + 1, ... of a stream that begins with a whole image."""
+        """Embeddings [L, D] of L = `length` positions from `start` on. The stream must begin with a whole image."""
         rows, columns, channels = (len(table) for table in self.tables)
         place = torch.arange(start, start + length, device=self.tables[0].device)  # [L]
         row, column, channel = place // (columns * channels) % rows, place // channels % columns, place % channels
@@ -159,15 +160,18 @@ class TransformerXL(nn.Module):
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a weight matrix. The attention biases u and v have two dimensions, but are not."""
+    """Whether a parameter is a weight matrix. The attention biases u and v are not, although they are 2-d."""
     return parameter.ndim == 2 and not name.endswith("bias")
 
 
 def initialise(model: TransformerXL, depth_scaled: bool) -> None:
-    """Draw weights with standard deviation 1 / sqrt(inputs), which keeps the size of activations. Biases stay zero.
+    """Draw weight matrices with standard deviation 1 / sqrt(columns), which keeps the size of activations.
 
-    depth_scaled: multiply the last layer of each branch by 1 / sqrt(branches), so that the residual stream does not
-    grow with depth. This is the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2: N layers there have 2N branches.
+    Other parameters, such as biases, keep the values that their modules gave them.
+
+    depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
+    stream does not grow with depth. This is the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2: N layers there have 2N
+    branches.
     """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):

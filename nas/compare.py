@@ -1,15 +1,15 @@
-"""Compare a searched pattern with baselines: train them under one recipe with several seeds, and test the differences.
+"""Compare a searched pattern with baselines: train all under one recipe with several seeds, and test the differences.
 
-Searches, derives, draws random patterns of the searched pattern's latency, trains every pattern, and writes
-comparison.csv, .md and .png and claims.yaml to RUN_DIR. Repeat the command after an interruption, or with more seeds or
-patterns: finished runs are not repeated. Paths in COMPARISON.yaml are relative to it. Only `retrain` is required; the
-values below are defaults where a comment says so, else examples:
+The command searches, derives the searched pattern, draws random patterns of its latency, and trains every pattern. It
+writes comparison.csv, .md and .png and claims.yaml to RUN_DIR. Repeat it after an interruption, or with more seeds or
+patterns: finished runs are not repeated. Paths in COMPARISON.yaml are relative to that file. Only `retrain` is
+required. The values below are examples unless a comment calls them the default:
 
   format: par-comparison/1
   retrain: retrain.yaml      # the recipe that trains every pattern; its seed is ignored
   search: search.yaml        # default: no search; compares the given patterns only
   search_seeds: [1]          # default [1]; several seeds average pi; fixed once a run has begun
-  pareto: [0.5, 0.65]        # default []; latency budgets, each of which adds a searched pattern
+  pareto: [0.5, 0.65]        # default []; latency budgets; each adds a searched pattern
   method: budget             # default budget; or evolution: how derive.py chooses the patterns of the budgets
   trials: 0                  # default 0; with evolution: how many of the best patterns derive.py trains to choose one
   patterns: [interleaved]    # the default; from interleaved, sandwich, par, attention-only, dense-only, pattern files,
@@ -17,7 +17,7 @@ values below are defaults where a comment says so, else examples:
   random: 5                  # default 0; patterns drawn at the searched pattern's measured latency, within 3%
   seeds: [1, 2, 3]           # the default; the seeds of each pattern's training
 
-Patterns by rule have model.blocks blocks. In claims, yes/NO compares means; p is the test's p-value.
+Patterns by rule have model.blocks blocks. In claims, yes/NO shows the comparison of the means; p is the test's p-value.
 
 On a cluster, --pending prints the commands of the next stage: searches, then derivations, then trainings. Run them with
 any scheduler, and repeat until it prints nothing. Then the command without --pending measures latencies and reports.
@@ -67,24 +67,25 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers} must be at least 1")
     if arguments.pending and arguments.report:
-        raise InputError("--pending and --report exclude each other; give one of them")
+        raise InputError("--pending and --report cannot be combined; give one of them")
     for override in arguments.overrides:
         if override.startswith("seed="):
-            raise InputError(f"{override}: every pattern is trained with several seeds; give them as --seeds")
+            raise InputError(f"{override}: every pattern is trained with several seeds; give them with --seeds")
     return arguments
 
 
 def check_threads(threads: int | None, workers: int) -> None:
+    """Raises InputError if several workers lack a number of threads; prints a notice if they exceed the cores."""
     cores = os.cpu_count() or 1
     if workers > 1 and threads is None:
         share = max(1, cores // workers)
-        raise InputError(f"--workers {workers} needs the number of threads of each: add train.threads={share}")
+        raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
     if (threads or 1) * workers > cores:
         print(f"NOTICE: {workers} workers of {threads} threads share {cores} cores and slow each other down")
 
 
 def open_comparison(arguments: argparse.Namespace):
-    """The Comparison in RUN_DIR. Raises InputError if an option is wrong, or differs from the run's."""
+    """The Comparison in RUN_DIR. Raises InputError if an option is invalid or differs from that of the run."""
     changed = {key: getattr(arguments, key) for key in ("random", "seeds") if getattr(arguments, key) is not None}
     settings = read_settings(arguments.comparison, changed)
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
@@ -143,7 +144,7 @@ def write_report(folder: Path, suffix: str) -> None:
     comparison_plot(results, folder / f"comparison{suffix}.png")
     write_yaml(folder / f"claims{suffix}.yaml", {"format": CLAIMS_FORMAT, "claims": claims})
     print(markdown(results))
-    print("yes/NO compares means; p is the test's p-value")
+    print("yes/NO shows the comparison of the means; p is the test's p-value")
     for claim in claims:
         print(f"{'yes' if claim['holds'] else 'NO':<4}{claim['pattern']}: {claim['claim']}. {claim['sentence']}")
     print(f"written to {folder}: comparison{suffix}.csv, .md, .png and claims{suffix}.yaml")
@@ -155,7 +156,7 @@ def main() -> None:
     if arguments.report and not comparison.run.begun:
         raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report out to begin one")
     text, failed = arguments.comparison.read_text(encoding="utf-8"), {}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers end jobs with it; runs save as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that runs save if a scheduler ends the job
     try:
         if arguments.pending:
             print_pending(comparison, text, suffix)
@@ -170,7 +171,7 @@ def main() -> None:
         raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise RunError(f"{len(failed)} failed, the others are reported: {reasons}")
+        raise RunError(f"{len(failed)} of the runs failed; the others are reported: {reasons}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure the latency of each operation on this device, for search.latency.source=measured and for derive.py."""
+"""Measure the latency of each operation on this device; search.latency.source=measured and derive.py use the table."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.latency", description=__doc__)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--out", metavar="FILE.yaml", type=Path, help="also write the table, such as RUN/latency.yaml")
+    parser.add_argument(
+        "--out",
+        metavar="FILE.yaml",
+        type=Path,
+        help="file for the table, such as RUN/latency.yaml (default: print it only)",
+    )
     arguments = parser.parse_intermixed_args()
     if arguments.out and arguments.out.exists():
         raise InputError(f"--out {arguments.out} exists; name another file, or remove it")

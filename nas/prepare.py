@@ -1,6 +1,6 @@
 """Prepare the tokens of a configuration: `python -m nas.prepare CONFIG.yaml [section.key=value ...]`.
 
-The same text and options give the same folder in the cache, so the commands that train find it there.
+The same text and options give the same folder in the cache, so the training commands find it there.
 """
 
 import argparse

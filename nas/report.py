@@ -1,7 +1,7 @@
 """Write one HTML page of run folders, with pictures, tables, claims and the commands to repeat them.
 
-Takes folders of searches, trainings and comparisons. The page contains its pictures, loads nothing and runs no script.
-It reads well on a phone and in print.
+RUN_DIRs are folders of searches, trainings and comparisons. The page contains its pictures, loads no other file and
+runs no script. Its layout suits phones and print.
 """
 
 import argparse
@@ -15,7 +15,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.report", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="a search, a training or a comparison")
-    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help="an existing file is replaced")
+    parser.add_argument(
+        "--out", required=True, metavar="FILE.html", type=Path, help="output file; an existing file is replaced"
+    )
     parser.add_argument("--title", default="A searched layer pattern", help="the page's title (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.out.suffix.lower() not in (".html", ".htm"):

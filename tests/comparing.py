@@ -1,4 +1,4 @@
-"""Comparisons for tests: a small COMPARISON.yaml, and nas.compare in a process of its own."""
+"""A small COMPARISON.yaml for tests, and nas.compare in a separate process."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def compare(*arguments, **options):
 
 
 def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
-    """A comparison of runs of 8 steps; a key that is changed to None is left out."""
+    """A comparison of runs of 8 steps; keys that are changed to None are omitted."""
     content = yaml.safe_load(small_yaml.read_text())
     content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
     content["search"]["warmup_steps"] = 2

@@ -17,7 +17,7 @@ OBJECTS = ["the river", "two houses", "a long road", "the naïve king", "her gar
 
 
 def made_up_text(sentences: int, seed: int = 0) -> str:
-    """English-looking lines with a grammar to learn, some of them empty, some with odd spaces."""
+    """Lines that resemble English and follow a grammar. Some are empty, and some have unusual spaces."""
     source, lines = random.Random(seed), []
     for _ in range(sentences):
         line = f"{source.choice(SUBJECTS)} {source.choice(VERBS)} {source.choice(OBJECTS)} ."
@@ -32,7 +32,7 @@ def write_text_folder(folder: Path) -> Path:
 
 
 def small_content(source: Path, cache: Path) -> dict:
-    """A configuration that trains in seconds, on text of the test's own making."""
+    """A configuration that trains in seconds on a generated text."""
     return {
         "data": {"source": str(source), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
         "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3, "dropout": 0.1},
@@ -87,7 +87,7 @@ def small_config(small_yaml):
 
 @pytest.fixture(scope="session")
 def finished_comparison(tmp_path_factory, small_yaml):
-    """(COMPARISON.yaml, RUN_DIR, process) of a search, two rules and the patterns derived from it, with two seeds."""
+    """(COMPARISON.yaml, RUN_DIR, process) of a comparison of two rules and searched patterns, with two seeds."""
     folder = tmp_path_factory.mktemp("compare")
     path = write_comparison_yaml(folder, small_yaml)
     done = compare(path, "--run", folder / "run", "--workers", 2)
@@ -102,15 +102,15 @@ NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""
     params=["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)])]
 )
 def each_device(request):
-    """For tests of numerics: what they make is on the CPU, and then on the GPU, where there is one."""
+    """Run a test with tensors on the CPU and, if there is a GPU, again with tensors on it."""
     with torch.device(request.param):
         yield torch.device(request.param)
     for kept in (sinusoidal_encodings, causal_mask, group_masks, dense_mask):
-        kept.cache_clear()  # what was kept for no named device is on this one
+        kept.cache_clear()  # tensors cached under device=None are on this device
 
 
 class MemoryCorpus:
-    """What the phases need of a corpus, from token arrays: for tests that make their own tokens."""
+    """The interface of Corpus that phases use, for arrays of tokens."""
 
     def __init__(self, vocab_size: int, train, valid, test=None):
         self.vocab_size = vocab_size

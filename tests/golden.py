@@ -1,4 +1,4 @@
-"""Record the golden losses anew, after a change that is meant to alter them: `python -m tests.golden`."""
+"""Record the golden losses again after an intended change: `python -m tests.golden`."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""Phases made ready to step, for the tests of searching, retraining and the loop; and their golden losses."""
+"""Phases for the tests of search, retraining and the training loop, and their losses."""
 
 import importlib.util
 import sys
@@ -23,16 +23,16 @@ STAGES = {
 
 
 def generator(seed: int) -> torch.Generator:
-    """On the device on which a test makes its tensors."""
+    """A random generator on the default device of the test."""
     return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 def load_script(name: str):
-    """A program of experiments/, such as `bench/throughput`, as a module."""
+    """Import a program of experiments/, such as `bench/throughput`, as a module."""
     path = Path(__file__).parents[1] / "experiments" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name.replace("/", "_"), path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
+    sys.modules[spec.name] = module  # dataclasses look for the module here
     spec.loader.exec_module(module)
     return module
 
@@ -57,7 +57,7 @@ def losses_of(stage, config) -> list[float]:
 
 
 def assert_same_state(one, two) -> None:
-    """Nested dicts, lists and tensors, equal to the bit."""
+    """Assert that nested dicts, lists and tensors are bit-identical."""
     assert type(one) is type(two)
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, two)

@@ -1,7 +1,7 @@
-"""Commands in processes of their own, as a user starts them, without waiting for `import torch` each time.
+"""Commands in separate processes, which need not import torch each time.
 
-A server process imports what the commands import, and each command runs in a fork of it. Nothing that a command does
-reaches the server or the tests.
+A server process imports the modules that commands need, and each command runs in a fork of it. A command cannot change
+the state of the server or of the tests.
 """
 
 import multiprocessing
@@ -17,7 +17,9 @@ PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece
 
 
 def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subprocess.CompletedProcess:
-    """As subprocess.run(["python", *arguments]) with captured text. arguments: SCRIPT.py or -m MODULE, and more."""
+    """Like subprocess.run(["python", *arguments]) with captured text. arguments: SCRIPT.py or -m MODULE, then its
+    arguments.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     arguments = list(map(str, arguments))
@@ -33,7 +35,7 @@ def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subp
 
 
 def work(arguments: list[str], cwd: Path, out: Path, err: Path) -> None:
-    """In the fork: become `python ARGUMENTS`."""
+    """Run in the fork what `python ARGUMENTS` runs."""
     for path, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
     os.chdir(cwd)

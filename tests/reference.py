@@ -11,7 +11,7 @@ from torch import Tensor
 def relative_attention(query, key, value, position, content_bias, position_bias, sees=None) -> Tensor:
     """A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py, but B before H.
 
-    sees(head, query, key): whether a query attends to a key that is not in its future, by their places in the context.
+    sees(head, query, key): whether a query attends to a key that is not in its future. Both are places in the context.
     By default every query attends to all such keys. A query without any key gets zeros. Without position, scores are
     query . key alone.
     """
@@ -48,9 +48,11 @@ def sparse_sets(kind: str, stride: int, summary: int, i: int) -> tuple[set[int],
 
 
 def relative_shift(scores: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
-    """Entry (i, j) from the column of the distance between query i and key j; queries are `step` keys apart.
+    """Move each score to the column of its key. Entry (i, j) comes from the column of the distance between query i and
+    key j.
 
-    Returns where the key is not in the query's future [L, K], and the shifted scores, zero elsewhere.
+    Queries are `step` keys apart. Returns a mask [L, K] of the keys that are not in the query's future, and the shifted
+    scores [L, K], which are zero outside of the mask.
     """
     length, keys = scores.shape[-2:]
     defined, result = torch.zeros(length, keys, dtype=torch.bool), torch.zeros_like(scores)
@@ -105,7 +107,7 @@ def expected_loss(logits: Tensor, loss_of_path) -> Tensor:
 
 
 def cheapest_cutoffs(counts, clusters: int, cost) -> float:
-    """The lowest cost of any cutoffs. Tries every bound of every cluster. counts [N], descending."""
+    """The lowest cost of any cutoffs. Tries all cutoffs. counts [N], descending."""
     words, total = len(counts), counts.sum() or 1.0
     cumulative = np.concatenate([[0.0], counts.cumsum()])
     best = [math.inf] + [float(cost.head(j, cumulative[j] / total, clusters)) for j in range(1, words + 1)]

@@ -84,7 +84,7 @@ def test_encodings_are_in_descending_order_of_distance():
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("memory", [0, 3])
 def test_causality_by_gradients_in_both_directions(memory):
-    """Each output depends on the whole memory, on all positions up to its place, and on none after it."""
+    """Each output depends on the whole memory and on all positions up to its own, but on no later one."""
     torch.manual_seed(0)
     module, length = RelativeAttention(8, 2).double(), 5
     torch.nn.init.normal_(module.content_bias)
@@ -100,12 +100,12 @@ def test_causality_by_gradients_in_both_directions(memory):
         assert touched.tolist() == [True] * (memory + i + 1) + [False] * (length - i - 1)
 
 
-def test_heads_must_divide_the_width():
+def test_heads_must_divide_d_model():
     with pytest.raises(ValueError, match="heads=3 must divide d_model=8"):
         RelativeAttention(8, 3)
 
 
-def test_without_positions_it_is_plain_attention():
+def test_attention_without_positions_is_plain_attention():
     torch.manual_seed(0)
     module, memory, length = RelativeAttention(8, 2, relative=False).double(), 3, 5
     context = torch.randn(2, memory + length, 8, dtype=torch.float64, requires_grad=True)
@@ -127,7 +127,9 @@ def test_without_positions_it_is_plain_attention():
 
 
 def test_log_sum_exps_join_disjoint_sets_of_keys():
-    """Two halves of the keys, weighed by their log-sum-exps, equal attention to all keys; so do the gradients."""
+    """Attention to two halves of the keys, weighed by log-sum-exps, equals attention to all keys.
+    So do the gradients.
+    """
     query, key_value, position, *biases = random_inputs(3, requires_grad=True)
     mask = causal_mask(5, 8, torch.float64)
     odd = torch.arange(8) % 2 == 1
@@ -153,7 +155,7 @@ def test_log_sum_exps_join_disjoint_sets_of_keys():
 
 @pytest.mark.usefixtures("each_device")
 def test_fused_attention_equals_its_definition():
-    """Output, log-sum-exp and gradients in float64, also with a shift by several columns."""
+    """Compares output, log-sum-exp and gradients in float64, also with a shift by several columns."""
     torch.manual_seed(0)
     for step, length, keys in ((1, 5, 9), (2, 3, 8)):
         shapes = [(2, 3, length, 4), (2, 2, 3, keys, 4), (2, keys, 4), (2, 4), (2, 4)]
@@ -168,7 +170,7 @@ def test_fused_attention_equals_its_definition():
             torch.testing.assert_close(a, b)
 
 
-def test_gradcheck():
+def test_fused_attention_passes_gradcheck():
     inputs = random_inputs(2, length=3, batch=1, heads=2, width=2, requires_grad=True)
     mask = causal_mask(3, 5, torch.float64)
     for given in (inputs, (*inputs[:2], None, None, None)):

@@ -21,7 +21,7 @@ def test_rules_for_32_blocks_are_the_published_patterns():
 
 
 @pytest.mark.parametrize("blocks", range(1, 65))
-def test_rules_keep_what_they_promise(blocks):
+def test_rules_place_attention_and_dense_as_documented(blocks):
     sandwiched, sparse = sandwich(blocks), par(blocks)
     assert Counter(sandwiched) == Counter(interleaved(blocks))
     ends = round(blocks // 2 * 6 / 16)
@@ -33,12 +33,12 @@ def test_rules_keep_what_they_promise(blocks):
     assert len(set(np.diff(places))) <= 1  # evenly spread
 
 
-def test_twelve_blocks():
+def test_sandwich_and_par_of_twelve_blocks():
     assert abbreviate(sandwich(12)) == "aaadadadaddd"
     assert abbreviate(par(12)) == "adddaddddddd"
 
 
-def test_spread_is_even():
+def test_operations_are_spread_evenly():
     assert spread_evenly({"attention": 3, "dense": 3}) == interleaved(6)
     assert abbreviate(spread_evenly({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
     assert Counter(spread_evenly({"attention": 1, "dense": 2, "identity": 4})) == {
@@ -49,7 +49,7 @@ def test_spread_is_even():
 
 
 @pytest.mark.parametrize("budget", [3.0, 6.9, 12.0, 17.5, 40.0])
-def test_most_parameters_is_that_of_all_patterns(budget):
+def test_most_parameters_is_the_maximum_over_all_patterns(budget):
     parameters = {"attention": 50, "dense": 30, "identity": 0}
     chosen = most_parameters(5, OPERATIONS, parameters, COSTS, budget)
     candidates = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.cost(list(p)) <= budget]
@@ -57,16 +57,16 @@ def test_most_parameters_is_that_of_all_patterns(budget):
     assert sum(map(parameters.get, chosen)) == max(sum(map(parameters.get, pattern)) for pattern in candidates)
 
 
-def test_no_pattern_is_below_the_rest():
+def test_most_parameters_is_none_if_no_pattern_is_cheap_enough():
     assert most_parameters(5, OPERATIONS, dict.fromkeys(OPERATIONS, 1), COSTS, 2.9) is None
 
 
-def test_compositions_are_all_and_each_once():
+def test_compositions_contain_each_tuple_once():
     result = list(compositions(5, 3))
     assert sorted(result) == sorted(c for c in itertools.product(range(6), repeat=3) if sum(c) == 5)
 
 
-def test_random_patterns_have_the_cost_and_are_different_networks():
+def test_random_patterns_have_the_given_cost_and_are_different_networks():
     patterns = list(itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30))
     assert len({network(pattern) for pattern in patterns}) == 30
     assert all(len(pattern) == 8 and abs(COSTS.cost(pattern) / 20 - 1) <= 0.1 for pattern in patterns)
@@ -76,7 +76,7 @@ def test_random_patterns_have_the_cost_and_are_different_networks():
     assert list(other) != patterns
 
 
-def test_random_patterns_are_uniform_among_those_of_the_cost():
+def test_random_patterns_are_uniform_among_patterns_of_the_cost():
     """The first patterns of many seeds have a uniform distribution over the enumerated ones."""
     costs = CostTable(MILLISECONDS, 0.0, {"attention": 2.0, "dense": 1.0, "identity": 0.0})
     fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.cost(p) - 4) <= 0.4}
@@ -89,15 +89,15 @@ def test_random_patterns_are_uniform_among_those_of_the_cost():
     assert chi_squared < 42.3  # 99.9% of chi-squared with 18 degrees of freedom
 
 
-def test_random_patterns_end_when_there_are_no_more():
+def test_random_patterns_end_if_no_new_network_is_left():
     patterns = list(random_patterns(3, ["dense", "identity"], COSTS, 5.0, 0.01, seed=0))
     assert [network(pattern) for pattern in patterns] == ["dd"]
 
 
-def test_a_thousand_draws_without_a_new_one_end_it_not_a_thousand_draws():
+def test_random_patterns_continue_beyond_a_thousand_draws_while_networks_are_new():
     assert len(list(itertools.islice(random_patterns(12, OPERATIONS, COSTS, 25.0, 0.2, seed=0), 1100))) == 1100
 
 
-def test_a_cost_that_no_pattern_has_is_refused():
+def test_random_patterns_refuse_a_cost_that_no_pattern_has():
     with pytest.raises(InputError, match="no pattern of 4 blocks costs 50 ms, within 3%"):
         next(random_patterns(4, OPERATIONS, COSTS, 50.0, 0.03, seed=0))

@@ -1,4 +1,4 @@
-"""The throughput benchmark counts the FLOPs that its steps compute. Its speeds are not tested."""
+"""The FLOPs in the throughput benchmark equal those that its steps compute. Its speeds are not tested."""
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +13,7 @@ def throughput():
 
 
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])
-def test_the_flops_of_the_throughput_table_are_those_of_a_step(name, throughput, monkeypatch):
+def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput, monkeypatch):
     for module in (sampling, estimators):
         monkeypatch.setattr(module, "sample_path", throughput.balanced_path)
     workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), div_value=1)

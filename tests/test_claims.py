@@ -25,7 +25,7 @@ from nas.core.pattern import expand
 
 
 def results(perplexity: float, comparable: bool = True, parameters: int = 100, hours: float = 2.0) -> dict:
-    """As retrain.py writes them, for a text of 1,000 tokens, 500 words and 2,500 bytes."""
+    """The content of results.yaml for a text of 1,000 tokens, 500 words and 2,500 bytes."""
     nll = 500 * math.log(perplexity)
     split = {
         "nll": nll,
@@ -81,7 +81,7 @@ def test_welch_against_its_formula():
     assert result["low"] + result["high"] == pytest.approx(2 * result["difference"])
 
 
-def test_pairs_against_the_formula():
+def test_paired_t_test_against_its_formula():
     """t of the mean difference over its standard error; with 2 degrees of freedom p has a closed form."""
     one, two = np.array([5.0, 7.0, 6.1]), np.array([4.0, 5.5, 5.2])
     differences = one - two
@@ -94,7 +94,9 @@ def test_pairs_against_the_formula():
 
 
 def test_the_effect_of_a_seed_on_all_patterns_is_not_noise():
-    """Patterns differ by the same amount in every seed, and seeds differ much more: only the paired test shows it."""
+    """Patterns differ by the same amount in every seed, and seeds differ much more. Only the paired test shows the
+    difference.
+    """
     baseline = row("interleaved", "given", "adadad", [100.0, 150.0, 225.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
     claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
@@ -121,8 +123,10 @@ def test_without_a_test_there_is_no_p_value():
     )
 
 
-def test_the_chance_of_a_better_draw_is_right_on_average():
-    """Where the searched pattern is itself a random draw, the chance is uniform: below 0.2 in a fifth of the cases."""
+def test_the_chance_of_a_better_draw_has_a_uniform_distribution():
+    """If the searched pattern is a random draw, the chance has a uniform distribution: a fifth of its values are below
+    0.2.
+    """
     source = np.random.default_rng(0)
     samples = source.normal(size=(2000, 6))
     chances = [chance_of_better_draw(sample[0], sample[1:]) for sample in samples]
@@ -172,7 +176,7 @@ def test_claims_where_the_search_loses():
     assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
 
 
-def test_seeds_that_one_pattern_lacks_are_left_out():
+def test_seeds_that_one_pattern_lacks_are_ignored():
     """The pattern is better in each common seed, although its mean over all its seeds is worse."""
     baseline = row("interleaved", "given", "adadad", [100.0, 150.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
@@ -198,8 +202,8 @@ def test_better_than_most_random_patterns_but_not_than_their_average():
     )
 
 
-def test_latencies_that_differ_now_are_not_called_the_same():
-    for ms, words in ((5.0, "drawn at its latency, which does not hold here"), (20.0, "of the same latency or more")):
+def test_claims_do_not_call_different_latencies_the_same():
+    for ms, words in ((5.0, "drawn at its latency, which differs here"), (20.0, "of the same latency or more")):
         apart = [row(f"random-{n}", "random", "ad", [p, p + 1], ms=ms) for n, p in enumerate([103.0, 105.0])]
         claims = claims_of([INTERLEAVED, SEARCHED, *apart])
         (name,) = [name for name in claims if "random" in name]
@@ -230,7 +234,7 @@ def test_the_interleaved_pattern_is_recognised_by_its_blocks():
     assert not any("perplexity than interleaved" in name for name in claims_of([wrong, SEARCHED]))
 
 
-def test_random_patterns_count_once_each_whatever_their_seeds():
+def test_each_random_pattern_counts_once_for_any_number_of_seeds():
     many = [row(f"random-{n}", "random", "ad", [p] * s) for n, (p, s) in enumerate([(100.0, 9), (110.0, 1)], start=1)]
     figures = claims_of([SEARCHED, *many])["better than the average random pattern at the same latency"]["figures"]
     expected = np.log([99.0, 100.0, 98.0]).mean() - np.log([100.0, 110.0]).mean()
@@ -244,7 +248,7 @@ def test_a_pattern_with_two_names_gets_one_set_of_claims():
     assert {claim["pattern"] for claim in claims} == {"searched", "searched-0.5"}
 
 
-def test_a_faster_or_better_pattern_dominates_and_an_equal_one_does_not():
+def test_faster_or_better_patterns_dominate_and_equal_ones_do_not():
     def others(*rows):
         return [r.contender.name for r in dominating(SEARCHED, [SEARCHED, *rows], choose_metric([SEARCHED]))]
 
@@ -256,7 +260,7 @@ def test_a_faster_or_better_pattern_dominates_and_an_equal_one_does_not():
     assert others(row("not timed", "given", "d", [90.0], ms=None)) == []
 
 
-def test_without_words_figures_are_bits_per_byte():
+def test_claims_use_bits_per_byte_if_words_are_not_comparable():
     rows = [row("interleaved", "given", "adad", [100.0, 101.0], comparable=False)]
     rows.append(row("searched", "searched", "addd", [99.0, 98.0], comparable=False))
     claim = claims_of(rows)["equal or better bits per byte than interleaved"]
@@ -269,7 +273,7 @@ def test_without_words_figures_are_bits_per_byte():
     assert content["word_perplexity_mean"] == "" and float(content["nll_mean"]) > 0
 
 
-def test_the_csv_has_the_columns_of_the_contract_and_the_figures():
+def test_the_csv_has_its_documented_columns_and_the_figures():
     reader = csv.DictReader(io.StringIO(csv_text([INTERLEAVED, SEARCHED])))
     assert tuple(reader.fieldnames) == COLUMNS == (
         "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
@@ -284,7 +288,7 @@ def test_the_csv_has_the_columns_of_the_contract_and_the_figures():
     assert (float(second["search_hours"]), float(second["train_hours"])) == (3.0, 2.0)
 
 
-def test_the_table_is_best_first_and_shows_both_splits():
+def test_the_table_lists_the_best_pattern_first_and_shows_both_splits():
     lines = markdown([INTERLEAVED, SEARCHED, *RANDOM]).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| searched",

@@ -1,4 +1,4 @@
-"""The scripts as a user types them: whole runs, bad input, kills and interruptions."""
+"""The commands that users run: whole runs, bad input, kills and interruptions."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def succeed(script, *arguments, **more):
 
 
 def fail(status, script, *arguments, **more):
-    """The one line of standard error."""
+    """Run a command that must fail with this status. Returns the only line of stderr."""
     done = run(script, *arguments, **more)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -66,7 +66,7 @@ def retrained(tmp_path_factory, small_yaml, pattern) -> Path:
 
 
 def test_the_four_stages_end_to_end(tmp_path, small_yaml):
-    """From another folder, with relative paths, as a newcomer does it."""
+    """Runs the commands from another folder, with relative paths."""
     (tmp_path / "mine.yaml").write_text(small_yaml.read_text())
     here = {"cwd": tmp_path}
     shown = succeed("search", "mine.yaml", "--run", "out/search", "train.log_every=2", **here)
@@ -115,8 +115,10 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "out"]
 
 
-def test_five_candidates_on_bytes_through_all_four_stages(tmp_path, small_yaml):
-    """With more keys than the mask is for, recomputation, the deep initialisation, and a measured price."""
+def test_four_stages_with_five_candidates_on_bytes(tmp_path, small_yaml):
+    """Uses more keys than a dense mask allows, recomputation, the depth-scaled initialisation, and
+    measured latencies.
+    """
     operations = ["attention", "sparse_strided", "sparse_fixed", "dense", "identity"]
     sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
     sizes += ["model.init=depth_scaled", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
@@ -178,7 +180,7 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     )
     assert "holds a search run" in fail(2, "retrain", pattern, small_yaml, "--run", searched, "--resume")
     assert (searched / "metrics.jsonl").read_bytes() == before
-    shown = succeed("search", small_yaml, "--run", searched, "--resume")  # finished: says so again, changes nothing
+    shown = succeed("search", small_yaml, "--run", searched, "--resume")  # a finished run does not change
     assert "continuing from step 24 of 24" in shown
     assert (searched / "metrics.jsonl").read_bytes() == before
     before = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()
@@ -187,12 +189,12 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     assert before == after
 
 
-def test_a_runs_own_configuration_repeats_it(searched, tmp_path):
+def test_the_config_yaml_of_a_run_repeats_it(searched, tmp_path):
     succeed("search", searched / "config.yaml", "--run", tmp_path / "again")
     same_run(searched, tmp_path / "again", "supernet")
 
 
-def test_auto_settles_the_cutoffs_of_search_and_retrain_and_of_their_resumption(small_yaml, tmp_path):
+def test_auto_cutoffs_are_resolved_in_search_retrain_and_resumption(small_yaml, tmp_path):
     search, retrain = tmp_path / "search", tmp_path / "retrain"
     auto = ["model.cutoffs=auto", "train.steps=12"]
     succeed("search", small_yaml, "--run", search, *auto)
@@ -205,19 +207,19 @@ def test_auto_settles_the_cutoffs_of_search_and_retrain_and_of_their_resumption(
     succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4")
     others = yaml.safe_load((retrain / "config.yaml").read_text())["model"]["cutoffs"]
     assert len(others) == 3
-    # As given, and as settled; but not with others.
+    # The given options and the resolved cutoffs are accepted, but not other cutoffs.
     succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4", "--resume")
     succeed("retrain", pattern, retrain / "config.yaml", "--run", retrain, "--resume")
     assert "model.cutoffs" in fail(2, "search", small_yaml, "--run", search, "train.steps=12", "--resume")
 
 
-def test_a_run_with_a_full_softmax_does_not_go_on_as_auto(searched, small_yaml):
+def test_a_run_with_a_full_softmax_does_not_resume_with_auto_cutoffs(searched, small_yaml):
     assert "model.cutoffs ([] -> auto)" in fail(
         2, "search", small_yaml, "--run", searched, "--resume", "model.cutoffs=auto"
     )
 
 
-def test_evaluation_alone_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
+def test_eval_only_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     before = (retrained / "results.yaml").read_bytes()
     lengths = ["evaluate.segment=5", "evaluate.memory=20"]
     succeed("retrain", pattern, small_yaml, "--run", retrained, "--eval-only", *lengths)
@@ -232,8 +234,8 @@ def test_evaluation_alone_at_other_lengths(retrained, small_yaml, pattern, tmp_p
     assert "holds no best.pt" in fail(2, "retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
 
 
-def test_derive_and_animate_name_what_is_missing(tmp_path, retrained, searched):
-    assert "is no run folder" in fail(2, "derive", tmp_path / "none")
+def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
+    assert "is not a run folder" in fail(2, "derive", tmp_path / "none")
     assert "not of a retrain" in fail(2, "derive", retrained)
     (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
     assert "one logged step" in fail(2, "animate", tmp_path)
@@ -243,7 +245,7 @@ def test_derive_and_animate_name_what_is_missing(tmp_path, retrained, searched):
 def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
     out = tmp_path / "mine.yaml"
     succeed("derive", searched, "--out", out)
-    succeed("derive", searched, "--out", out)  # the same again is no loss
+    succeed("derive", searched, "--out", out)  # the same pattern may be written again
     edited = out.read_text().replace("blocks:", "# my own choice\nblocks:")
     out.write_text(edited)
     assert "exists and differs" in fail(2, "derive", searched, "--out", out)
@@ -254,7 +256,7 @@ def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory, small_yaml) -> list[Path]:
-    """Three seeds of a search with a price in milliseconds."""
+    """Three seeds of a search with a penalty on measured latency."""
     folder, price = tmp_path_factory.mktemp("seeds"), ["search.latency.source=measured", "search.latency.target=0.8"]
     runs = [folder / f"seed{seed}" for seed in (1, 2, 3)]
     for seed, run_dir in enumerate(runs, start=1):
@@ -262,7 +264,7 @@ def seeds(tmp_path_factory, small_yaml) -> list[Path]:
     return runs
 
 
-def test_a_search_with_measured_latency_keeps_its_table_and_goes_on_with_it(seeds, small_yaml, tmp_path):
+def test_a_search_with_measured_latency_keeps_its_table_and_resumes_with_it(seeds, small_yaml, tmp_path):
     table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
     assert table["unit"] == "ms" and table["blocks"].keys() == {"attention", "dense", "identity"}
     assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
@@ -277,7 +279,7 @@ def test_a_search_with_measured_latency_keeps_its_table_and_goes_on_with_it(seed
     same_run(seeds[0], stopped, "supernet")
 
 
-def test_three_seeds_derive_one_pattern_with_their_agreement_and_measured_latency(seeds, tmp_path):
+def test_deriving_from_three_seeds_gives_one_pattern_with_agreement_and_latency(seeds, tmp_path):
     out = tmp_path / "three.yaml"
     shown = succeed("derive", *seeds, "--out", out)
     assert "agree" in shown.splitlines()[0] and "measured" in shown and "predicted" in shown
@@ -295,7 +297,7 @@ def test_three_seeds_derive_one_pattern_with_their_agreement_and_measured_latenc
     assert (seeds[0] / "pattern-of-3-seeds.yaml").exists()
 
 
-def test_budgets_each_get_a_pattern_and_all_a_table(seeds, small_yaml, tmp_path):
+def test_each_budget_gives_a_pattern_and_all_give_a_table(seeds, small_yaml, tmp_path):
     out = tmp_path / "p.yaml"
     shown = succeed("derive", seeds[0], "--pareto", "0.7,1,0.85", "--out", out)
     table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
@@ -326,7 +328,7 @@ def test_derive_by_perturbation(seeds, tmp_path):
         assert about["operation"] == max(losses, key=losses.get)
 
 
-def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
+def test_derive_reports_wrong_options_in_one_line(seeds, searched, small_yaml, tmp_path):
     assert "no pattern fits a budget of 0.01: the cheapest costs" in fail(
         2, "derive", seeds[0], "--latency-budget", "0.01"
     )
@@ -341,7 +343,7 @@ def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
     assert "3 blocks of attention, dense, and" in fail(2, "derive", seeds[0], other)
     (other / "checkpoint.pt").unlink()
     assert "holds no checkpoint.pt with the SuperNet's weights" in fail(2, "derive", other, "--method", "perturbation")
-    assert "out of reach: the cheapest pattern costs" in fail(
+    assert "cannot be met: the cheapest pattern costs" in fail(
         2,
         "search",
         small_yaml,
@@ -353,7 +355,7 @@ def test_what_derive_refuses_is_one_line(seeds, searched, small_yaml, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_table_of_latencies_is_a_command_of_its_own(searched, small_yaml, tmp_path):
+def test_the_latency_command_prints_and_writes_a_table(searched, small_yaml, tmp_path):
     command = ["-m", "nas.latency", small_yaml, "--out", tmp_path / "latency.yaml"]
     done = run_command(command)
     assert done.returncode == 0, done.stderr
@@ -366,13 +368,13 @@ def test_a_table_of_latencies_is_a_command_of_its_own(searched, small_yaml, tmp_
     assert "predicted" not in before and "predicted" in after
 
 
-def test_damaged_and_foreign_checkpoints(searched, small_yaml, tmp_path):
+def test_damaged_and_foreign_checkpoints_are_refused(searched, small_yaml, tmp_path):
     folder = tmp_path / "run"
     succeed("search", small_yaml, "--run", folder)
     whole = (folder / "checkpoint.pt").read_bytes()
     (folder / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
     message = fail(2, "search", small_yaml, "--run", folder, "--resume")
-    assert "checkpoint.pt is damaged or no checkpoint of this program" in message
+    assert "checkpoint.pt is damaged or not a checkpoint of this program" in message
 
 
 def kill_at_random(arguments, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> None:
@@ -382,7 +384,7 @@ def kill_at_random(arguments, folder: Path, seconds: tuple[float, float], number
     while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(random.uniform(*seconds))
-    assert process.poll() is None, "the run ended before it was killed: make it longer"
+    assert process.poll() is None, "the run ended before the signal; increase its steps"
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     kill_at_random.status, kill_at_random.errors = process.returncode, errors.decode()
@@ -413,7 +415,7 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, small_yaml, number):
+def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     more = [*LONG, "train.checkpoint_every=100000"]
     succeed("search", small_yaml, "--run", whole, *more)
@@ -427,7 +429,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, small_yaml, number):
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
-    """A limit on the size of files stands for the disk: checkpoints no longer fit, lines of metrics still do."""
+    """A limit on the size of files simulates the full disk. Checkpoints exceed it, but lines of metrics do not."""
     folder = tmp_path / "run"
     more = ["train.steps=40", "train.checkpoint_every=10"]
     code = (
@@ -441,7 +443,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr and "File too large; the previous one is untouched" in done.stderr
+    assert "Traceback" not in done.stderr and "File too large; the previous one is unchanged" in done.stderr
     assert not (folder / "checkpoint.pt.part").exists()
     succeed("search", small_yaml, "--run", folder, "--resume", *more)
     whole = tmp_path / "whole"
@@ -449,20 +451,20 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
     same_run(whole, folder, "supernet")
 
 
-def test_a_loss_that_explodes_is_one_line(tmp_path, small_yaml, pattern):
+def test_a_loss_that_is_not_finite_is_reported_in_one_line(tmp_path, small_yaml, pattern):
     more = ["train.lr=1e30", "train.warmup_steps=0", "train.clip=0"]
     message = fail(1, "retrain", pattern, small_yaml, "--run", tmp_path / "run", *more)
     assert message.startswith("error: step ") and "no checkpoint yet" in message
 
 
-def test_prepare_is_a_command_of_its_own(small_yaml):
+def test_the_prepare_command_prints_its_folder_and_counts(small_yaml):
     done = subprocess.run(
         [sys.executable, "-m", "nas.prepare", str(small_yaml)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "train:" in done.stdout and "words kept" in done.stdout
 
 
-def test_a_text_too_short_is_told_before_latencies_are_measured(small_yaml, tmp_path):
+def test_a_text_that_is_too_short_is_reported_before_latencies_are_measured(small_yaml, tmp_path):
     given = ["train.segment=4000", "search.latency.source=measured"]
     done = run("search", small_yaml, "--run", tmp_path / "run", *given)
     assert done.returncode == 2 and "train stream has" in done.stderr and "measuring" not in done.stdout

@@ -1,4 +1,4 @@
-"""python -m nas.compare on runs of a few steps, and its stages with a fake timer."""
+"""python -m nas.compare on runs of a few steps, and the stages of a comparison with a fake timer."""
 
 import csv
 import fcntl
@@ -33,7 +33,7 @@ def table(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def test_everything_is_there(finished_comparison):
+def test_tables_claims_and_plots_of_a_comparison_are_complete(finished_comparison):
     _, run, done = finished_comparison
     rows = table(run / "comparison.csv")
     assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched", "searched-2", "parameters"]
@@ -67,7 +67,7 @@ def test_the_searched_pattern_is_the_argmax_of_pi(finished_comparison):
     assert read_pattern(run / "patterns" / "searched.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
 
 
-def test_a_repetition_trains_nothing_and_reports_the_same(finished_comparison):
+def test_a_repeated_command_trains_nothing_and_reports_the_same(finished_comparison):
     path, run, _ = finished_comparison
     before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
     before_table = (run / "comparison.csv").read_text()
@@ -98,7 +98,7 @@ def test_another_recipe_is_refused_before_anything_is_trained(finished_compariso
 
 
 def test_a_budget_that_is_added_later_is_derived(finished_comparison):
-    """The new budget comes first in order; it must not reuse the pattern file of the old one."""
+    """The new budget comes first in order, but must not reuse the pattern file of the old budget."""
     path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"pareto": [1.5, 2.0]}))
     more = compare(path, "--run", run, "--seeds", 1)
@@ -118,16 +118,19 @@ def test_wrong_options_are_refused(finished_comparison):
     assert refused.returncode == 2
     assert "searched-2.yaml was derived by budget without trials, not by evolution without trials" in refused.stderr
     for arguments, words in (
-        (["seed=3"], "seed=3: every pattern is trained with several seeds; give them as --seeds"),
-        (["--workers", 2, "train.threads=null"], "--workers 2 needs the number of threads of each: add train.threads="),
+        (["seed=3"], "seed=3: every pattern is trained with several seeds; give them with --seeds"),
+        (
+            ["--workers", 2, "train.threads=null"],
+            "--workers 2 needs a number of threads for each run: add train.threads=",
+        ),
         (["--workers", 0], "--workers 0 must be at least 1"),
-        (["--pending", "--report"], "--pending and --report exclude each other; give one of them"),
+        (["--pending", "--report"], "--pending and --report cannot be combined; give one of them"),
     ):
         refused = compare(path, "--run", run, *arguments)
         assert refused.returncode == 2 and words in refused.stderr
 
 
-def test_at_equal_parameters(finished_comparison, small_config):
+def test_match_parameters_trains_at_equal_parameters(finished_comparison, small_config):
     path, run, _ = finished_comparison
     done = compare(path, "--run", run, "--match-parameters", "--workers", 2, "--seeds", 1)
     assert done.returncode == 0, done.stderr
@@ -149,11 +152,12 @@ def test_a_failing_run_is_reported_and_the_others_continue(tmp_path, small_yaml)
     assert begun.returncode == 0 and len(begun.stdout.splitlines()) == 2
     (run / "runs" / "ddd-1").mkdir(parents=True)
     with (run / "runs" / "ddd-1" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process of this run would
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process with this run folder would do
         done = compare(path, "--run", run)
     assert done.returncode == 1
     assert (
-        "1 failed, the others are reported: ddd-1: error: --run" in done.stderr and "in use by another" in done.stderr
+        "1 of the runs failed; the others are reported: ddd-1: error: --run" in done.stderr
+        and "in use by another" in done.stderr
     )
     assert (
         "ddd-1 FAILED: error" in done.stdout
@@ -194,7 +198,7 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
 
 
 def test_pending_commands_do_what_one_process_does(finished_comparison, tmp_path, small_yaml):
-    """Each stage's commands, run from another folder, give the same figures; then nothing is trained again."""
+    """The commands of each stage, run from another folder, give the same results. Later calls train nothing."""
     changed = {"patterns": ["interleaved"], "pareto": None, "seeds": [1]}
     (folder := tmp_path / "a folder").mkdir()
     path, run = write_comparison_yaml(folder, small_yaml, **changed), folder / "run"
@@ -241,7 +245,7 @@ def test_the_slurm_file_runs_the_line_of_its_job(tmp_path):
     assert done.stdout == f"2\ntwo  words\n{tmp_path}/a folder\n"
 
 
-def test_the_gpus_are_those_that_are_visible(small_config, monkeypatch):
+def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
     config = small_config("train.device=auto")
     for count, named, gpus in (
         (0, None, []),
@@ -296,7 +300,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
 SEARCHED = Contender("searched", "searched", ["attention", "dense", "dense", "identity", "attention", "dense"])  # 12 ms
 
 
-def test_random_patterns_have_the_measured_latency_of_the_searched_one(comparison):
+def test_random_patterns_have_the_measured_latency_of_the_searched_pattern(comparison):
     made = comparison(random=4, patterns=["interleaved"], pareto=None)
     made.write_pattern(SEARCHED)
     choose_baselines(made)
@@ -334,11 +338,11 @@ def test_most_parameters_within_the_latency(comparison):
 
 def test_another_pattern_under_a_known_name_is_refused(comparison):
     made = comparison(patterns=["interleaved"], pareto=None)
-    with pytest.raises(InputError, match=r"interleaved\.yaml is another pattern than dddddd"):
+    with pytest.raises(InputError, match=r"interleaved\.yaml holds another pattern than dddddd"):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
 
 
-def test_latencies_are_measured_again_only_if_they_do_not_hold(comparison, monkeypatch):
+def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
     made, calls = comparison(patterns=["interleaved"], pareto=None), []
     monkeypatch.setattr(
         Timer, "measure", lambda self, contenders, rounds: calls.append(1) or {c.key: {} for c in contenders}

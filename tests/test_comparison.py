@@ -25,7 +25,7 @@ def test_paths_are_relative_to_the_file_and_the_command_line_wins(written, tmp_p
     assert (settings.random, settings.seeds, settings.search_seeds) == (2, [9], [1])
 
 
-def test_contenders_that_follow_from_a_search(written):
+def test_names_of_contenders_that_depend_on_a_search(written):
     settings = read_settings(written(pareto=[0.5, 0.65], random=2, patterns=["par", "parameters"]), {})
     assert settings.derived_names == {
         "searched": "searched",
@@ -40,7 +40,7 @@ def test_contenders_that_follow_from_a_search(written):
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"format": "par-pattern/1"}, "is no comparison: it needs `format: par-comparison/1`"),
+        ({"format": "par-pattern/1"}, "is not a comparison: it needs `format: par-comparison/1`"),
         ({"sedes": [1]}, "unknown key 'sedes'; the nearest is 'seeds'"),
         ({"retrain": None}, "retrain must name a configuration file, not None"),
         ({"search": 5}, "search must name a configuration file, not 5"),
@@ -55,12 +55,12 @@ def test_contenders_that_follow_from_a_search(written):
         ({"pareto": [0.33333]}, "of at most 4 decimals"),
         ({"method": "argmax"}, "method='argmax' must be one of budget, evolution"),
         ({"patterns": [""]}, "patterns=[''] must be different names"),
-        ({"search": None, "patterns": []}, "patterns=[] leaves nothing to compare without a search"),
-        ({"search": None, "search_seeds": [1]}, "search_seeds cannot be had without a search"),
+        ({"search": None, "patterns": []}, "patterns=[] and no search leave nothing to compare"),
+        ({"search": None, "search_seeds": [1]}, "search_seeds needs a search"),
         ({"random": -1}, "random=-1 must be a whole number from 0"),
         ({"random": True}, "random=True must be a whole number from 0"),
-        ({"search": None, "random": 1}, "random-1 cannot be had without a search"),
-        ({"search": None, "patterns": ["parameters"]}, "parameters cannot be had without a search"),
+        ({"search": None, "random": 1}, "random-1 needs a search"),
+        ({"search": None, "patterns": ["parameters"]}, "parameters needs a search"),
     ],
 )
 def test_a_wrong_file_gives_one_line(written, changed, words):
@@ -83,7 +83,7 @@ def test_given_contenders_are_rules_and_files(written, tmp_path):
     ]
 
 
-def test_a_comparison_that_is_no_yaml_says_where(tmp_path):
+def test_a_comparison_that_is_not_yaml_is_reported_with_its_line(tmp_path):
     (tmp_path / "x.yaml").write_text("seeds: [1,\n")
     with pytest.raises(InputError, match=r"(?s)x.yaml is not YAML: .*line 2"):
         read_settings(tmp_path / "x.yaml", {})

@@ -1,6 +1,6 @@
-"""Compiled operations, the optimizer for GPUs and gradient accumulation, as far as a CPU can show them.
+"""Compiled operations, the optimizer for GPUs and gradient accumulation, tested on a CPU.
 
-experiments/bench/README.md lists what only a GPU can show.
+experiments/bench/README.md lists the checks that need a GPU.
 """
 
 import pytest
@@ -18,7 +18,7 @@ def losses(phase, steps=12):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The compiler's front end alone, which is what the operations' code has to suit; it needs no C++ compiler."""
+    """Use only the front end of torch.compile, because it needs no C++ compiler."""
     monkeypatch.setattr(compile, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
@@ -29,8 +29,8 @@ OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,dense,ide
 @pytest.mark.parametrize(
     "options", [[OPERATIONS], ["search.sampling=soft", "search.split=shared"]], ids=["hard", "soft"]
 )
-def test_compiled_operations_search_as_those_that_are_not(options, small_config, traced, capsys):
-    """Whatever paths are sampled, an operation is compiled once, for all blocks, and for forward alone once more."""
+def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):
+    """Each kind of operation is compiled once for all blocks and paths, and once more for passes without gradients."""
     options = [*options, "model.dropout=0", "search.warmup_steps=6"]
     plain = losses(make_search(small_config(*options)))
     torch._dynamo.utils.counters.clear()
@@ -41,7 +41,7 @@ def test_compiled_operations_search_as_those_that_are_not(options, small_config,
     assert "compiled Attention, Dense" in capsys.readouterr().out
 
 
-def test_what_does_not_compile_runs_as_it_is(small_config, monkeypatch, capsys):
+def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkeypatch, capsys):
     def fail(*_):
         raise RuntimeError("no compiler here\nand many lines more")
 
@@ -52,8 +52,8 @@ def test_what_does_not_compile_runs_as_it_is(small_config, monkeypatch, capsys):
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
 
 
-def test_the_optimizer_for_gpus_steps_as_the_one_for_cpus(small_config):
-    """Clipping by the fused kernel's own scale; and an update that is not finite is left out."""
+def test_the_optimizer_makes_the_same_updates_with_and_without_on_gpu(small_config):
+    """The fused kernel clips by its grad_scale and skips an update that is not finite."""
     config = small_config("train.clip=0.05")
     models = [make_retraining(config, ["attention", "dense"]).model for _ in range(2)]
     optimizers = [WeightsOptimizer(model, config.train, 20, on_gpu) for model, on_gpu in zip(models, (False, True))]
@@ -73,12 +73,12 @@ def test_the_optimizer_for_gpus_steps_as_the_one_for_cpus(small_config):
         for a, b in zip(before, model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
-    optimizers[0].load_state_dict(optimizers[1].state_dict())  # a CPU continues what a GPU saved, and back
+    optimizers[0].load_state_dict(optimizers[1].state_dict())  # a CPU loads the state of a GPU, and the reverse
     optimizers[1].load_state_dict(optimizers[0].state_dict())
     assert optimizers[0].lr == optimizers[1].lr
 
 
-def test_parts_of_a_batch_have_its_gradients(small_config):
+def test_gradient_accumulation_does_not_change_gradients(small_config):
     results = []
     for grad_accum_steps in (1, 2):
         config = small_config("model.dropout=0", f"train.grad_accum_steps={grad_accum_steps}")

@@ -28,7 +28,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(load):
     assert config.model.d_model == Config().model.d_model
 
 
-def test_the_later_way_to_give_the_length_wins(load):
+def test_the_later_of_steps_and_epochs_wins(load):
     assert load("train.epochs=2").train.steps is None
     config = load("train.steps=9", text="train: {epochs: 3}\n")
     assert (config.train.steps, config.train.epochs) == (9, None)
@@ -75,8 +75,8 @@ def test_the_later_way_to_give_the_length_wins(load):
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
-        ("search.operations=[]", "must name different operations"),
-        ("search.operations=[dense,dense]", "must name different operations"),
+        ("search.operations=[]", "must be different names from"),
+        ("search.operations=[dense,dense]", "must be different names from"),
         ("search.weights_paths=fair", "search.weights_paths=fair must be one of pi, uniform; the nearest is"),
         ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
     ],
@@ -86,7 +86,7 @@ def test_bad_values_are_reported(load, override, message):
         load(override)
 
 
-def test_weights_cannot_train_on_uniform_paths_where_one_sample_serves_both(load):
+def test_uniform_weights_paths_are_refused_if_weights_and_logits_share_a_sample(load):
     alike = ["search.weights_paths=uniform", "search.split=shared"]
     for more in ("search.sampling=soft", "search.estimator=straight_through"):
         with pytest.raises(InputError, match=r"search\.weights_paths=uniform needs search\.split=heldout"):
@@ -117,11 +117,11 @@ def test_bad_files_are_reported(load, text, message):
         load(text=text)
 
 
-def test_an_empty_section_and_the_keys_of_a_run_are_taken(load):
+def test_an_empty_section_and_the_keys_of_a_run_are_accepted(load):
     assert load(text="stage: search\npattern: [dense]\ndata:\ntrain: {steps: 4}\n").train.steps == 4
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(InputError, match=r"cannot read the configuration .*none.yaml: No such file"):
         load_config(tmp_path / "none.yaml", [])
 
@@ -150,7 +150,7 @@ def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_conte
     assert (model.stride, model.summary) == (12, 5)
 
 
-def test_options_that_need_each_other(load):
+def test_options_that_depend_on_others_are_checked(load):
     with pytest.raises(InputError, match=r"model.heads=3 must be even with model.factorization=heads"):
         load("model.heads=3", "model.d_model=6", "model.factorization=heads")
     with pytest.raises(InputError, match=r"model.init=depth_scaled needs model.norm=pre, not post"):

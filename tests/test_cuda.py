@@ -1,4 +1,4 @@
-"""Search and retraining on a GPU, from the first step to a checkpoint and on from it; skipped where there is none."""
+"""Search and retraining on a GPU, and their continuation from a saved state. Skipped without a GPU."""
 
 import copy
 
@@ -9,7 +9,7 @@ from tests.conftest import NO_GPU
 from tests.making import make_retraining, make_search
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]
-pytestmark += [pytest.mark.filterwarnings("ignore")]  # the compiler's own, of what it looks at
+pytestmark += [pytest.mark.filterwarnings("ignore")]  # the compiler warns about attributes that it reads
 STAGES = {
     "hard": ["search.warmup_steps=6"],
     "straight-through": ["search.estimator=straight_through", "search.warmup_steps=6"],
@@ -27,8 +27,10 @@ def losses(phase, steps):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gpu_trains_as_a_cpu(stage, small_config):
-    """In fp32, as it is and compiled and captured: the same losses, memories and figures, but for rounding."""
+def test_a_gpu_has_the_losses_of_a_cpu(stage, small_config):
+    """In fp32, with and without compilation, a GPU gives the losses and the evaluation of a CPU,
+    except for rounding.
+    """
     options = [*STAGES[stage], "model.dropout=0", "train.precision=fp32", "train.memory=12"]
     expected = make(stage, small_config(*options))
     right, figures = losses(expected, range(1, 25)), None
@@ -43,11 +45,11 @@ def test_a_gpu_trains_as_a_cpu(stage, small_config):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_a_gpu_saved_goes_on(stage, small_config):
+def test_training_on_a_gpu_continues_from_a_saved_state(stage, small_config):
     options = [*STAGES[stage], "model.dropout=0", "train.precision=fp32", "train.device=cuda"]
     phase, again = (make(stage, small_config(*options)) for _ in range(2))
     losses(phase, range(1, 13))
-    again.load_state_dict(copy.deepcopy(phase.state_dict()))  # as through a file
+    again.load_state_dict(copy.deepcopy(phase.state_dict()))  # a deep copy, as from a file
     assert losses(again, range(13, 21)) == pytest.approx(losses(phase, range(13, 21)), abs=1e-3)
 
 
@@ -61,7 +63,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(small_config):
     assert all(torch.equal(a, b) for a, b in zip(before, phase.model.parameters(), strict=True))
 
 
-def test_bf16_trains_nearly_as_fp32(small_config):
+def test_losses_in_bf16_are_close_to_those_in_fp32(small_config):
     options = ["model.dropout=0", "train.device=cuda"]
     exact, low = (make("retrain", small_config(*options, f"train.precision={p}")) for p in ("fp32", "bf16"))
     assert losses(low, range(1, 25)) == pytest.approx(losses(exact, range(1, 25)), abs=0.05)

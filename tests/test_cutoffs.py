@@ -35,8 +35,8 @@ def adversarial(words: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-div-value", "layer-no-floor"])
 @pytest.mark.parametrize("clusters", [1, 2, 3, 4])
-def test_every_choice_of_cutoffs_costs_at_least_as_much(clusters, cost):
-    """Every choice of cutoffs, for few words."""
+def test_no_other_cutoffs_cost_less(clusters, cost):
+    """Compares with all choices of cutoffs, for few words."""
     source = np.random.default_rng(clusters)
     for highest, words in itertools.product([1, 3, 50, 10**6], [clusters, clusters + 1, 11]):
         counts = descending(source.integers(0, highest + 1, words))
@@ -92,8 +92,8 @@ def test_the_layer_cost_charges_head_tails_projections_and_products():
     assert total_cost(counts, [1, 2], cost) == pytest.approx(head + first + second)
 
 
-def test_fewer_words_than_clusters():
-    with pytest.raises(ValueError, match="3 clusters need as many words, got 2"):
+def test_fewer_words_than_clusters_are_refused():
+    with pytest.raises(ValueError, match="3 clusters need at least 3 words, got 2"):
         optimal_cutoffs(np.array([2.0, 1.0]), 3, PlainCost())
 
 
@@ -130,7 +130,7 @@ def test_the_command_takes_counts_in_any_order(tmp_path, cost):
         ("", "ends at line 0: 3 clusters need at least 3 counts"),
     ],
 )
-def test_bad_counts_are_named_by_line(tmp_path, text, message):
+def test_bad_counts_are_reported_with_their_line(tmp_path, text, message):
     path = tmp_path / "counts.txt"
     path.write_text(text)
     done = call(path, "--clusters", 3)

@@ -29,7 +29,7 @@ COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0}
 
 
 def search_run(pi, path="runs/one", operations=NAMES, **content):
-    """A run as read_run returns it."""
+    """A run in the form of read_run()."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
     return SearchRun(Path(path), content, list(operations), np.array(pi), 7, 7, COSTS)
 
@@ -43,7 +43,7 @@ def argmax_pattern(*pis):
     return pattern_record(Choice(np.mean(pis, axis=0).argmax(axis=1).tolist()), runs, "argmax")
 
 
-def test_derive_takes_the_likeliest_and_says_how_sure_it_is(tmp_path):
+def test_argmax_takes_the_likeliest_operations_and_records_confidence(tmp_path):
     pattern = argmax_pattern([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
     assert pattern["blocks"] == ["attention", "identity"]
     first = pattern["confidence"][0]
@@ -72,7 +72,7 @@ def test_one_candidate_causes_no_warning():
     assert confidence_warnings(pattern_record(Choice([0]), [run], "argmax")) == []
 
 
-def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seeds():
+def test_several_seeds_give_mean_pi_agreement_and_standard_error():
     sure, split, lone = [0.9, 0.05, 0.05], [0.98, 0.01, 0.01], [0.01, 0.98, 0.01]
     pattern = argmax_pattern([sure, split], [sure, lone], [[0.8, 0.1, 0.1], split])
     first, second = pattern["confidence"]
@@ -81,7 +81,7 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
     margins = np.array([0.97, -0.97, 0.97])
     assert second["margin"] == pytest.approx(margins.mean(), abs=1e-6)
     assert second["margin_error"] == pytest.approx(margins.std(ddof=1) / math.sqrt(3), abs=1e-6)
-    # The margin of 0.32 would suffice for one run; over the seeds it is not significant.
+    # The margin of 0.32 is large enough for one run, but it is not significant over the seeds.
     assert (first["undecided"], second["undecided"]) == (False, True)
     assert [
         text
@@ -93,7 +93,7 @@ def test_over_seeds_pi_is_averaged_and_agreement_and_error_are_those_of_the_seed
     assert "67%" in lines[2] and lines[2].endswith("undecided: dense as good")
 
 
-def test_the_margin_below_which_a_block_is_undecided_is_the_runs_option():
+def test_the_margin_of_undecided_blocks_is_an_option_of_the_run():
     pi = [[0.5, 0.3, 0.2]]
     for margin, undecided in ((0.1, False), (0.25, True)):
         run = search_run(pi, search={"warnings": {"margin": margin}})
@@ -141,7 +141,7 @@ def brute_force(scores, costs, budget):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_pattern_within_a_budget_is_that_of_brute_force(seed):
+def test_the_pattern_within_a_budget_equals_that_of_brute_force(seed):
     source = np.random.default_rng(seed)
     blocks, operations = int(source.integers(1, 7)), int(source.integers(1, 5))
     costs = source.integers(0, 9, operations) / 8.0  # sums are exact, and often equal
@@ -159,7 +159,7 @@ def test_the_pattern_within_a_budget_is_that_of_brute_force(seed):
         assert sum(row[i] for row, i in zip(scores, path, strict=True)) == pytest.approx(expected, abs=1e-8)
 
 
-def test_a_budget_that_equals_a_patterns_cost_is_met_by_it():
+def test_a_pattern_fits_a_budget_that_equals_its_cost():
     """Rounding of sums must not push a pattern over the budget that equals its cost."""
     costs = CostTable(FLOPS, 0.3, {"attention": 0.1 + 0.2, "dense": 0.1, "identity": 0.0})
     pi = np.array([[0.98, 0.01, 0.01]] * 7)
@@ -176,7 +176,7 @@ def test_many_blocks_and_operations_have_few_best_partial_patterns():
     assert len(frontier.best(30.0)) == 32
 
 
-def test_a_budget_that_no_pattern_meets_names_the_least():
+def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
     with pytest.raises(InputError, match=r"fits a budget of 0.4: the cheapest costs 0.500 of"):
         best_within([0.4, 1.0], pi, NAMES, COSTS)
@@ -218,7 +218,7 @@ def test_removal_losses_are_in_the_file_and_in_the_table():
     assert "block 2 is UNDECIDED: removing dense costs 0.3667 nats more" in message
 
 
-def test_how_many_standard_errors_make_a_lead_follows_students_t():
+def test_the_significance_of_a_lead_follows_students_t():
     """Over three seeds a lead of 2.5 standard errors is not significant (t quantile 2.92); one of 3.5 is."""
     for errors, undecided in ((2.5, True), (3.5, False)):
         spread = 0.3 / errors * math.sqrt(3)  # standard deviation of a lead of 0.3
@@ -240,7 +240,7 @@ def test_a_third_operation_can_be_as_good():
     assert record["margin"] == pytest.approx(0.54 - 0.3100, abs=1e-4)
 
 
-def test_a_choice_that_pi_clearly_prefers_another_to_is_not_undecided():
+def test_a_choice_is_not_undecided_if_pi_clearly_prefers_another():
     pattern = pattern_record(Choice([2], 0.5), [search_run([[0.27, 0.49, 0.24]])], "budget")
     record = pattern["confidence"][0]
     assert not record["undecided"] and (record["second"], record["margin"]) == ("dense", pytest.approx(-0.25))
@@ -256,7 +256,7 @@ def test_a_pattern_far_from_the_searchs_target_causes_a_notice():
     assert target_notice(search_run([[1.0, 0.0, 0.0]]), 0.43) is None
 
 
-def test_free_operations_do_not_stretch_a_budget():
+def test_free_operations_do_not_raise_a_budget():
     costs = CostTable(FLOPS, 1.0, {"attention": 1.0, "dense": 1.0, "identity": 0.0})
     pi = np.array([[1.0]] * 2)
     with pytest.raises(InputError, match="the cheapest costs"):
@@ -277,7 +277,7 @@ def test_a_run_is_read_with_its_costs(tmp_path):
     assert run.flops.cost(interleaved(2)) == 20
 
 
-def test_damaged_costs_are_named(tmp_path):
+def test_damaged_costs_are_reported(tmp_path):
     path = tmp_path / "flops.yaml"
     damages = [
         {"overhead": 1.0},
@@ -297,7 +297,7 @@ def test_damaged_costs_are_named(tmp_path):
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread
 
 
-def test_an_edited_pattern_is_kept_and_another_measurement_is_no_edit(tmp_path):
+def test_an_edited_pattern_is_kept_but_its_latency_may_change(tmp_path):
     path, other = tmp_path / "pattern.yaml", tmp_path / "other.yaml"
     pattern = argmax_pattern([[0.7, 0.2, 0.1]])
     write_patterns({path: {**pattern, "latency": {"median_ms": 1.0}}}, force=False)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def test_tiny_numbers_count_as_zero_on_all_threads():
-    """In a process of its own, since that holds from then on."""
+    """Runs in a separate process, because the setting lasts until the process ends."""
     code = (
         "import torch; from nas.core.config import TrainOptions; from nas.training.device import set_up_device; "
         "context = set_up_device(1, TrainOptions(threads=2, device='cpu')); print(context.name, context.threads); "

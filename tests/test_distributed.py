@@ -1,4 +1,4 @@
-"""Several processes of one run, started by torchrun as a user does: the same figures as one process, and no mess."""
+"""Several processes of one run, started by torchrun: results equal to those of one process, stops and failures."""
 
 import ast
 import json
@@ -50,7 +50,7 @@ def succeed(launcher, script, *arguments) -> str:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, small_yaml) -> Path:
-    """Without dropout, whose random numbers are each rank's own; 50 steps, each of them logged."""
+    """A configuration of 50 steps, each logged. It has no dropout, because each rank draws its own random numbers."""
     content = yaml.safe_load(small_yaml.read_text())
     content["model"]["dropout"] = 0.0
     content["train"] |= {"steps": 50, "log_every": 1, "evaluate_every": 25}
@@ -65,7 +65,7 @@ def lines(run_folder: Path, name: str) -> list[dict]:
 
 
 def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
-    """The same losses and pi but for rounding, at every step."""
+    """Assert that losses and pi are equal at every step, except for rounding."""
     first, second = lines(one, "metrics.jsonl"), lines(two, "metrics.jsonl")
     assert [(a["step"], a["split"], a["tokens"]) for a in first] == [
         (b["step"], b["split"], b["tokens"]) for b in second
@@ -93,7 +93,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
-def test_two_processes_search_as_one(options, config, tmp_path):
+def test_a_search_on_two_processes_equals_that_on_one(options, config, tmp_path):
     alone = [option for option in options if not option.startswith("train.grad_accum_steps")]
     succeed(ALONE, "search", config, "--run", tmp_path / "one", *alone)
     shown = succeed(torchrun(2), "search", config, "--run", tmp_path / "two", *options)
@@ -102,7 +102,7 @@ def test_two_processes_search_as_one(options, config, tmp_path):
     assert yaml.safe_load((tmp_path / "two" / "provenance.yaml").read_text())["processes"] == 2
 
 
-def test_four_processes_search_as_one(config, tmp_path):
+def test_a_search_on_four_processes_equals_that_on_one(config, tmp_path):
     succeed(ALONE, "search", config, "--run", tmp_path / "one")
     succeed(torchrun(4), "search", config, "--run", tmp_path / "four")
     assert_same_run(tmp_path / "one", tmp_path / "four")
@@ -113,8 +113,8 @@ def test_four_processes_search_as_one(config, tmp_path):
     [["model.cutoffs=[5,20]"], ["model.cutoffs=[5,20]", "model.tie_embeddings=false", "model.div_value=2"]],
     ids=["tied", "divided"],
 )
-def test_two_processes_retrain_as_one(options, config, pattern, tmp_path):
-    """A row alone often has no token of the last tail: its parameters still need a gradient on each rank."""
+def test_a_retraining_on_two_processes_equals_that_on_one(options, config, pattern, tmp_path):
+    """A single row often has no token of the last tail. Its parameters still need a gradient on each rank."""
     succeed(ALONE, "retrain", pattern, config, "--run", tmp_path / "one", *options)
     succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.grad_accum_steps=2")
     assert_same_run(tmp_path / "one", tmp_path / "two")
@@ -142,8 +142,8 @@ def rank_of(process: subprocess.Popen, rank: int) -> int:
     return next(int(pid) for pid in children if own in Path(f"/proc/{pid}/environ").read_bytes())
 
 
-def test_a_stopped_run_goes_on_with_other_numbers_of_processes(config, tmp_path):
-    """Two processes are told to stop, one goes on, and it ends as one that was never stopped."""
+def test_a_stopped_run_resumes_with_another_number_of_processes(config, tmp_path):
+    """Two processes stop on a signal, and one process resumes. The result equals that of a run without a stop."""
     options = ["train.steps=300", "train.log_every=20", "train.evaluate_every=0"]
     succeed(ALONE, "search", config, "--run", tmp_path / "whole", *options)
     folder = tmp_path / "stopped"
@@ -159,14 +159,14 @@ def test_a_stopped_run_goes_on_with_other_numbers_of_processes(config, tmp_path)
     assert_same_run(tmp_path / "whole", folder, tolerance=1e-4)  # 300 steps let rounding grow
 
 
-def test_two_processes_go_on_exactly_where_they_were(small_yaml, tmp_path):
-    """With dropout, of which each rank draws its own: stopped and resumed, and never stopped, to the last bit."""
+def test_two_processes_resume_exactly(small_yaml, tmp_path):
+    """With dropout, a run that was stopped and resumed is bit-identical to one that never stopped."""
     options = ["train.steps=120", "train.log_every=10", "train.evaluate_every=0", "model.dropout=0.3"]
     succeed(torchrun(2), "search", small_yaml, "--run", tmp_path / "whole", *options)
     folder = tmp_path / "stopped"
     process = start(torchrun(2), "search", small_yaml, "--run", folder, *options)
     wait_for_step(folder, 20, process)
-    os.kill(rank_of(process, 1), signal.SIGTERM)  # one that is told to stop stops all
+    os.kill(rank_of(process, 1), signal.SIGTERM)  # a signal to one rank stops all ranks
     _, err = process.communicate(timeout=60)
     assert err.count("rerun the same command with --resume to continue") == 1 and "contact" not in err
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
@@ -178,7 +178,7 @@ def test_two_processes_go_on_exactly_where_they_were(small_yaml, tmp_path):
     assert lines(folder, "pi.jsonl") == lines(tmp_path / "whole", "pi.jsonl")
 
 
-def test_a_process_that_dies_ends_the_run_which_can_go_on(config, tmp_path):
+def test_a_killed_process_ends_the_run_which_can_be_resumed(config, tmp_path):
     folder = tmp_path / "run"
     process = start(torchrun(2), "search", config, "--run", folder, *LONG)
     wait_for_step(folder, 80, process)
@@ -193,7 +193,7 @@ def test_a_process_that_dies_ends_the_run_which_can_go_on(config, tmp_path):
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] >= 40
 
 
-def test_bad_input_is_told_once_and_writes_nothing(config, tmp_path):
+def test_bad_input_is_reported_once_and_writes_nothing(config, tmp_path):
     status, _, err = run(torchrun(3), "search", config, "--run", tmp_path / "run")
     assert status == 1 and err.count("error: train.batch_size=4 must be a multiple of the 3 processes\n") == 1
     assert not (tmp_path / "run").exists()
@@ -223,8 +223,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_ranks_that_drift_apart_or_fail_alone_end_the_run(fault, config, tmp_path):
-    """One rank's logits, its sampler, or all of it goes wrong at step 20 of the warm-up and after."""
+def test_a_rank_that_differs_or_fails_ends_the_run(fault, config, tmp_path):
+    """At step 20, the weights, the logits or the sampler of one rank change, or the rank fails."""
     program = tmp_path / "broken.py"
     program.write_text(BROKEN.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run"), fault=fault))
     process = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
@@ -247,8 +247,8 @@ run_command(search.main)
 """
 
 
-def test_ranks_begin_alike_whatever_each_has_drawn(config, tmp_path):
-    """In a hard search too, which DistributedDataParallel does not watch over."""
+def test_ranks_begin_with_equal_weights_from_different_seeds(config, tmp_path):
+    """Ranks build networks from different seeds. In a hard search DistributedDataParallel does not make them equal."""
     program = tmp_path / "apart.py"
     program.write_text(APART.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run")))
     done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
@@ -289,7 +289,7 @@ if me == 0:
 """
 
 
-def test_what_ranks_tell_each_other(tmp_path):
+def test_collectives_and_shares_of_rows_on_two_ranks(tmp_path):
     program = tmp_path / "functions.py"
     program.write_text(FUNCTIONS.format(root=str(ROOT)))
     done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
@@ -303,7 +303,7 @@ def test_what_ranks_tell_each_other(tmp_path):
     assert (first["share"], second["share"]) == ("slice(0, 4, None)", "slice(4, 8, None)")
 
 
-def test_alone_everything_is_plain():
+def test_collectives_do_nothing_in_a_single_process():
     x = torch.tensor([1.0, 2.0])
     assert (
         distributed.world_size() == 1

@@ -1,4 +1,4 @@
-"""The documentation against the repository: links, option keys, files, commands and flags. Imports no torch."""
+"""Links, option keys, files, commands and flags in the documentation exist in the repository."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ def prose(text: str) -> str:
 
 
 def code(text: str) -> list[str]:
-    """Every line of a fenced block without a language, and every inline code."""
+    """Every line of a fenced block without a language, and every inline code span."""
     blocks = [body for language, body in FENCED.findall(text) if not language]
     return [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *INLINE.findall(prose(text))]
 
@@ -48,10 +48,10 @@ def anchors(text: str) -> set[str]:
 
 
 def scripts_in(line: str) -> list[tuple[str, list[str]]]:
-    """(file, arguments) of the project's program that a line runs, if it runs one."""
+    """(file, arguments) of each program of this project that a line runs."""
     try:
         words = shlex.split(line, comments=True)
-    except ValueError:  # an apostrophe: not a command
+    except ValueError:  # a line with an apostrophe is not a command
         return []
     for at, word in enumerate(words):
         if word == "-m" and at and words[at - 1].endswith("python") and words[at + 1].startswith("nas."):
@@ -66,7 +66,7 @@ def scripts_in(line: str) -> list[tuple[str, list[str]]]:
 def flags_of(script: str) -> set[str]:
     """The flags that the source of a script defines."""
     source = text_of(script)
-    if "add_arguments(" in source:  # search.py and retrain.py share some
+    if "add_arguments(" in source:  # flags that search.py and retrain.py share
         source += text_of("nas/core/config_loading.py")
     return {"--help", *re.findall(r"[\"'](--[a-z][a-z-]*)[\"']", source)}
 
@@ -78,7 +78,7 @@ def all_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("name", MARKDOWN)
-def test_links_lead_somewhere(name):
+def test_links_have_targets(name):
     text = text_of(name)
     for target in LINK.findall(prose(text)):
         if re.match(r"[a-z]+:", target):
@@ -131,7 +131,7 @@ def test_commands_and_flags_exist(name):
 
 @pytest.mark.parametrize("name", [*GUIDES, "CONTRIBUTING.md"])
 def test_files_and_modules_exist(name):
-    """Paths and modules of the repository that stand in code."""
+    """Paths and modules of the repository that appear in code."""
     for word in " ".join(code(text_of(name))).split():
         if re.fullmatch(r"(models|nas|experiments|tests|docs)/[\w./-]*", word):
             assert (ROOT / word).exists(), f"{name}: there is no {word}"
@@ -140,7 +140,7 @@ def test_files_and_modules_exist(name):
             assert path.is_dir() or path.with_suffix(".py").is_file(), f"{name}: there is no module {word}"
 
 
-def test_the_checks_see_what_is_wrong():
+def test_the_helpers_of_these_tests_parse_commands_and_headings():
     assert scripts_in("python -m nas.compare x.yaml --pending > out") == [
         ("nas/compare.py", ["x.yaml", "--pending", ">", "out"])
     ]

@@ -16,7 +16,7 @@ from nas.training.evaluation import count_memory_blocks, evaluate_split, period_
 
 
 class CountingModel(torch.nn.Module):
-    """Gives each prediction an nll that names its place: target t costs 1 + t / 1024. It also checks its inputs."""
+    """Gives target t an nll of 1 + t / 1024, which identifies its place. It also checks its inputs."""
 
     def forward(self, tokens, targets, memories, memory_length):
         real = targets > 0
@@ -63,8 +63,10 @@ def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory):
 @pytest.mark.parametrize(
     ("options", "sizes", "period"), [({}, {"stride": 7}, 7), ({"grid": [2, 5, 3]}, {"stride": 5}, 30)]
 )
-def test_rows_of_evaluation_begin_where_a_place_is_like_the_first(options, sizes, period, memory, monkeypatch):
-    """Fixed sparse attention and grid positions depend on the place in the stream; figures not on the batch."""
+def test_rows_of_evaluation_begin_at_multiples_of_the_period(options, sizes, period, memory, monkeypatch):
+    """Fixed sparse attention and grid positions depend on the place in the stream. Results must not depend on the
+    batch.
+    """
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
     sizes = BlockConfig(16, 2, 24, relative=not options, **sizes)
@@ -79,7 +81,7 @@ def test_rows_of_evaluation_begin_where_a_place_is_like_the_first(options, sizes
 @pytest.mark.parametrize(("length", "segment", "memory", "looking_back", "period"), [
     (10_000, 100, 0, 0, 3072), (8193, 100, 100, 1, 3072), (331, 8, 8, 2, 30), (331, 8, 0, 0, 7), (50, 8, 8, 4, 1),
 ])  # fmt: skip
-def test_no_more_is_read_than_the_text_has(length, segment, memory, looking_back, period):
+def test_evaluation_reads_no_segment_beyond_the_text(length, segment, memory, looking_back, period):
     steps = []
 
     class Counted(CountingModel):
@@ -93,7 +95,7 @@ def test_no_more_is_read_than_the_text_has(length, segment, memory, looking_back
         assert len(steps) <= -(-(length - 1) // segment)
 
 
-def test_a_period_is_that_of_all_blocks():
+def test_the_period_is_the_least_common_multiple_over_blocks():
     sizes = BlockConfig(16, 2, 24, stride=6)
     blocks = build_pattern(["sparse_strided", "dense", "identity", "attention"], sizes, 30).blocks
     assert period_of(blocks) == 1 and period_of(blocks, 10) == 10
@@ -102,8 +104,8 @@ def test_a_period_is_that_of_all_blocks():
     assert period_of(supernet.backbone.blocks) == 6
 
 
-def test_a_stream_of_one_token_has_nothing_to_predict():
-    with pytest.raises(ValueError, match="nothing to predict"):
+def test_a_stream_of_one_token_is_refused():
+    with pytest.raises(ValueError, match="too short: evaluation needs at least two"):
         total_nll(CountingModel(), np.array([1]), 1, 8, 0, 0)
 
 
@@ -124,7 +126,7 @@ def test_huge_losses_give_infinity_not_an_error():
     assert perplexity(1e4) == math.inf
 
 
-def test_evaluation_is_where_the_network_is(small_config):
+def test_evaluation_runs_on_the_device_of_the_network(small_config):
     """The logits of a SuperNet, its first parameter, stay on the CPU."""
     seen, elsewhere = [], DeviceContext(torch.device("meta"), "fp32", False, 1)
 

@@ -24,12 +24,12 @@ COSTS = CostTable(MILLISECONDS, 2.0, {"attention": 5.0, "dense": 1.0, "identity"
 
 
 def loss(path) -> float:
-    """Attention helps only after dense, and more in early blocks: no block can be judged alone."""
+    """Attention helps only after dense, and more in early blocks, so no block can be evaluated separately."""
     good = sum(10 - index for index in range(1, len(path)) if path[index] == 0 and path[index - 1] == 1)
     return -good - 0.1 * path.count(1)
 
 
-def test_it_finds_the_best_pattern_within_the_budget():
+def test_evolution_finds_the_best_pattern_within_the_budget():
     budget = 24.0
     candidates = [
         path for path in itertools.product(range(3), repeat=9) if COSTS.cost([OPERATIONS[i] for i in path]) <= budget
@@ -41,15 +41,15 @@ def test_it_finds_the_best_pattern_within_the_budget():
     assert set(losses) <= set(candidates) and (2,) * 9 in losses
 
 
-def test_it_is_the_same_for_the_same_seed_and_no_worse_than_where_it_began():
+def test_evolution_is_deterministic_and_not_worse_than_its_first_pattern():
     first = (1, 0, 1, 0, 1, 0, 1, 0, 1)
     one, two = (evolve(loss, first, OPERATIONS, COSTS, 100.0, seed=3) for _ in range(2))
     assert one == two and min(one.values()) <= loss(first)
     assert evolve(loss, first, OPERATIONS, COSTS, 100.0, seed=4).keys() != one.keys()
 
 
-def test_few_patterns_are_judged_once_each():
-    """Two blocks have nine patterns: children run out."""
+def test_evolution_evaluates_few_patterns_once_each():
+    """Two blocks have only nine patterns, so children() finds no more new ones."""
     losses = evolve(loss, (2, 2), OPERATIONS, COSTS, 100.0)
     assert len(losses) <= 9 < POPULATION
 
@@ -73,7 +73,7 @@ def searched(tmp_path_factory, small_yaml):
     return run.path, config, phase
 
 
-def test_the_choice_is_the_best_of_all_by_the_weights_that_the_search_left(searched):
+def test_the_choice_has_the_lowest_loss_of_all_patterns_with_the_searched_weights(searched):
     path, _, _ = searched
     run = read_run(path)
     evaluator = SuperNetEvaluator(path)
@@ -90,7 +90,7 @@ def test_the_choice_is_the_best_of_all_by_the_weights_that_the_search_left(searc
         evolve_pattern([run], run.pi, run.flops, 0.01, trials=0)
 
 
-def test_trials_choose_among_the_best_by_training_them(searched, monkeypatch):
+def test_trials_train_the_best_patterns_and_choose_one(searched, monkeypatch):
     path, config, _ = searched
     run, tried = read_run(path), []
     monkeypatch.setattr(evolution, "run_trial", lambda _, *trial: tried.append(trial) or -len(tried))

@@ -67,7 +67,7 @@ def zipf_corpus(memory_corpus):
 
 
 @pytest.mark.parametrize("sampling", ["soft", "hard"])
-def test_the_papers_scale_takes_steps_at_reduced_width(memory_corpus, sampling):
+def test_a_search_of_the_papers_depth_trains_at_reduced_width(memory_corpus, sampling):
     config = load_config(EXPERIMENTS / "wikitext103" / "search.yaml", [*REDUCED, f"search.sampling={sampling}"])
     corpus = zipf_corpus(memory_corpus)
     phase = make_search(config, corpus)

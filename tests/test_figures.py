@@ -24,7 +24,7 @@ def test_frames_are_spread_and_include_both_ends():
     assert max(np.diff(many)) <= 7
 
 
-def test_darkness_is_probability_and_the_likeliest_operation_carries_its_number():
+def test_darkness_is_probability_which_is_written_on_the_likeliest_operation():
     picture = pi_figures.PiPicture(NAMES, 3)
     pi = [[0.05, 0.9, 0.05], [1.0, 0.0, 0.0], [0.3, 0.2, 0.5]]
     picture.show({"step": 1200, "temperature": 0.25, "pi": pi})
@@ -57,7 +57,7 @@ def test_an_animation_needs_two_steps(tmp_path):
 
 
 @pytest.mark.parametrize("blocks", [1, 6, 32])
-def test_stills_are_drawn(tmp_path, blocks):
+def test_still_figures_are_drawn(tmp_path, blocks):
     lines = history(4, blocks)
     metrics = [{"step": s, "tokens": s * 100, "split": "train", "nll": 5 / s} for s in range(1, 9)]
     metrics.append({"step": 8, "tokens": 800, "split": "valid", "nll": 1.0})
@@ -67,7 +67,7 @@ def test_stills_are_drawn(tmp_path, blocks):
     curves.learning_curves(metrics, tmp_path / "curves.png")
     pi_figures.pattern_strip(["attention", "dense", "identity"] * blocks, tmp_path / "strip.png")
     for path in tmp_path.iterdir():
-        assert imageio.imread(path).std() > 1  # something is on it
+        assert imageio.imread(path).std() > 1  # the picture is not blank
 
 
 def test_every_operation_has_a_colour():

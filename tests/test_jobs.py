@@ -56,7 +56,7 @@ def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task,
     tasks[2].log.parent.mkdir()
     tasks[2].log.write_text("output of an earlier call\n")
     failed = run_tasks(tasks, workers=1)
-    assert failed.pop("idle") == f"it left no {tmp_path / 'idle'}"
+    assert failed.pop("idle") == f"it did not write {tmp_path / 'idle'}"
     assert failed == {"bad": "what is wrong", "silent": "exit status 4"}
     assert tasks[2].log.read_text() == "output of an earlier call\n"
     assert (tmp_path / "done").read_text() == "before"
@@ -64,8 +64,8 @@ def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task,
     assert len(said) == 4 and said[0].startswith("[1/4] bad FAILED: what is wrong") and "good finished" in said[2]
 
 
-def test_tasks_run_side_by_side(task, tmp_path):
-    """Each task waits until the other has begun, so they can only finish side by side."""
+def test_tasks_run_in_parallel(task, tmp_path):
+    """Each task waits until the other has begun, so they can only finish in parallel."""
     meet = "result.with_suffix('.begun').touch(); [time.sleep(0.02) for _ in range(1000) if not other.exists()]; "
     meet += "result.touch() if other.exists() else sys.exit(1)"
     pair = [
@@ -76,7 +76,7 @@ def test_tasks_run_side_by_side(task, tmp_path):
 
 
 def test_at_most_the_given_number_of_tasks_run_at_a_time(task, tmp_path):
-    """Each task counts the tasks that run beside it."""
+    """Each task counts the tasks that run at the same time."""
     count = "begun = result.with_suffix('.begun'); begun.touch(); time.sleep(0.3); "
     count += "result.write_text(str(len(list(result.parent.glob('*.begun'))))); begun.unlink()"
     assert run_tasks([task(f"t{number}", count) for number in range(5)], workers=2) == {}

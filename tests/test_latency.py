@@ -37,7 +37,7 @@ def counts(small_config):
 
 @pytest.fixture
 def clockwork(monkeypatch):
-    """Models take the times of TRUE, multiplied by a drift from round to round and a little noise."""
+    """Replaces timing: models take the times of TRUE, multiplied by a drift over the rounds and by noise."""
     measured = []
 
     def rounds(functions, rounds, seconds):
@@ -56,7 +56,7 @@ def clockwork(monkeypatch):
     return measured
 
 
-def test_costs_are_fitted_to_whole_models_whatever_the_clock_does(small_config, counts, clockwork):
+def test_fitted_costs_do_not_depend_on_drift_of_the_clock(small_config, counts, clockwork):
     table = measure_costs(small_config("model.blocks=8"), counts, CPU)
     for name, cost in TRUE.items():
         found = table.overhead if name == "overhead" else table.blocks[name]
@@ -83,12 +83,12 @@ def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, count
     assert 1.02 * exact < table.cost(mixture) < 1.09 * exact
 
 
-def test_fitted_models_are_the_empty_one_each_operation_alone_and_even_mixtures():
+def test_calibration_patterns_are_empty_single_operations_and_even_mixtures():
     empty, attention, dense, *mixtures = calibration_patterns(["attention", "dense"], 6)
     assert (empty, attention, dense) == ([], ["attention"] * 6, ["dense"] * 6)
     assert all(sorted(mixture) == ["attention"] * 3 + ["dense"] * 3 for mixture in mixtures)
     assert len({tuple(mixture) for mixture in mixtures}) > 1
-    *_, one, two, three = calibration_patterns(list("abcde"), 2)  # more operations than blocks: each is in some mixture
+    *_, one, two, three = calibration_patterns(list("abcde"), 2)  # each operation is in some mixture
     assert len({*one, *two, *three}) > 2 and all(len(set(mixture)) == 2 for mixture in (one, two, three))
 
 
@@ -112,7 +112,7 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(small_config
     assert capsys.readouterr().out == ""
 
 
-def test_a_table_from_another_device_is_measured_anew(small_config, counts, clockwork, tmp_path, capsys, monkeypatch):
+def test_a_table_from_another_device_is_measured_again(small_config, counts, clockwork, tmp_path, capsys, monkeypatch):
     kept = tmp_path / "latency.yaml"
     current_costs(small_config(), counts, CPU, kept).write(kept)
     monkeypatch.setattr(latency, "processor", lambda: "another processor")
@@ -120,7 +120,7 @@ def test_a_table_from_another_device_is_measured_anew(small_config, counts, cloc
     assert table.holds_for["processor"] == "another processor" and "measuring again" in capsys.readouterr().out
 
 
-def test_what_is_timed_is_a_segment_with_full_memories(small_config, counts):
+def test_timed_work_is_a_segment_with_full_memories(small_config, counts):
     for timing, shape in (("inference", (3, 5, 7)), ("training", (4, 8, 8))):
         lengths = ["evaluate.batch_size=3", "evaluate.segment=5", "evaluate.memory=7"]
         config = small_config(*lengths, f"search.latency.timing={timing}")
@@ -143,8 +143,10 @@ def test_tokens_are_as_frequent_as_in_the_text(small_config):
 
 
 @pytest.mark.parametrize("timing", ["inference", "training"])
-def test_measuring_does_not_change_what_is_trained_after_it(timing, small_config, counts, monkeypatch):
-    """Neither the new weights nor the dropout of the timed steps, whose number depends on the clock."""
+def test_measuring_does_not_change_the_training_after_it(timing, small_config, counts, monkeypatch):
+    """The random state must not depend on new weights or on dropout of the timed steps, whose number depends on the
+    clock.
+    """
     monkeypatch.setattr(latency, "SECONDS", 0.0)
     torch.manual_seed(3)
     expected = torch.randn(4)
@@ -180,7 +182,7 @@ def test_expected_costs_are_sums_over_pi():
     assert table.least_ratio(["attention", "dense"], 2) == pytest.approx(6 / 8)
 
 
-def test_predicted_and_measured_stand_side_by_side(small_config, counts, clockwork):
+def test_latency_files_hold_predicted_and_measured_values(small_config, counts, clockwork):
     table = CostTable(MILLISECONDS, 4.0, {"attention": 3.0, "dense": 1.25, "identity": 0.125})
     pattern = ["attention", "identity"]
     measured = measure_pattern(pattern, small_config(), counts, CPU, table.predict(pattern))
@@ -189,7 +191,7 @@ def test_predicted_and_measured_stand_side_by_side(small_config, counts, clockwo
     assert (measured["batch_size"], measured["segment"], measured["memory"]) == (16, 8, 8)
 
 
-def test_a_measurement_far_from_its_prediction_is_warned_of():
+def test_a_measurement_far_from_its_prediction_causes_a_warning():
     measured = {"timing": "inference", "batch_size": 1, "segment": 8, "memory": 8, "median_ms": 10.0}
     measured |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
     (line,) = latency_report(measured)
@@ -197,14 +199,14 @@ def test_a_measurement_far_from_its_prediction_is_warned_of():
     for predicted in (9.0, 11.2):
         line, warning = latency_report(measured | {"predicted_ms": predicted})
         assert warning.startswith("WARNING") and "differs from the prediction" in warning
-        assert "The baseline moved too" in warning  # both ratios are 0.5
+        assert "The interleaved pattern's latency changed too" in warning  # both ratios are 0.5
     _, warning = latency_report(measured | {"predicted_ms": 5.0, "predicted_ratio_to_interleaved": 0.25})
     assert "+100%" in warning and "baseline" not in warning
     assert len(latency_report({key: measured[key] for key in measured if not key.startswith("predicted")})) == 1
     assert latency_report({}) == []
 
 
-def test_a_prediction_counts_only_under_its_own_conditions(small_config, counts, capsys):
+def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, capsys):
     config, size = small_config(), len(counts)
     predicted = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
     measured = {**predicted, "median_ms": 2.5, "holds_for": measurement_conditions(config, size, ["attention"], CPU)}
@@ -215,7 +217,7 @@ def test_a_prediction_counts_only_under_its_own_conditions(small_config, counts,
     assert "predicted for segment 8, which differs here" in capsys.readouterr().out
 
 
-def test_tables_depend_on_sparse_sizes_only_where_something_is_sparse(small_config, counts, capsys):
+def test_tables_depend_on_sparse_sizes_only_if_an_operation_is_sparse(small_config, counts, capsys):
     size, predicted = len(counts), {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
     for timing in ("inference", "training"):
         timed = f"search.latency.timing={timing}"

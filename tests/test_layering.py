@@ -1,4 +1,4 @@
-"""The order of the rooms: each imports from itself and from earlier ones. Read from the source; nothing runs."""
+"""The order of the rooms (packages): a room imports only from itself and from earlier rooms."""
 
 import ast
 from pathlib import Path
@@ -20,7 +20,7 @@ ROOMS = (
     "nas",
     "scripts",
 )
-WITHOUT_TORCH = (  # rooms and files that --help and error messages load
+WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.core",
     "nas.data.downloads",
     "nas.data.preprocess",
@@ -57,7 +57,7 @@ MODULES = {module_of(path): path for path in FILES if path.stem != "__init__"}
 
 
 def imports_of(module: str) -> set[str]:
-    """Every module that a file imports, wherever in the file."""
+    """Every module that a file imports, at any place in the file."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def imports_of(module: str) -> set[str]:
     return found
 
 
-def test_every_file_stands_in_a_room():
+def test_every_file_belongs_to_a_room():
     rooms = [room_of(module) for module in MODULES]
     assert set(rooms) == set(ROOMS)
     assert max(map(rooms.count, ROOMS)) <= MOST_FILES
@@ -109,7 +109,7 @@ def test_a_file_is_short(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_runs_at_import(module):
-    """At the top of a file stand definitions, constants, the guard of a script, and matplotlib's backend."""
+    """The top level of a file has only definitions, constants, the guard of a script, and matplotlib's backend."""
     for node in ast.parse(MODULES[module].read_text()).body:
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             assert ast.unparse(node) == "matplotlib.use('Agg')"

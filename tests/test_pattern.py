@@ -24,20 +24,20 @@ def test_a_hand_written_pattern_needs_two_keys(tmp_path):
         ("format: par-pattern/1\nblocks: []\n", "at least one operation"),
         ("format: par-pattern/1\n", "at least one operation"),
         ("format: par-pattern/2\nblocks: [dense]\n", "format 'par-pattern/2'; this version reads 'par-pattern/1'"),
-        ("blocks: [dense]\n", "is no pattern file"),
-        ("dense\n", "is no pattern file"),
+        ("blocks: [dense]\n", "is not a pattern file"),
+        ("dense\n", "is not a pattern file"),
         ("format: [\n", "is not YAML"),
         ("format: 2020-99-99\n", "is not YAML"),
     ],
 )
-def test_bad_pattern_files_are_named(tmp_path, text, message):
+def test_bad_pattern_files_are_reported(tmp_path, text, message):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read_pattern(path)
 
 
-def test_a_missing_pattern_file_is_named(tmp_path):
+def test_a_missing_pattern_file_is_reported(tmp_path):
     with pytest.raises(InputError, match="cannot read the pattern file"):
         read_pattern(tmp_path / "none.yaml")
 
@@ -53,5 +53,5 @@ def test_the_patterns_of_the_literature():
         sandwich == "a" * 6 + "ad" * 10 + "d" * 6
     )  # s^k (sf)^(n-k) f^k: 32 blocks, sandwiching coefficient 6, as in arXiv 1911.03864
     par = abbreviate(blocks["par"])
-    assert len(par) == 32 and par[22:].count("a") == 0  # attention in the first two thirds alone
+    assert len(par) == 32 and par[22:].count("a") == 0  # attention only in the first two thirds
     assert par.count("a") == 32 // 5 or par.count("a") == -(-32 // 5)  # one block in five

@@ -26,7 +26,7 @@ def searched(request, small_config, tmp_path):
     return run.path, phase
 
 
-def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
+def test_the_probability_of_a_removed_operation_goes_to_the_others(searched):
     path, phase = searched
     evaluator = SuperNetEvaluator(path)
     assert torch.equal(evaluator.supernet.logits, phase.supernet.logits)
@@ -40,7 +40,7 @@ def test_a_removed_operation_leaves_its_probability_to_the_others(searched):
         assert without[1, operation] == 0 and torch.equal(without[[0, 2]], pi[[0, 2]])
 
 
-def test_an_operation_without_a_rival_leaves_its_place_to_all_others_alike(searched):
+def test_the_others_share_equally_if_the_removed_operation_had_all_probability(searched):
     evaluator, seen = SuperNetEvaluator(searched[0]), []
     evaluator.nll = lambda pi: seen.append(pi) or np.zeros(1)
     losses_without(evaluator, torch.tensor([[1.0, 0.0, 0.0]] * 3), 0)
@@ -52,7 +52,7 @@ def parts_of(text):
     return [text[part * size : (part + 1) * size + 1] for part in range(PARTS)]
 
 
-def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
+def test_the_loss_under_one_hot_pi_is_that_of_the_path(searched):
     path, phase = searched
     evaluator = SuperNetEvaluator(path)
     phase.supernet.set_path([0, 1, 2])
@@ -61,7 +61,7 @@ def test_where_pi_is_certain_the_loss_is_that_of_the_path(searched):
         assert found == pytest.approx(total / counted, rel=1e-5)
 
 
-def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searched):
+def test_losses_mix_or_sample_by_pi_with_the_same_noise_in_each_call(searched):
     path, phase = searched
     evaluator, pi = SuperNetEvaluator(path), torch.full((3, 3), 1 / 3)
     assert (evaluator.nll(pi) == evaluator.nll(pi)).all()
@@ -71,7 +71,7 @@ def test_losses_follow_pi_mixed_or_sampled_from_the_same_noise_each_time(searche
     assert same == (evaluator.config.search.sampling == "soft")
 
 
-def test_the_choice_is_the_greatest_loss_and_decided_blocks_run_it_alone(searched, monkeypatch):
+def test_the_choice_has_the_highest_loss_and_decided_blocks_run_only_it(searched, monkeypatch):
     path, _ = searched
     losses = {0: [3.0, 1.0, 2.0], 1: [1.0, 1.5, 1.2], 2: [0.1, 0.2, 0.3]}
     seen = []
@@ -100,7 +100,7 @@ def test_losses_of_several_runs_are_averaged(searched, monkeypatch):
     assert chosen == [1, 1, 1] and losses[0].tolist() == [[3.0, 1.0, 0.0], [0.0, 4.0, 0.0]]
 
 
-def test_a_run_without_checkpoint_is_named(searched):
+def test_a_run_without_checkpoint_is_reported(searched):
     path, _ = searched
     (path / "checkpoint.pt").unlink()
     with pytest.raises(InputError, match=r"holds no checkpoint\.pt with the SuperNet's weights"):

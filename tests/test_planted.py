@@ -1,4 +1,4 @@
-"""Searches on corpora whose right pattern is known, one of each kind. experiments/planted runs ten seeds of each."""
+"""Searches on corpora with known patterns, one for each kind. experiments/planted runs ten seeds of each."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ def planted():
 
 
 @pytest.mark.parametrize(("name", "penalty"), [("nowhere", True), ("once", True), ("early", True), ("once", False)])
-def test_the_search_finds_what_is_planted(planted, name, penalty):
-    """`late` is not among them: no search finds it yet; see experiments/planted/README.md."""
+def test_the_search_finds_the_planted_pattern(planted, name, penalty):
+    """`late` is missing, because no search finds its pattern; see experiments/planted/README.md."""
     overrides = ["train.threads=1", *([planted.PENALTY] if penalty else [])]
     found = planted.search(name, 1, overrides)["found"]
     assert planted.is_right(name, found, penalty), found
 
 
-def test_what_is_right(planted):
+def test_is_right_accepts_the_right_patterns_only(planted):
     right = {
         ("nowhere", False): "d ad aad ddd",
         ("nowhere", True): "d dd ddd",

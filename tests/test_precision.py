@@ -1,4 +1,4 @@
-"""bf16 products under autocast: errors against float64 are as small as those of plain code in bf16."""
+"""bf16 products under autocast. Errors relative to float64 are as small as those of plain code in bf16."""
 
 import pytest
 import torch

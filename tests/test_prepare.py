@@ -27,7 +27,7 @@ def options(source, cache, **more):
 
 @pytest.fixture(scope="module")
 def piece_model(text_folder, tmp_path_factory) -> Path:
-    """A .model file, as a user brings one."""
+    """A .model file, such as a user may provide."""
     lines = training_lines(iter([(text_folder / "train.txt").read_bytes()]), 1)
     path = tmp_path_factory.mktemp("model") / "mine.model"
     path.write_bytes(SentencePieceTokenizer.train(lines, 300, keep_newline=True).model)
@@ -49,7 +49,7 @@ def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_mode
         assert corpus.meta["splits"][split]["lossless"]
 
 
-def test_words_come_back_with_single_spaces(text_folder, tmp_path):
+def test_decoded_words_are_separated_by_single_spaces(text_folder, tmp_path):
     corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=None)))
     original = (text_folder / "valid.txt").read_text()
     expected = "\n".join(" ".join(line.split()) for line in original.split("\n"))
@@ -134,7 +134,7 @@ def test_a_failed_preparation_leaves_nothing_behind(text_folder, tmp_path):
     assert list((tmp_path / "tokens").iterdir()) == []
 
 
-def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
+def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     def fails(match, source=text_folder, **more):
         with pytest.raises(InputError, match=match):
             prepare(options(source, tmp_path / "cache", **more))
@@ -156,7 +156,7 @@ def test_bad_text_and_tokenizers_are_named(text_folder, tmp_path):
     fails("too small: the 256 bytes and the text's characters need", vocab_size=100)
 
 
-def test_a_line_without_end_is_cut_between_words(tmp_path, monkeypatch):
+def test_a_long_line_is_cut_between_words(tmp_path, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK", 50)
     path = tmp_path / "line.txt"
     path.write_text("größer als weiß nicht was " * 100)
@@ -186,7 +186,7 @@ def test_context_batches_are_contiguous_rows():
     for step in range(6):
         batch = stream.next()
         assert (batch.targets == batch.tokens + 1).all()
-        assert (batch.memories is None) == (step in (0, 4))  # a fresh start at the beginning of every pass
+        assert (batch.memories is None) == (step in (0, 4))  # no memories at the start of every epoch
         stream.memories = Memories([None], 0)
         seen.append(batch.tokens)
     first_row = np.concatenate([batch[1] for batch in seen[:4]])

@@ -1,4 +1,4 @@
-"""The ranking experiment: which networks it compares, and how it compares orders."""
+"""The ranking experiment: its networks, and its comparison of orders."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_kendalls_tau_of_orders(ranking):
     assert ranking.kendall_tau([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
 
 
-def test_kendalls_tau_between_the_recorded_seeds_is_the_recorded_one(ranking):
+def test_kendalls_tau_between_recorded_seeds_equals_the_recorded_value(ranking):
     rows = [line.strip("| \n").split(" | ") for line in README.read_text().splitlines() if line.startswith("|")]
     losses = {row[0]: [float(nll) for nll in row[1:]] for row in rows if len(row) == 3 and row[1][0].isdigit()}
     del losses["adadad"]

@@ -1,4 +1,4 @@
-"""The HTML page: complete, without network or scripts, and escaped."""
+"""The HTML page is complete and escaped, and needs no network and no scripts."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ def command(script, *arguments):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, finished_comparison) -> dict[str, Path]:
-    """A search, a training, and the comparison that contains them, in which the searched pattern has an evil name."""
+    """A search, a training, and the comparison that contains them, with HTML in the name of a pattern."""
     folder = tmp_path_factory.mktemp("runs <b>")  # a valid name of a folder
     comparison = shutil.copytree(finished_comparison[1], folder / "comparison")
     searched = yaml.safe_load((comparison / "patterns" / "searched.yaml").read_text())
@@ -79,16 +79,16 @@ def test_the_page_loads_nothing_and_runs_nothing(page):
     assert all(attributes["alt"] for tag, attributes in tags if tag == "img")
 
 
-def test_names_from_outside_are_text(page):
+def test_names_from_outside_are_escaped(page):
     assert "<script" not in page.read_text() and "<b>" not in page.read_text()
     text = Reader(page.read_text()).text
     assert text.count(EVIL) >= 4  # title, heading, claim, table
     assert "runs <b>" in text
 
 
-def test_pictures_of_every_kind_are_there(page, runs):
+def test_the_page_has_pictures_of_every_kind(page, runs):
     text = page.read_text()
-    assert text.count("data:image/gif;base64,R0lGODlh") == 2  # of the search, by itself and in the comparison
+    assert text.count("data:image/gif;base64,R0lGODlh") == 2  # the search appears alone and in the comparison
     assert text.count("data:image/svg+xml;base64,") >= 7
     words = Reader(text).text
     for heading in (
@@ -134,7 +134,7 @@ def test_a_browser_shows_the_page_without_messages(page, tmp_path, width):
 
 
 def test_a_folder_without_a_run_is_refused_and_nothing_is_written(tmp_path, runs):
-    with pytest.raises(InputError, match="is no run folder: give the --run folder of"):
+    with pytest.raises(InputError, match="is not a run folder: give the --run folder of"):
         write_page([runs["search"], tmp_path], tmp_path / "out.html", "")
     assert not (tmp_path / "out.html").exists()
     wrong = [sys.executable, "-m", "nas.report", str(tmp_path), "--out", "page.pdf"]

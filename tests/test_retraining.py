@@ -51,7 +51,7 @@ def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(smal
     best = load_checkpoint(run.path / BEST, "model")
     with torch.no_grad():
         for parameter in phase.model.parameters():
-            parameter.add_(1.0)  # what came after the best step
+            parameter.add_(1.0)  # as training after the best step would do
     results = evaluate_best(phase, run, {})
     assert results["valid"]["nll_per_token"] == pytest.approx(phase.best_nll, rel=1e-9)
     assert all(torch.equal(value, best["model"][key]) for key, value in phase.model.state_dict().items())
@@ -70,7 +70,7 @@ def test_training_carries_its_memories(small_config):
     assert all(memories.blocks[0].shape == (4, 8, 16) for memories in kept)
 
 
-def test_the_state_of_a_retraining_is_whole(small_config):
+def test_the_state_of_a_retraining_is_complete(small_config):
     phase = make_retraining(small_config(), ["attention"])
     for step in range(1, 4):
         phase.step(step)
@@ -81,7 +81,7 @@ def test_the_state_of_a_retraining_is_whole(small_config):
     assert (other.best_nll, other.best_step, other.evaluations_since_best) == (1.25, 2, 1)
 
 
-def test_figures_do_not_depend_on_the_batch_where_the_place_in_the_stream_counts(small_config, monkeypatch):
+def test_figures_do_not_depend_on_the_batch_if_blocks_depend_on_the_place(small_config, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     figures = []
     for rows in (1, 3, 5):
@@ -100,15 +100,15 @@ def test_rows_of_a_batch_begin_with_an_image(small_config, memory_corpus):
     images = np.arange(30 * 23) % 250
     phase = make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:60]))
     assert phase.stream.loader.rows.shape == (4, 150) and (phase.stream.loader.rows[:, 0] == [0, 150, 50, 200]).all()
-    with pytest.raises(InputError, match=r"the valid split has 61 bytes, no whole number of images of 30 .*FOLDER"):
+    with pytest.raises(InputError, match=r"the valid split has 61 bytes, not a whole number of images of 30 .*FOLDER"):
         make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:61]))
 
 
-def test_a_grid_model_learns_from_the_place(small_config, memory_corpus):
-    """Bits that say nothing of their place, but depend on it, with noise: dense blocks see nothing else."""
+def test_a_grid_model_learns_from_places(small_config, memory_corpus):
+    """Noisy bits that depend on their place only. Dense blocks see the place only through the grid embeddings."""
     source, place = np.random.default_rng(0), np.arange(30 * 300) % 30
     bits = (source.integers(2, size=30)[place] ^ (source.random(len(place)) < 0.1)).astype(int)
     config = small_config(*GRID, "train.steps=150", "train.lr=0.02", "model.dropout=0")
     phase = make_retraining(config, ["dense", "dense"], memory_corpus(2, bits, bits[:600]))
     losses = [phase.step(step)[0] for step in range(1, 151)]
-    assert np.mean(losses[:5]) > 0.6 and np.mean(losses[-20:]) < 0.45  # with the place alone, 0.325 is left
+    assert np.mean(losses[:5]) > 0.6 and np.mean(losses[-20:]) < 0.45  # the entropy of a bit given its place is 0.325

@@ -43,7 +43,7 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
     open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, may_change=("train.", "search."))
 
 
-def test_an_option_that_is_newer_than_the_run_has_its_default(tmp_path, small_config):
+def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, small_config):
     run = start(tmp_path / "run", small_config())
     content = yaml.safe_load((run.path / "config.yaml").read_text())
     del content["model"]["activation"], content["evaluate"]
@@ -53,7 +53,7 @@ def test_an_option_that_is_newer_than_the_run_has_its_default(tmp_path, small_co
         open_run(run.path, small_config("model.activation=gelu"), "search", True)
 
 
-def test_auto_cutoffs_stand_for_the_recorded_ones(tmp_path, small_config):
+def test_auto_cutoffs_mean_the_recorded_cutoffs(tmp_path, small_config):
     given, final, other = (small_config(f"model.cutoffs={cutoffs}") for cutoffs in ("auto", "[4,9]", "[4,8]"))
     run = open_run(tmp_path / "run", given, "search", False)
     run.start(final, {"seed": 1})
@@ -74,21 +74,21 @@ def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
         run.start(small_config(), origin)
         os.close(run.lock)
         again = open_run(path, small_config(), "search", True)
-        with pytest.raises(InputError, match=f"{next(iter(changed))} is not that of provenance.yaml"):
+        with pytest.raises(InputError, match=f"{next(iter(changed))} differs from provenance.yaml"):
             again.start(small_config(), {**origin, **changed})
         os.close(again.lock)
         open_run(path, small_config(), "search", True).start(small_config(), origin)
         assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+def test_a_damaged_line_in_the_middle_is_reported(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(InputError, match="line 2 is not JSON"):
         read_jsonl(path)
 
 
-def test_foreign_folders_and_files_are_left_alone(tmp_path, small_config):
+def test_foreign_folders_and_files_are_not_changed(tmp_path, small_config):
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(InputError, match="not empty and holds no run"):
         open_run(tmp_path, small_config(), "search", True)
@@ -117,7 +117,7 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):
 
 
 def test_pi_is_read_with_clear_errors(tmp_path):
-    with pytest.raises(InputError, match="is no run folder"):
+    with pytest.raises(InputError, match="is not a run folder"):
         read_pi(tmp_path / "none")
     with pytest.raises(InputError, match=r"holds no pi.jsonl .*not of a retrain"):
         read_pi(tmp_path)
@@ -131,14 +131,14 @@ def test_pi_is_read_with_clear_errors(tmp_path):
             read_pi(tmp_path)
 
 
-def test_checkpoints_survive_damage_with_an_error(tmp_path):
+def test_damaged_checkpoints_are_reported(tmp_path):
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"weights": torch.arange(1000.0), "list": [1, None, "x"]})
     assert load_checkpoint(path, "weights")["list"] == [1, None, "x"]
     whole = path.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"not a checkpoint at all", whole[:100] + b"\0" * 200 + whole[300:]):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match="is damaged or no checkpoint"):
+        with pytest.raises(InputError, match="is damaged or not a checkpoint"):
             load_checkpoint(path, "weights")
 
 
@@ -150,11 +150,11 @@ class Malicious:
 def test_foreign_checkpoints_run_no_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"format": "par-checkpoint/1", "payload": Malicious()}, "bad.pt")
-    with pytest.raises(InputError, match="damaged or no checkpoint"):
+    with pytest.raises(InputError, match="damaged or not a checkpoint"):
         load_checkpoint(tmp_path / "bad.pt", "payload")
     assert not (tmp_path / "ran").exists()
     torch.save({"state_dict": {}}, "other.pt")
-    with pytest.raises(InputError, match="is no par-checkpoint/1 with `phase`"):
+    with pytest.raises(InputError, match="is not a par-checkpoint/1 with `phase`"):
         load_checkpoint(tmp_path / "other.pt", "phase")
 
 
@@ -166,7 +166,7 @@ def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RunError, match="No space left on device; the previous one is untouched"):
+    with pytest.raises(RunError, match="No space left on device; the previous one is unchanged"):
         save_checkpoint(path, {"step": 2})
     monkeypatch.undo()
     assert load_checkpoint(path, "step")["step"] == 1

@@ -17,7 +17,7 @@ def generator(seed=0):
 
 def test_noise_is_finite_at_the_ends_and_over_many_draws():
     eps = torch.finfo(torch.float64).eps
-    # 10^8 draws come no nearer to the ends than about 1e-8; these are far beyond, to the ends themselves.
+    # 10^8 draws come no closer to the ends than about 1e-8. These values are much closer, up to the ends.
     ends = [0.0, 5e-324, 1e-308, 1e-300, 1e-17, 1e-9, 1e-8, 1 - 1e-8, 1 - 1e-9, 1 - eps, 1 - eps / 2, 1.0]
     noise = sampling.gumbel(torch.tensor(ends, dtype=torch.float64))
     assert torch.isfinite(noise).all()
@@ -28,7 +28,7 @@ def test_noise_is_finite_at_the_ends_and_over_many_draws():
     assert many.var().item() == pytest.approx(math.pi**2 / 6, rel=1e-2)
 
 
-def test_noise_asks_for_float64():
+def test_noise_needs_float64():
     with pytest.raises(ValueError, match="float64"):
         sampling.gumbel(torch.rand(3))
 
@@ -85,7 +85,7 @@ def test_leave_one_out_needs_two_paths():
         estimators.leave_one_out_gradient(LOGITS, [[0, 0]], [1.0])
 
 
-def test_leave_one_out_is_unbiased_where_the_cost_of_a_path_is_any_number():
+def test_leave_one_out_is_unbiased_for_arbitrary_costs_of_paths():
     costs = torch.randn(3, 3, dtype=torch.float64, generator=generator(5))
     logits = LOGITS.clone().requires_grad_()
     (exact,) = torch.autograd.grad(reference.expected_loss(logits, lambda path: costs[path[0], path[1]]), logits)
@@ -107,6 +107,6 @@ def test_temperature_goes_from_start_to_exactly_end(schedule):
     assert sampling.temperature_at(-0.5, 1.7, 0.1, schedule) == 1.7
 
 
-def test_unknown_schedule():
+def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match="unknown schedule 'step'"):
         sampling.temperature_at(0.5, 1, 0.1, "step")

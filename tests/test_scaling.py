@@ -1,4 +1,4 @@
-"""The predictions of experiments/bench/step_costs.py agree with small models: sizes, FLOPs, saved and sent bytes."""
+"""Predictions of experiments/bench/step_costs.py agree with small models: sizes, FLOPs, saved and sent bytes."""
 
 import json
 
@@ -62,8 +62,8 @@ def test_a_hard_step_has_only_the_gradients_of_its_path(check):
 
 
 @pytest.mark.parametrize("mode", ["retrain", "soft"])
-def test_the_gradient_of_the_table_is_complete_last(mode, check):
-    """Therefore no part of the backward pass can hide its all-reduce."""
+def test_the_gradient_of_the_table_is_the_last_one(mode, check):
+    """No part of the backward pass can therefore hide the all-reduce of this gradient."""
     step, order = check.SmallStep(mode, check.small_config()), []
     backbone: TransformerXL = step.weights
     for name, parameter in backbone.named_parameters():
@@ -72,7 +72,7 @@ def test_the_gradient_of_the_table_is_complete_last(mode, check):
     assert order[-1] == "embedding.weight" and len(order) == len(list(backbone.parameters()))
 
 
-def test_one_rank_sends_nothing_and_two_send_each_byte_once(scaling, check):
+def test_one_rank_sends_nothing_and_two_ranks_send_each_byte_once(scaling, check):
     costs = scaling.StepCosts(check.small_config(), scaling.word_counts(3000, 1.07), check.FP32)
     for mode in MODES:
         assert costs.sent(mode, 1) == 0

@@ -14,8 +14,8 @@ LATENCY = CostTable(MILLISECONDS, 1.0, {"attention": 3.0, "dense": 1.0, "identit
 
 
 @pytest.mark.parametrize("more", [[], ["search.sampling=soft"], ["search.estimator=straight_through"]])
-def test_heldout_logits_steps_leave_the_weights_alone_and_the_other_way_round(small_config, more):
-    no_identity = "search.operations=[attention,dense]"  # through which nothing is learned straight
+def test_a_heldout_step_changes_only_the_weights_or_only_the_logits(small_config, more):
+    no_identity = "search.operations=[attention,dense]"  # because a straight-through gate of identity has no gradient
     schedule = ["search.split=heldout", "search.warmup_steps=2", "search.arch_fraction=0.25"]
     config = small_config(*schedule, no_identity, *more)
     phase = make_search(config)
@@ -35,7 +35,7 @@ def test_the_logits_get_their_share_of_the_steps(small_config, fraction):
     assert sum(phase.logits_learn(step) for step in range(1, 1001)) == pytest.approx(1000 * fraction, abs=1)
 
 
-def test_the_training_curve_is_of_training_text_alone(small_config):
+def test_the_training_curve_has_only_training_text(small_config):
     phase = make_search(small_config("search.warmup_steps=0", "search.arch_fraction=0.5"))
     assert phase.step(1)[0] is not None and "heldout_nll" not in phase.scalars()
     assert phase.step(2) == (None, 32) and phase.scalars()["heldout_nll"] > 0
@@ -52,7 +52,7 @@ def test_heldout_text_is_contiguous_and_unseen_by_the_weights(small_config):
 
 
 @pytest.mark.parametrize("more", [[], ["search.sampling=soft"], ["search.estimator=straight_through"]])
-def test_shared_batches_teach_both_after_the_warm_up(small_config, more):
+def test_shared_batches_train_weights_and_logits_after_the_warm_up(small_config, more):
     phase = make_search(small_config("search.split=shared", "search.warmup_steps=2", *more))
     for step in range(1, 6):
         weights, logits = phase.supernet.backbone.embedding.weight.clone(), phase.supernet.logits.clone()
@@ -61,7 +61,7 @@ def test_shared_batches_teach_both_after_the_warm_up(small_config, more):
         assert torch.equal(logits, phase.supernet.logits) == (step <= 2)
 
 
-def test_the_paths_that_are_scored_see_no_dropout_and_the_same_batch(small_config):
+def test_paths_are_evaluated_on_one_batch_without_dropout(small_config):
     phase = make_search(small_config("model.dropout=0.5", "search.warmup_steps=0", "search.paths=2"))
     batch = phase.heldout_stream.next()
     again = []
@@ -89,8 +89,8 @@ def test_evaluation_follows_the_likeliest_path_without_noise(small_config, tmp_p
 
 
 @pytest.mark.parametrize("source", ["flops", "measured"])
-def test_a_price_is_the_exact_gradient_of_the_expected_cost(small_config, source):
-    """Of the mean over all 27 paths, one by one, of the cost over the interleaved pattern's."""
+def test_the_penalty_has_the_exact_gradient_of_the_expected_cost(small_config, source):
+    """The reference enumerates all 27 paths and averages their costs, relative to the interleaved pattern."""
     price = ["search.latency.weight=2", "search.latency.mode=penalty", f"search.latency.source={source}"]
     phase = make_search(small_config(*price), latency=LATENCY if source == "measured" else None)
     logits, names = torch.randn(3, 3, dtype=torch.float64, requires_grad=True), phase.supernet.operations
@@ -102,7 +102,7 @@ def test_a_price_is_the_exact_gradient_of_the_expected_cost(small_config, source
     torch.testing.assert_close(slow, fast)
 
 
-def test_the_hinge_charges_only_above_the_target(small_config):
+def test_the_penalty_acts_only_above_the_target(small_config):
     for target, charged in ((0.9, True), (5.0, False)):
         phase = make_search(small_config("search.latency.source=flops", f"search.latency.target={target}"))
         with torch.no_grad():
@@ -113,9 +113,9 @@ def test_the_hinge_charges_only_above_the_target(small_config):
         assert torch.equal(before, phase.supernet.logits) != charged
 
 
-def test_a_target_that_nothing_reaches_is_refused_with_the_least(small_config):
+def test_a_target_that_no_pattern_reaches_is_refused_with_the_lowest_cost(small_config):
     least = make_search(small_config()).flops.least_ratio(["identity"], 3)
-    with pytest.raises(InputError, match=f"out of reach: the cheapest pattern costs {least:.3f}"):
+    with pytest.raises(InputError, match=f"cannot be met: the cheapest pattern costs {least:.3f}"):
         make_search(small_config("search.latency.source=flops", "search.latency.target=0.01"))
     reachable = ["search.latency.target=0.01", "search.latency.mode=penalty"]
     make_search(small_config("search.latency.source=flops", *reachable))
@@ -160,7 +160,7 @@ def test_weights_follow_pi_after_the_warm_up_or_stay_uniform(small_config, sampl
         phase.supernet.logits.data[:, 0] = 20.0
         chosen[follow] = visits(phase, 30) if sampling == "hard" else shares(phase, 3000)
     if sampling == "hard":
-        assert (chosen["pi"][:, 0] >= 27).all()  # 3 of the warm-up, then attention alone
+        assert (chosen["pi"][:, 0] >= 27).all()  # 3 in the warm-up, then only attention
         assert (chosen["uniform"] == 10).all()
     else:
         assert (chosen["pi"][:, 0] > 0.99).all()
@@ -188,19 +188,19 @@ def test_fair_paths_are_drawn_block_by_block(small_config):
 def test_search_stops_early_once_the_pattern_is_stable(small_config):
     phase = make_search(small_config("search.stable_share=0.5", "search.stable_steps=5"))
     phase.convergence.changed_at = [0, 3, 11]
-    assert phase.finished(14) is None  # nothing before the first logits step, the tenth, counts
+    assert phase.finished(14) is None  # steps before the first logits step, step 10, do not count
     assert "2 of 3 blocks kept their choice for 5 steps" in phase.finished(15)
     phase.convergence.changed_at = [0, 11, 12]
     assert phase.finished(15) is None
 
 
-def test_doubtful_outcomes_are_warned_of(small_config):
+def test_doubtful_outcomes_cause_warnings(small_config):
     phase = make_search(small_config())
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
     phase.convergence.changed_at = [0, 100, 0]
     text = " ".join(phase.convergence.warnings(100))
-    assert "identity has taken over 2 of 3 blocks" in text
+    assert "2 of 3 blocks choose identity" in text
     assert "block 3 is UNDECIDED: dense leads attention by only 0.0" in text and "block 1" not in text
     assert "not settled: block 2 changed in the last 10% of the steps" in text
 
@@ -224,18 +224,18 @@ def test_the_thresholds_of_warnings_are_options(small_config):
         ("model.cutoffs=[5,4000]", "must stay below the vocabulary size"),
     ],
 )
-def test_what_does_not_fit_the_data_is_named(small_config, override, message):
+def test_options_that_do_not_fit_the_data_are_reported(small_config, override, message):
     with pytest.raises(InputError, match=message):
         make_search(small_config(override))
 
 
-def test_an_empty_validation_split_is_named(small_config, memory_corpus):
+def test_an_empty_validation_split_is_reported(small_config, memory_corpus):
     with pytest.raises(InputError, match="the valid split has 1 tokens"):
         make_search(small_config(), memory_corpus(10, np.zeros(5000, dtype=int), np.array([1])))
 
 
 def test_rows_of_both_streams_begin_with_an_image(small_config, memory_corpus):
-    """Of 101 images, four rows each; the border of the held-out text lies between images too."""
+    """101 images give four rows in each stream. The held-out text also begins with a whole image."""
     images, grid = np.arange(30 * 101) % 250, ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,5,3]"]
     phase = make_search(small_config(*grid, "search.arch_fraction=0.3"), memory_corpus(256, images, images[:60]))
     assert phase.stream.loader.rows.shape == (4, 17 * 30) and phase.heldout_stream.loader.rows.shape == (4, 7 * 30)
@@ -244,18 +244,18 @@ def test_rows_of_both_streams_begin_with_an_image(small_config, memory_corpus):
     )
 
 
-def test_the_search_is_judged_on_valid_and_never_on_test(small_config):
+def test_the_search_is_evaluated_on_valid(small_config):
     phase = make_search(small_config())
     figures = phase.evaluate(None, 0)
-    expected, _ = total_nll(phase.supernet, phase.corpus.tokens("valid"), 5, 8, 8, 3)  # warmed up for all blocks
+    expected, _ = total_nll(phase.supernet, phase.corpus.tokens("valid"), 5, 8, 8, 3)  # the warm-up covers all blocks
     assert figures["nll"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small_config):
-    """Every batch that the SuperNet sees, in order: from which stream, in which mode, with whose memories."""
+    """Checks the stream, the mode and the memories of every batch that the SuperNet reads."""
     for more in ([], ["search.sampling=soft"], ["search.estimator=straight_through"]):
         phase = make_search(small_config("search.warmup_steps=0", "search.arch_fraction=0.5", "search.paths=2", *more))
-        left = {"train": [], "heldout": []}  # memories that each stream was left with
+        left = {"train": [], "heldout": []}  # memories of each stream after each of its steps
         for step in range(1, 9):
             kind = "heldout" if step % 2 == 0 else "train"
             stream = phase.heldout_stream if kind == "heldout" else phase.stream
@@ -276,7 +276,7 @@ def test_logits_learn_on_heldout_text_with_its_own_memories_and_no_dropout(small
             assert stream.memories.blocks[0].shape == (4, 8, 16)
 
 
-def test_weights_train_with_dropout_where_paths_are_scored_on_the_same_batch(small_config):
+def test_weights_train_with_dropout_on_the_batch_that_evaluates_paths_without_it(small_config):
     phase = make_search(small_config("search.split=shared", "search.warmup_steps=0"))
     modes = []
     phase.supernet.backbone.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
@@ -284,7 +284,7 @@ def test_weights_train_with_dropout_where_paths_are_scored_on_the_same_batch(sma
     assert modes[-1] and not any(modes[:-1])
 
 
-def test_the_memories_kept_are_those_of_the_first_path(small_config):
+def test_the_memories_of_the_first_path_are_kept(small_config):
     phase = make_search(small_config("search.warmup_steps=0", "search.paths=8"))
     ran = []
     hook = phase.supernet.register_forward_hook(lambda model, inputs, output: ran.append(output[1]))
@@ -307,7 +307,7 @@ def test_the_relaxed_samples_use_the_temperature(small_config):
         assert weights[0] != weights[1]
 
 
-def test_the_weight_of_the_price_scales_its_gradient(small_config):
+def test_the_weight_of_the_penalty_scales_its_gradient(small_config):
     gradients = []
     for weight in (1.0, 3.0):
         price = ["search.latency.source=flops", "search.latency.mode=penalty", f"search.latency.weight={weight}"]
@@ -321,7 +321,7 @@ def test_the_weight_of_the_price_scales_its_gradient(small_config):
     assert gradients[0].abs().max() > 0
 
 
-def test_the_state_of_a_search_is_whole(small_config):
+def test_the_state_of_a_search_is_complete(small_config):
     phase = make_search(small_config("search.warmup_steps=0"))
     for step in range(1, 8):
         phase.step(step)

@@ -20,7 +20,7 @@ CASES = [([5], 1, False), ([3, 11], 1, True), ([3, 11], 1, False), ([1, 2, 22], 
 
 @pytest.fixture(params=[False, True], ids=["picked", "static"])
 def either_way(request, monkeypatch):
-    """Tails computed for their tokens alone, or for all tokens as on a GPU."""
+    """Compute tails only for their own tokens, or for all tokens as on a GPU."""
     monkeypatch.setattr(softmax, "is_static", lambda targets, vocab_size: request.param)
 
 
@@ -44,7 +44,7 @@ def test_adaptive_softmax_gradients(cutoffs, div_value, tied):
     hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 1, 2, 5, 10, 11, 12, 22, 3])
     wanted = [hidden, *layer.parameters()]
-    weights = torch.arange(1.0, 10.0, dtype=torch.float64)  # different for each token, to notice mixed-up rows
+    weights = torch.arange(1.0, 10.0, dtype=torch.float64)  # different for each token, to detect exchanged rows
     fast = torch.autograd.grad((layer(hidden, targets) * weights).sum(), wanted)
     probabilities = reference.adaptive_probabilities(hidden, layer)
     slow = torch.autograd.grad(-(probabilities[torch.arange(9), targets].log() * weights).sum(), wanted)
@@ -74,7 +74,7 @@ def test_full_softmax_equals_its_definition():
 
 
 @pytest.mark.parametrize("cutoffs", [[], [0, 5], [5, 5], [9, 3], [23], [30]])
-def test_cutoffs_that_cannot_be_are_named(cutoffs):
+def test_invalid_cutoffs_are_reported(cutoffs):
     with pytest.raises(ValueError, match="must increase strictly between 0 and the vocabulary size 23"):
         AdaptiveSoftmax(8, 23, cutoffs)
 

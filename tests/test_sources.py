@@ -82,13 +82,13 @@ def test_a_later_call_resumes_too(server, tmp_path):
     assert server.requests[-1] == f"bytes={len(CONTENT) // 3}-"
 
 
-def test_a_server_without_ranges_starts_again(server, tmp_path):
+def test_a_download_without_ranges_starts_again(server, tmp_path):
     server.breaks, server.ranges = 1, False
     downloads.download(server.url, tmp_path / "text.zip", DIGEST)
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
 
 
-def test_all_had_arrived_before_the_rename(server, tmp_path):
+def test_a_complete_part_file_is_only_renamed(server, tmp_path):
     (tmp_path / "text.zip.part").write_bytes(CONTENT)
     downloads.download(server.url, tmp_path / "text.zip", DIGEST)
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
@@ -109,7 +109,7 @@ def test_the_next_address_is_tried_and_all_reasons_are_reported(server, tmp_path
         downloads.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
 
 
-def test_archives_of_three_files_and_of_one_to_split(tmp_path, monkeypatch):
+def test_archives_hold_three_files_or_one_to_split(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     for name, members in {
         "three": {f"three/wiki.{split}.tokens": f"{split} text\n" for split in SPLITS},
@@ -141,7 +141,7 @@ def test_a_file_is_split_in_order_at_line_ends(tmp_path):
 
 
 @pytest.mark.parametrize("pixels", [bytes([200, 10, 201, 201]), bytes([0, 10, 20, 30])], ids=["no UTF-8", "zeros"])
-def test_a_file_that_is_no_text_is_split_at_its_bytes(tmp_path, pixels):
+def test_a_file_that_is_not_text_is_split_at_bytes(tmp_path, pixels):
     path = tmp_path / "images"
     path.write_bytes(pixels * 100)
     parts = sources.find_text(str(path), tmp_path / "cache")

@@ -26,7 +26,7 @@ SHAPES = [  # stride, summary, segment, memory, positions of the stream before t
 
 
 def attention_of(kind, stride, summary=1, factorization="merged", relative=True, d_model=8, heads=4):
-    """A sparse attention module whose parameters give every term of the scores weight."""
+    """A sparse attention module whose parameters make every term of the scores contribute."""
     torch.manual_seed(0)
     config = BlockConfig(
         d_model, heads, 1, stride=stride, summary=summary, factorization=factorization, relative=relative
@@ -40,7 +40,7 @@ def attention_of(kind, stride, summary=1, factorization="merged", relative=True,
 def context_of(attention, segment, memory, start, batch=2):
     d_model = attention.output.in_features
     context = torch.randn(batch, memory + segment, d_model, dtype=torch.float64, requires_grad=True)
-    longer = memory + segment + 5  # as if another block had a longer memory
+    longer = memory + segment + 5  # the table is longer, as if another block had a longer memory
     encodings = sinusoidal_encodings(longer, d_model, torch.float64) if attention.position is not None else None
     return context, segment, Positions(encodings, start)
 
@@ -151,7 +151,7 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factoriz
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("border", [0, sparse.DENSE_UP_TO])
 @pytest.mark.parametrize(("kind", "factorization"), list(itertools.product(KINDS, sparse.FACTORIZATIONS)))
-def test_a_stream_cut_into_segments_equals_one_uncut(kind, factorization, border, monkeypatch):
+def test_division_into_segments_does_not_change_results(kind, factorization, border, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
     torch.manual_seed(0)
     config = BlockConfig(8, 2, 12, stride=4, summary=1, factorization=factorization)
@@ -181,7 +181,7 @@ def test_large_scores_stay_finite_and_correct(kind):
         torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
 
 
-def test_invalid_options_are_named():
+def test_invalid_options_are_reported():
     with pytest.raises(ValueError, match="stride=0 must be at least 1"):
         attention_of("strided", 0)
     with pytest.raises(ValueError, match="summary=5 must be from 1 to stride=4"):

@@ -32,7 +32,7 @@ def loss_along(supernet, path, gates=None):
 
 
 @pytest.mark.usefixtures("each_device")
-def test_soft_mixture_and_its_gradients_are_those_of_the_weighted_sum_of_the_candidates_outputs():
+def test_a_mixture_and_its_gradients_equal_the_weighted_sum_of_candidate_outputs():
     block = small_supernet().backbone.blocks[0]
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     positions = Positions(sinusoidal_encodings(5, 8, torch.float64))
@@ -57,7 +57,7 @@ def test_soft_mixture_and_its_gradients_are_those_of_the_weighted_sum_of_the_can
     torch.testing.assert_close(fast, slow - (x * direction).sum())
 
 
-def test_a_taken_path_runs_only_its_operations_and_equals_the_fixed_model():
+def test_a_path_runs_only_its_operations_and_equals_the_fixed_model():
     supernet, ran = small_supernet(), []
     for index, block in enumerate(supernet.backbone.blocks):
         for name, candidate in zip(OPERATIONS, block.candidates, strict=True):
@@ -77,7 +77,7 @@ def test_operations_that_did_not_run_get_no_gradient():
     assert all(p.grad is None for p in [*first[0].parameters(), *second[0].parameters(), *second[1].parameters()])
 
 
-def test_memory_is_kept_whatever_ran():
+def test_memory_is_kept_with_every_operation():
     supernet = small_supernet()
     supernet.set_path([2, 1])
     _, memories = supernet(*batch(), None, 4)
@@ -95,8 +95,8 @@ def exact_gradient(supernet):
     return gradient, losses
 
 
-def test_the_mean_leave_one_out_gradient_is_the_exact_gradient_and_straight_through_is_biased(capsys):
-    """The expected loss of a small SuperNet, enumerated over all paths, against many draws of both estimators."""
+def test_leave_one_out_is_unbiased_and_straight_through_is_biased(capsys):
+    """Compares many draws of both estimators with the gradient of the expected loss, enumerated over all paths."""
     supernet = small_supernet()
     exact, losses = exact_gradient(supernet)
     source = torch.Generator().manual_seed(7)
@@ -108,7 +108,7 @@ def test_the_mean_leave_one_out_gradient_is_the_exact_gradient_and_straight_thro
     unbiased = torch.stack(unbiased)
     error = unbiased.std(dim=0) / len(unbiased) ** 0.5
     assert ((unbiased.mean(dim=0) - exact).abs() < 4 * error).all()
-    assert (error < 0.1 * exact.abs().max()).all()  # tight enough to notice a wrong estimator
+    assert (error < 0.1 * exact.abs().max()).all()  # small enough to detect a wrong estimator
 
     relaxed = []
     for _ in range(1500):
@@ -130,7 +130,7 @@ def test_log_probability_sums_over_blocks():
 
 
 def test_recomputation_changes_neither_the_mixture_nor_the_gates():
-    """Logits reach the blocks beside their inputs; their gradients too are those without recomputation, to the bit."""
+    """The gradients of the mixture weights and gates are bit-identical with and without recomputation."""
     weights = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.6, 0.3]], dtype=torch.float64, requires_grad=True)
     found = []
     for recompute in (False, True):

@@ -17,7 +17,9 @@ from tests.making import STAGES, losses_of, make_retraining, make_search
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_golden_losses(stage, small_config):
-    """The first 15 losses of each stage; a refactoring must not change them. `python -m tests.golden` records anew."""
+    """The first 15 losses of each stage; a refactoring must not change them. `python -m tests.golden` records them
+    again.
+    """
     expected = json.loads(GOLDEN.read_text())[stage]
     assert losses_of(stage, small_config(*STAGES[stage])) == pytest.approx(expected, rel=1e-4)
 
@@ -51,7 +53,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small
     assert all(torch.isfinite(tensor).all() for tensor in state["phase"]["model"].values())
 
 
-def test_a_validation_loss_that_is_not_finite_is_named(small_config, tmp_path, monkeypatch):
+def test_a_validation_loss_that_is_not_finite_is_reported(small_config, tmp_path, monkeypatch):
     config = small_config("train.evaluate_every=7")
     run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
     run.start(config, {})
@@ -75,8 +77,8 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
     [[], ["search.warmup_steps=17"], ["search.sampling=soft", "search.split=shared"]],
     ids=["hard", "fair", "soft"],
 )
-def test_resuming_in_the_middle_equals_never_stopping(small_config, tmp_path, more):
-    """Dropout, memories, place in the data, both optimizers, schedules, noise, and windows of the log."""
+def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, more):
+    """Covers dropout, memories, place in the data, both optimizers, schedules, noise and the log window."""
     results = []
     for name, stop_after in (("whole", None), ("stopped", 13)):
         config = small_config("train.checkpoint_every=13", "model.dropout=0.3", *more)

@@ -28,7 +28,7 @@ def stream(length, batch=2):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("pattern", [["attention"], ["attention", "dense", "identity", "attention", "attention"]])
 def test_two_segments_with_memory_equal_one_long_segment(pattern, norm):
-    """With a memory of all previous positions, cutting a stream changes no loss at any depth."""
+    """With a memory of all previous positions, dividing a stream into segments changes no loss at any depth."""
     model = model_of(pattern, BlockConfig(16, 2, 24, norm=norm))
     tokens, targets = stream(12)
     whole, _ = model(tokens, targets, None, 0)
@@ -66,7 +66,7 @@ def test_memory_holds_the_last_inputs():
     assert extend_memory(memory, x, 0) is None
 
 
-def test_tied_embeddings_are_one_table():
+def test_tied_embeddings_share_one_table():
     tied = model_of(["dense"], cutoffs=[5, 11], tie_embeddings=True)
     untied = model_of(["dense"], cutoffs=[5, 11], tie_embeddings=False)
     assert tied.head.weight is tied.embedding.weight
@@ -106,7 +106,7 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     assert kept[1] < kept[0] / 2
 
 
-def test_the_deep_initialisation_keeps_the_residual_stream_small():
+def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
     config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4), 100
     plain, depth_scaled = (model_of(ALL * 20, config, depth_scaled=depth_scaled) for depth_scaled in (False, True))
     for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
@@ -145,14 +145,14 @@ def test_grid_positions_sum_row_column_and_channel():
     assert torch.equal(grid(7, 11), results[7:18])
 
 
-def test_distances_and_a_grid_exclude_each_other():
+def test_relative_positions_and_a_grid_cannot_be_combined():
     for relative, grid in ((True, [2, 3, 2]), (False, [])):
         with pytest.raises(ValueError, match=f"relative={relative} with grid"):
             model_of(["dense"], BlockConfig(16, 2, 24, relative=relative), grid=grid)
 
 
-def test_a_grid_model_has_positions_in_its_embeddings_alone():
-    """Its attention has no relative positions, and cutting a stream changes no loss."""
+def test_a_grid_model_has_positions_only_in_its_embeddings():
+    """Its attention has no relative positions, and dividing a stream into segments changes no loss."""
     config = BlockConfig(16, 2, 24, relative=False, stride=4)
     model = model_of(ALL, config, grid=[2, 3, 2])
     assert not any("position" in name for name, _ in model.blocks.named_parameters())

@@ -1,8 +1,9 @@
-"""What recomputation saves, and how deep a model can be: `python experiments/bench/deep.py [--blocks 128]`.
+"""Memory and time of deep models with and without recomputation: `python experiments/bench/deep.py [--blocks 128]`.
 
 Regime: a training step (forward, backward, update) on one row of --length bytes. The pattern alternates strided sparse
 attention and dense blocks, with model.init=depth_scaled, pre-norm and GELU as in arXiv 1904.10509. It is measured
-twice, each time in a new process: once all blocks keep their inner values, once the backward pass recomputes them.
+twice, each time in a new process. In the first, all blocks keep their inner values; in the second, the backward pass
+recomputes them.
 
 For each: seconds of the fastest step, the highest memory of the process, and whether the gradients of all steps are
 finite. The last line is JSON.

@@ -1,4 +1,4 @@
-"""How fast a GPU searches and trains: `python experiments/bench/gpu.py --source FOLDER` (WikiText-2).
+"""Speed of search and training on a GPU: `python experiments/bench/gpu.py --source FOLDER` (WikiText-2).
 
 Regime: four parts, each in a new process, through the classes and commands that users run. Options are the defaults
 (train.precision=auto, train.compile=auto), or those at the end of the command, such as train.compile=never. The whole

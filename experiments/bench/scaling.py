@@ -1,4 +1,4 @@
-"""Estimate of what search and retraining cost on many GPUs: `python experiments/bench/scaling.py`.
+"""Estimated cost of search and retraining on many GPUs: `python experiments/bench/scaling.py`.
 
 Nothing is measured. Two sizes: the paper's (32 blocks of width 512 on WikiText-103), and `tenfold`, whose blocks have
 ten times the parameters (36 blocks of width 1536; d_ffn and heads in proportion). A step reads --rows rows of 192
@@ -13,8 +13,8 @@ tokens with a memory of 192, divided over the ranks. The frequency of a word is 
 - Times are FLOPs divided by the GPU's rate, and bytes divided by a link's rate. These rates are assumptions and
   options. Latencies of messages are left out. NVLink's rate holds within a machine. Between machines a ring uses one
   link (`1 link`), or one for each GPU (`8 links`), whose rates add up.
-- efficiency: the share of a step that computes. Late bytes are waited for in full, and the others as far as they take
-  longer than the backward pass, which is two thirds of the computing.
+- efficiency: the share of a step that computes. A step waits for all late bytes. It waits for the others only as
+  far as they take longer than the backward pass, which is two thirds of the computing.
 
 --out FILE writes the tables as Markdown too. The last line is JSON.
 """

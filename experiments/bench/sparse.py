@@ -1,4 +1,4 @@
-"""Dense, strided and fixed attention on longer and longer sequences: `python experiments/bench/sparse.py`.
+"""Time and memory of dense, strided and fixed attention over the sequence length: `python experiments/bench/sparse.py`.
 
 Regime: a forward and backward pass of one block (with its norm and projections) over n positions, without memory; one
 batch row, d_model 128, 4 heads, the default stride for n (the power of two nearest to sqrt(n)), summary 4.
@@ -14,7 +14,7 @@ Beyond it, its ms and MB are estimated from those at the longest measured n, as 
 the speedups that follow from them; `dense_estimated_at` lists their lengths.
 
 --border instead compares the two implementations in models/sparse.py, with a dense mask and blocked, for few keys.
-DENSE_UP_TO there is chosen by that. The last line is JSON.
+Its DENSE_UP_TO is chosen by this comparison. The last line is JSON.
 """
 
 import argparse
@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 NAMES = {"attention": "dense", "sparse_strided": "strided", "sparse_fixed": "fixed"}
 SPARSE = ("sparse_strided", "sparse_fixed")
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-DENSE_BYTES = 100  # that the process needs per pair of positions; measured with 4 heads, from its resident memory
-REPORTED = (4096, 16384)  # lengths whose speedups the last line has
+DENSE_BYTES = 100  # memory per pair of positions; measured with 4 heads, from resident memory
+REPORTED = (4096, 16384)  # the last line has the speedups at these lengths
 # (batch, segment, memory)
 FEW_KEYS = [(1, 64, 64), (32, 64, 64), (1, 128, 128), (8, 128, 128), (1, 192, 192), (8, 192, 192), (1, 256, 256),
             (8, 256, 256), (1, 384, 0), (8, 384, 0), (1, 512, 512), (4, 512, 512)]  # fmt: skip
@@ -72,7 +72,7 @@ def longest_dense() -> int:
 
 
 def measure_length(length: int, rounds: int, names: list[str]) -> dict[str, dict]:
-    """{name: {"ms", "mb"}} of passes over so many positions; "mb" is None if the system is not Linux."""
+    """{name: {"ms", "mb"}} of passes over `length` positions; "mb" (MiB) is None if the system is not Linux."""
     from nas.costs.benchmark import peak_memory_mb, timed_rounds
 
     passes = {name: Pass(name, 1, length, 0) for name in names}

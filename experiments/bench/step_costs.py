@@ -163,8 +163,11 @@ class StepCosts:
         return FP32 * blocks * rows * max(train.segment, train.memory) * model.d_model
 
     def temporary(self, mode: str, rows: float, ranks: int) -> float:
-        """Bytes needed for a moment, the larger of two: the logits of the largest cluster, in bf16 also cast to fp32;
-        or the table's gradient while it is computed, and the buffer from which DDP sends it."""
+        """Bytes of temporary values, the larger of two.
+
+        The first is the logits of the largest cluster, in bf16 also cast to fp32. The second is the table's gradient
+        while it is computed, and the buffer from which DDP sends it.
+        """
         (head, _), *tails = self.clusters  # every token needs the head, a share of them a tail
         logits = max([head, *(size * share for size, share in tails)]) * rows * self.config.train.segment
         buffer = FP32 * self.table if ranks > 1 and mode != "hard" else 0
@@ -178,7 +181,7 @@ class StepCosts:
             "gradients": FP32 * self.gradients(mode),
             "moments": 2 * FP32 * parameters,
             "activations": self.activations(mode, rows / parts, recompute),
-            "memories": self.memories(mode, rows) * (1 if parts == 1 else 2),  # parts: the next memories come on top
+            "memories": self.memories(mode, rows) * (1 if parts == 1 else 2),  # with parts, old and next memories exist
             "temporary": self.temporary(mode, rows / parts, ranks),
         }
         return kinds | {"total": sum(kinds.values())}

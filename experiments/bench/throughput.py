@@ -1,4 +1,4 @@
-"""How fast the network trains and is evaluated on this CPU: `python experiments/bench/throughput.py [--threads 1]`.
+"""Speed of training and evaluation on this CPU: `python experiments/bench/throughput.py [--threads 1]`.
 
 Regime: d_model 128, 4 heads, d_ffn 512, 6 blocks, no dropout; vocabulary 12,000 with cutoffs 250 and 2,500, tied to the
 embedding. Tokens are drawn by a Zipf law whose clusters have about the same shares as WikiText-2's. --div-value 4 gives
@@ -103,7 +103,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
 
 
 class Workload:
-    """A row of the table: one configuration and what it runs."""
+    """A row of the table: one configuration and its work."""
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
@@ -159,7 +159,7 @@ class Workload:
 
 
 def products() -> list[tuple]:
-    """Pairs of matrices with the sizes of the model's products at 1,024 tokens (about a batch of either shape)."""
+    """Pairs of matrices with the sizes of the model's products at 1,024 tokens, about the size of a batch."""
     import torch
 
     width, inner, tokens = 128, 512, 1024

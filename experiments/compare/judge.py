@@ -1,9 +1,9 @@
-"""Does a SuperNet rank patterns as training them alone does? Kendall's tau over the patterns of a comparison.
+"""Kendall's tau between a SuperNet's ranking of patterns and that of separate trainings, for a comparison.
 
     python experiments/compare/judge.py RUN_DIR SEARCH [SEARCH ...]
 
 RUN_DIR: run folder of nas.compare. SEARCH: run folders of searches with the same text, sizes and operations. The
-truth is the mean loss on test over a pattern's seeds. The last line is JSON.
+reference is the mean loss on test over a pattern's seeds. The last line is JSON.
 """
 
 import argparse

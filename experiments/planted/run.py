@@ -1,4 +1,4 @@
-"""Does a search find patterns that are known to be right? `python experiments/planted/run.py`.
+"""Check that searches find patterns that are known to be right: `python experiments/planted/run.py`.
 
 Four corpora are made by rules that need a certain pattern. Ten seeds of a search run on each corpus, without and with a
 penalty on FLOPs. --alone instead trains every pattern alone, which shows that the known patterns are indeed the best.
@@ -40,7 +40,7 @@ class Planted:
     rule: Callable[[np.ndarray, int, np.random.Generator], int]
     needs: str
     sufficient: str  # regular expression that finds what the rule needs in an abbreviated pattern
-    attentions: int  # how many are right with a penalty; without one, more do no harm
+    attentions: int  # the right number of attention blocks with a penalty; without a penalty, more are right too
 
     def stream(self, length: int, seed: int) -> np.ndarray:
         source = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def nowhere(stream, position, source):
 
 
 def once(stream, position, source):
-    """A random one of two maps of the last token but one. Attention must fetch it, before or after the map."""
+    """A random one of two maps of the second last token. Attention must copy it, before or after the map."""
     return MAPS[source.integers(2), stream[position - 2]]
 
 

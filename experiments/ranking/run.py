@@ -1,4 +1,4 @@
-"""Does a SuperNet rank patterns as training them alone does? `python experiments/ranking/run.py --out runs/ranking`.
+"""Compare a SuperNet's ranking of patterns with separate trainings: `python experiments/ranking/run.py`.
 
 Random patterns are trained alone on a small budget; their losses are the reference. SuperNets that were searched with
 different settings evaluate the same patterns with shared weights. Kendall's tau measures how far the two orders agree.

@@ -1,4 +1,4 @@
-"""Baselines that depend on the searched pattern: the most parameters within its latency, random ones of its latency."""
+"""Baselines that depend on the searched pattern's latency: most parameters within it, and random patterns of it."""
 
 from dataclasses import replace
 from itertools import islice
@@ -9,11 +9,13 @@ from nas.core.pattern import abbreviate, interleaved, network
 from nas.costs.table import CostTable
 from nas.derivation.baselines import most_parameters, random_patterns
 
-BATCH, TRIES = 2, 10  # patterns that are timed for each missing one; how often at most
+BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds
 
 
 def choose_baselines(comparison: Comparison) -> None:
-    """Write the missing pattern files of these baselines. Measures latencies, so nothing else should run meanwhile."""
+    """Write the missing pattern files of these baselines. Nothing else should run meanwhile, because latencies are
+    measured.
+    """
     names = [name for name, kind in comparison.settings.derived_names.items() if kind in (PARAMETERS, RANDOM)]
     missing = [name for name in names if not pattern_file(comparison.path, name).exists()]
     if missing:
@@ -33,7 +35,10 @@ def choose_most_parameters(comparison: Comparison, table: CostTable, budget: flo
 
 
 def draw_random(comparison: Comparison, names: list[str], table: CostTable, searched: Contender) -> None:
-    """Draw patterns by predicted latency; keep those whose measured latency is that of the searched pattern too."""
+    """Draw patterns by predicted latency; keep those whose measured latency also equals that of the searched pattern.
+
+    The tolerance of both is SAME_LATENCY.
+    """
     known = comparison.known_contenders()
     seen = {network(other.blocks) for other in known if other.kind in (SEARCHED, RANDOM)}
     target, operations = table.cost(searched.blocks), comparison.search.search.operations
@@ -58,15 +63,15 @@ def draw_random(comparison: Comparison, names: list[str], table: CostTable, sear
                 print(f"drew {missing.pop(0)}: {contender.key}, {ratio:.3f} of the searched pattern's latency")
     if missing:
         print(
-            f"NOTICE: no pattern was found for {', '.join(missing)}: few have the latency of the searched pattern; "
+            f"NOTICE: no pattern was found for {', '.join(missing)}, because few have the searched pattern's latency; "
             "repeat the command to try again"
         )
 
 
 def match_parameters(comparison: Comparison, contender: Contender) -> Contender | None:
-    """The contender at the d_ffn that brings it closest to the interleaved pattern's parameters.
+    """The contender at the d_ffn with which its number of parameters is closest to the interleaved pattern's.
 
-    None if no d_ffn does: the pattern has no dense block, or has more parameters even at d_ffn = 1.
+    None if the pattern has no dense block, or if it has more parameters even at d_ffn = 1.
     """
     target = comparison.parameters(interleaved(comparison.blocks))
     one, two = (comparison.parameters(contender.blocks, d_ffn) for d_ffn in (1, 2))

@@ -1,6 +1,6 @@
-"""Claims of a comparison: for each question whether it holds, one line of evidence, and its figures.
+"""Claims of a comparison. Each has a name, whether it holds, a sentence of evidence, and figures.
 
-A claim holds if the means say so; its p-value is reported beside it.
+A claim about quality holds if the comparison of the means supports it. The p-value is reported but does not decide.
 """
 
 from nas.comparison.results import Metric, PatternResult, choose_metric, mean_and_standard_error
@@ -22,7 +22,7 @@ def make_claims(results: list[PatternResult]) -> list[dict]:
     """The claims about each searched pattern: {"pattern", "claim", "holds", "sentence", "figures"}."""
     metric, baseline, claims = choose_metric(results), find_interleaved(results), []
     random = [result for result in results if result.contender.kind == RANDOM]
-    # Several budgets can give the same pattern, which then gets one set of claims, under its first name.
+    # Several budgets can give the same pattern. It then gets one set of claims, under its first name.
     searched = {result.contender.key: result for result in reversed(results) if result.contender.kind == SEARCHED}
     for result in reversed(searched.values()):
         own = []
@@ -33,9 +33,7 @@ def make_claims(results: list[PatternResult]) -> list[dict]:
         # Random patterns have the latency of the argmax pattern. Another searched pattern may have the same latency.
         latency = compare_random_latency(result, random) if random else None
         if random and (result.contender.name == SEARCHED or latency):
-            own.append(
-                claim_random(result, random, metric, latency or "drawn at its latency, which does not hold here")
-            )
+            own.append(claim_random(result, random, metric, latency or "drawn at its latency, which differs here"))
             if baseline and latency:
                 own.append(claim_aim(result, baseline, random, metric))
         own.append(claim_cost(result))
@@ -133,7 +131,7 @@ def compare_random_latency(result: PatternResult, random: list[PatternResult]) -
 
 
 def claim_random(result: PatternResult, random: list[PatternResult], metric: Metric, latency: str) -> dict:
-    """Compares with the average random pattern."""
+    """Claim that the pattern is better than the average random pattern. latency: the end of the claim's name."""
     test, means, own = compare_with_average(result, random, metric)
     better_than, chance = int((means > own).sum()), chance_of_better_draw(own, means)
     values, ratios = [float(other.values(metric).mean()) for other in random], latency_ratios(result, random)

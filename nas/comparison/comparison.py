@@ -1,4 +1,4 @@
-"""Comparison: the run folder of a comparison, its patterns, and the tasks that train them."""
+"""The run folder of a comparison, its patterns, and the tasks that train them."""
 
 import sys
 from dataclasses import replace
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 class Comparison:
     """One RUN_DIR, with search-SEED/, patterns/, runs/PATTERN-SEED/ and logs/.
 
-    Raises InputError if a run in the folder has other settings; nothing is written before start().
+    Raises InputError if a run in the folder has other settings. The class writes nothing before start().
 
     Args:
         given: the contenders that need no search.
@@ -59,7 +59,7 @@ class Comparison:
         self.run = open_run(path, recipe, "compare", resume=True, extra={"search_seeds": search_seeds})
         self.recipe = self.run.resolve_auto(recipe)
         check_derivation(settings, path)
-        self.search_tasks()  # these two check every run
+        self.search_tasks()  # this call and the next check every run
         self.training_tasks(self.known_contenders())
 
     @cached_property
@@ -90,7 +90,7 @@ class Comparison:
         return tasks
 
     def derivation_tasks(self) -> list[Task]:
-        """One for the argmax of pi, and one for each budget."""
+        """A task for the argmax of pi, and one for each budget."""
         trials = ["--trials", self.settings.trials] if self.settings.trials else []
         options = {SEARCHED: []}
         for budget, name in self.settings.budgets.items():
@@ -119,7 +119,7 @@ class Comparison:
 
     def task(self, name: str, script: str, arguments: list, result: Path) -> Task:
         file = ROOT / script
-        if file.is_relative_to(Path.cwd()):  # the command in provenance.yaml then holds in other checkouts too
+        if file.is_relative_to(Path.cwd()):  # so that the command in provenance.yaml also works in other checkouts
             file = file.relative_to(Path.cwd())
         command = [sys.executable, str(file), *map(str, arguments)]
         return Task(name, command, result, self.path / "logs" / f"{name}.txt")
@@ -133,7 +133,7 @@ class Comparison:
             write_yaml(file, {**content, "derived_from": {"method": contender.kind, **origin}})
         elif read_pattern(file)["blocks"] != contender.blocks:
             raise InputError(
-                f"{file} is another pattern than {abbreviate(contender.blocks)}; name another --run folder"
+                f"{file} holds another pattern than {abbreviate(contender.blocks)}; give another --run folder"
             )
 
     def known_contenders(self) -> list[Contender]:
@@ -158,4 +158,4 @@ def check_derivation(settings: Settings, run: Path) -> None:
             before = origin["method"], bool(origin.get("evolution", {}).get("trials"))
             if before != wanted:
                 old, new = (f"{how} {'with' if trials else 'without'} trials" for how, trials in (before, wanted))
-                raise InputError(f"{file} was derived by {old}, not by {new}; name another --run folder")
+                raise InputError(f"{file} was derived by {old}, not by {new}; give another --run folder")

@@ -98,13 +98,13 @@ class PatternResult:
         return losses if seeds is None else losses[[self.seeds.index(seed) for seed in seeds]]
 
     def format_mean(self, metric: Metric, split: str = "test") -> str:
-        """Mean and standard error for people."""
+        """Mean and standard error as text."""
         mean, error = mean_and_standard_error(self.values(metric, split))
         return f"{mean:.{metric.digits}f}" + ("" if error is None else f" ± {error:.{metric.digits}f}")
 
 
 def mean_and_standard_error(values) -> tuple[float, float | None]:
-    """The standard error of a single value is None."""
+    """(mean, standard error of the mean); the latter is None for a single value."""
     values = np.asarray(values, dtype=float)
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
@@ -112,7 +112,7 @@ def mean_and_standard_error(values) -> tuple[float, float | None]:
 def write_contenders(
     path: Path, contenders: list[Contender], seeds: list[int], hours: dict[str, float], latencies: dict
 ) -> None:
-    """Write what read_results needs.
+    """Write the contenders file, which read_results() reads.
 
     Args:
         hours: search hours by the contender's name.
@@ -125,7 +125,7 @@ def write_contenders(
 
 
 def read_contenders(path: Path) -> dict:
-    """Raises InputError if the file is missing or damaged."""
+    """The content of a contenders file. Raises InputError if the file is missing or damaged."""
     content = read_yaml(path)
     if content.get("format") != CONTENDERS_FORMAT:
         raise InputError(f"{path} is damaged: it lacks `format: {CONTENDERS_FORMAT}`")
@@ -146,7 +146,7 @@ def known_latencies(path: Path) -> dict:
 
 
 def read_results(path: Path) -> list[PatternResult]:
-    """A result for each contender in a file of write_contenders that has a finished run.
+    """A result for each contender that has a finished run. path: a file of write_contenders().
 
     Raises InputError if a file is damaged, or if no run has finished.
     """

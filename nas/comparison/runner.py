@@ -26,9 +26,10 @@ def visible_gpus(config: Config) -> list[str]:
 
 
 def stages(comparison: Comparison, suffix: str) -> Iterator[tuple[list[Task], bool]]:
-    """The tasks of each stage, and whether they may run side by side. A stage needs the results of those before it.
+    """The tasks of each stage, and whether they may run in parallel. A stage needs the results of the stages before it.
 
-    Derivations run one by one, because they may measure latencies. Patterns without a search train beside the searches.
+    Derivations run one by one, because they may measure latencies. Patterns that need no search train
+    in parallel with the searches.
     """
     searches = comparison.search_tasks()
     yield searches + comparison.training_tasks(comparison.given if suffix == UNMATCHED else []), True
@@ -54,7 +55,9 @@ def pending_tasks(comparison: Comparison, suffix: str) -> list[Task]:
 
 
 def find_contenders(comparison: Comparison, suffix: str) -> list[Contender]:
-    """The contenders that are known now. With MATCHED, those that can have the interleaved pattern's parameters."""
+    """The contenders that are known now. With MATCHED, only those that can reach the interleaved
+    pattern's parameters.
+    """
     known = comparison.known_contenders()
     if suffix == MATCHED:
         return [matched for contender in known if (matched := match_parameters(comparison, contender))]
@@ -62,7 +65,7 @@ def find_contenders(comparison: Comparison, suffix: str) -> list[Contender]:
 
 
 def record_contenders(comparison: Comparison, contenders: list[Contender], suffix: str, measure: bool) -> None:
-    """Write the contenders with their latencies. measure: measure those that do not hold any more."""
+    """Write the contenders with their latencies. measure: whether to measure outdated latencies again."""
     path = contenders_file(comparison.path, suffix)
     latencies = known_latencies(path)
     if measure:

@@ -1,4 +1,4 @@
-"""The specification of a comparison: COMPARISON.yaml, its contenders, and the places of their files."""
+"""The specification of a comparison: COMPARISON.yaml, its contenders, and the paths of their files."""
 
 import difflib
 import math
@@ -15,7 +15,7 @@ FORMAT = "par-comparison/1"
 GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds of contenders
 PATTERN_NAMES = (*RULES, PARAMETERS)
 SAME_LATENCY = 0.03  # greatest relative difference between the latency of a random pattern and of the searched one
-METHODS = ("budget", "evolution")  # derive.py --method, for the budgets in `pareto`
+METHODS = ("budget", "evolution")  # values of derive.py --method for the budgets in `pareto`
 UNMATCHED, MATCHED = "", "-matched"  # suffixes of file names: the recipe's d_ffn, or equal parameters
 
 
@@ -96,7 +96,7 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     """
     content = read_user_yaml(path, "the comparison")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
+        raise InputError(f"{path} is not a comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
     known = [item.name for item in fields(Settings)]
     for key in content:
         if key not in known:
@@ -109,9 +109,9 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     check_values(path, settings)
     if settings.search is None and (settings.derived_names or "search_seeds" in content):
         wrong = ", ".join(settings.derived_names) or "search_seeds"
-        raise InputError(f"{path}: {wrong} cannot be had without a search: add `search: FILE.yaml`, or remove the key")
+        raise InputError(f"{path}: {wrong} needs a search: add `search: FILE.yaml`, or remove the key")
     if settings.search is None and not settings.patterns:
-        raise InputError(f"{path}: patterns=[] leaves nothing to compare without a search")
+        raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")
     return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
 
 

@@ -29,7 +29,7 @@ def t_test(one: np.ndarray, two: np.ndarray, paired: bool, alternative: str = "t
 
 
 def common_seeds(results: list[PatternResult]) -> list[int]:
-    """The seeds that all results have; none if they are fewer than two."""
+    """The seeds that all results share; an empty list if there are fewer than two."""
     shared = sorted(set.intersection(*(set(result.seeds) for result in results)))
     return shared if len(shared) > 1 else []
 
@@ -50,8 +50,8 @@ def compare_with_average(
 ) -> tuple[dict, np.ndarray, float]:
     """The one-sided t_test of a pattern against the average random pattern; the random means [R]; the pattern's mean.
 
-    Each random pattern counts once, by its mean over seeds, because the patterns are the sample.
-    The effect of a seed on the average random pattern is subtracted from the loss of the pattern with that seed.
+    The patterns are the sample, so each random pattern counts once, by its mean over seeds. The effect that a seed has
+    on the average random pattern is subtracted from the pattern's loss with that seed.
     """
     seeds = common_seeds([result, *random]) or None
     losses, own = [other.losses(metric, seeds) for other in random], result.losses(metric, seeds)
@@ -63,7 +63,7 @@ def compare_with_average(
 def chance_of_better_draw(loss: float, random: np.ndarray) -> float | None:
     """The probability that one more random pattern has at most this loss, if their losses are normal.
 
-    Student's t of the distance to their mean, in standard errors of a single prediction.
+    It follows from Student's t of the distance to their mean, in standard errors of a single prediction.
     """
     if len(random) < 2 or random.std() < 1e-12:
         return None
@@ -74,7 +74,7 @@ def chance_of_better_draw(loss: float, random: np.ndarray) -> float | None:
 
 
 def dominating(result: PatternResult, results: list[PatternResult], metric: Metric) -> list[PatternResult]:
-    """The results that are at least as fast and at least as good in the mean, and better in one of the two."""
+    """The results that are at least as fast and have at most its mean loss, and are better in one of the two."""
 
     def point(result: PatternResult) -> tuple:
         return result.latency_ratio, result.losses(metric).mean()

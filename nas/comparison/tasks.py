@@ -1,4 +1,4 @@
-"""Tasks: commands in processes of their own, several at a time, each of which runs until its result exists."""
+"""Tasks: commands that run in separate processes, several at a time."""
 
 import ctypes
 import os
@@ -37,7 +37,8 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
     """Run the unfinished tasks, at most `workers` at a time. Returns {name: reason} of the tasks that failed.
 
     A failure does not stop the other tasks. Worker i uses GPU i modulo their number.
-    Ctrl-C is passed on to the tasks and raised here when they have saved. If this process dies, Linux ends the tasks.
+    After Ctrl-C this function sends it to the tasks, waits until they have saved, and raises KeyboardInterrupt. If this
+    process dies, Linux ends the tasks.
 
     Args:
         gpus: names for CUDA_VISIBLE_DEVICES.
@@ -58,7 +59,7 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
                 if process.returncode:
                     failed[task.name] = last_line(task.log, log_start) or f"exit status {process.returncode}"
                 elif not task.result.exists():
-                    failed[task.name] = f"it left no {task.result}"
+                    failed[task.name] = f"it did not write {task.result}"
                 done = total - len(waiting) - len(running)
                 outcome = f"FAILED: {failed[task.name]}" if task.name in failed else "finished"
                 taken, left = time.monotonic() - started, (time.monotonic() - begun) / done * (total - done)
@@ -82,14 +83,16 @@ def start(task: Task, gpu: str | None) -> subprocess.Popen:
             stderr=subprocess.STDOUT,
             env=None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
             preexec_fn=end_with_parent(),
-            start_new_session=True,  # the terminal then sends Ctrl-C to this process only, which passes it on once
+            start_new_session=True,  # so that the terminal sends Ctrl-C to this process only, which passes it on once
         )
 
 
 def end_with_parent() -> Callable[[], object] | None:
-    """A function for the child process: Linux then sends it SIGTERM when this process ends, and the child saves."""
+    """A function that the child process runs first. It asks Linux for SIGTERM when the parent ends, so that the child
+    saves.
+    """
     try:
-        prctl = ctypes.CDLL("libc.so.6").prctl  # loaded before the fork, because little is safe between fork and exec
+        prctl = ctypes.CDLL("libc.so.6").prctl  # loaded here, because few calls are safe between fork and exec
     except (OSError, AttributeError):
         return None
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Timer: measured latencies of patterns, under the recipe that trains them."""
+"""Measured latencies of patterns, under the recipe that trains them."""
 
 import copy
 from pathlib import Path
@@ -28,7 +28,9 @@ class Timer:
         self.config.search.operations, self.config.model.blocks = operations, blocks
 
     def table(self, path: Path) -> CostTable:
-        """Milliseconds of each operation: read from the file if it holds for this device, else measured and written."""
+        """Milliseconds of each operation: read from the file if it is valid for this device, else
+        measured and written.
+        """
         table = current_costs(self.config, self.counts, self.context, path)
         table.write(path)
         return table

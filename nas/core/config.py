@@ -1,11 +1,11 @@
-"""Every option of a configuration: a dataclass per section; default, help text and allowed range per field."""
+"""Every option of a configuration, in a dataclass per section, with its default, help text and allowed range."""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from nas.core.pattern import OPERATIONS
 
-FACTORIZATIONS = ("merged", "heads")  # those of models.sparse, which imports torch
+FACTORIZATIONS = ("merged", "heads")  # copied from models.sparse, because that module imports torch
 
 
 def option(default, help, **allowed):
@@ -26,9 +26,11 @@ class DataOptions:
     vocab_size: int | None = option(
         None, "pieces of sentencepiece (null: 8000, or the most the text allows), or words (null: all)", minimum=2
     )
-    lowercase: bool = option(False, "lowercase the text; word figures are then not comparable")
+    lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
     newline: str = option(
-        "keep", "line ends as tokens; with drop, word figures are not comparable", choices=("keep", "drop")
+        "keep",
+        "keep line ends as tokens, or drop them; with drop, word perplexity is not comparable",
+        choices=("keep", "drop"),
     )
     cache: str = option("~/.cache/par-nas", "folder for downloads and prepared tokens")
 
@@ -38,7 +40,7 @@ class ModelOptions:
     d_model: int = option(128, "width of the residual stream", minimum=2)
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
-    blocks: int = option(6, "blocks of the SuperNet; ignored for a pattern file, which lists its blocks", minimum=1)
+    blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
     dropout: float = option(
         0.0, "dropout of embeddings and blocks; use more for many epochs over a small text", minimum=0, below=1
     )
@@ -52,7 +54,7 @@ class ModelOptions:
     tie_embeddings: bool = option(True, "share the weights of the embedding and the output layer")
     stride: int | None = option(
         None,
-        "sparse attention: stride in positions, best a period of the data "
+        "sparse attention: stride in positions; a period of the data is best "
         "(null: the power of two nearest to sqrt(train.segment + train.memory))",
         minimum=1,
     )
@@ -95,7 +97,7 @@ class TrainOptions:
     patience: int = option(0, "retrain: stop after this many evaluations without improvement; 0: never", minimum=0)
     threads: int | None = option(None, "CPU threads per process (null: PyTorch's default)", minimum=1)
     grad_accum_steps: int = option(
-        1, "parts into which each process splits its rows to save memory; gradients stay equal", minimum=1
+        1, "parts into which each process splits its rows to save memory; gradients do not change", minimum=1
     )
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
@@ -185,7 +187,7 @@ class SearchOptions:
     )
     weights_paths: str = option(
         "pi",
-        "distribution of the paths that train the weights after the warm-up; uniform trains all operations alike",
+        "distribution of the paths that train the weights after the warm-up; uniform trains all operations equally",
         choices=("pi", "uniform"),
     )
     stable_share: float = option(
@@ -200,7 +202,7 @@ class SearchOptions:
 
 @dataclass
 class EvaluateOptions:
-    batch_size: int = option(16, "rows evaluated at once; does not change the figures", minimum=1)
+    batch_size: int = option(16, "rows evaluated at once; does not change the results", minimum=1)
     segment: int | None = option(None, "tokens per row and step (null: train.segment)", minimum=1)
     memory: int | None = option(None, "earlier positions that attention sees (null: train.memory)", minimum=0)
 

@@ -34,7 +34,7 @@ def nearest(name: str, known) -> str:
 
 
 def check_range(key: str, value, allowed) -> None:
-    """allowed: the metadata of the option."""
+    """Raises InputError if a value is not allowed. allowed: the metadata of the option."""
     if value is None:
         return
     if isinstance(value, float) and not math.isfinite(value):
@@ -56,7 +56,9 @@ def check_model(model: ModelOptions) -> None:
             f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {', '.join(divisors)}"
         )
     if model.d_model % 2:
-        raise InputError(f"model.d_model={model.d_model} must be even: each position is pairs of sine and cosine")
+        raise InputError(
+            f"model.d_model={model.d_model} must be even: a position encoding consists of pairs of sine and cosine"
+        )
     check_cutoffs(model.cutoffs)
     if model.summary > model.stride:
         raise InputError(f"model.summary={model.summary} must be at most model.stride, which is {model.stride}")
@@ -111,11 +113,11 @@ def check_search(search: SearchOptions) -> None:
     if search.weights_paths == "uniform" and one_sample:
         raise InputError(
             "search.weights_paths=uniform needs search.split=heldout, or hard sampling with leave_one_out: otherwise "
-            "weights and logits learn from one sample"
+            "weights and logits train on the same sample"
         )
     names = search.operations
     if not names or len(set(names)) < len(names):
-        raise InputError(f"search.operations={names} must name different operations of {', '.join(OPERATIONS)}")
+        raise InputError(f"search.operations={names} must be different names from {', '.join(OPERATIONS)}")
     for name in names:
         if name not in OPERATIONS:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Reading a configuration: defaults < YAML file < section.key=value, each key and type checked."""
+"""Reading and checking a configuration: section.key=value overrides the YAML file, which overrides the defaults."""
 
 import argparse
 import json
@@ -16,11 +16,7 @@ from nas.core.errors import InputError
 from nas.core.files import yaml_message
 
 RUN_KEYS = ("stage", "pattern", "search_seeds")  # keys of a run's config.yaml that are not options
-
-
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
-
-
 TYPE_NAMES = {
     int: "a whole number",
     int | None: "a whole number or null",
@@ -58,7 +54,10 @@ def options_help() -> str:
 
 
 def load_config(path: str | Path, overrides: list[str]) -> Config:
-    """Read and check a configuration file with overrides such as "train.lr=0.1". Raises InputError."""
+    """Read and check a configuration file with overrides such as "train.lr=0.1".
+
+    Raises InputError if a key or value is not allowed.
+    """
     config = OmegaConf.structured(Config)
     layers = [(f"{path}: ", read_config_file(path)), *(("", read_override(text)) for text in overrides)]
     for origin, values in layers:
@@ -77,10 +76,10 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """{dotted key: value} of a YAML file."""
+    """{dotted key: value} of a YAML file. Raises InputError if it is not a configuration."""
     try:
         content = OmegaConf.load(path)
-    except OSError as error:  # without strerror from OmegaConf itself, for a file that holds a single value
+    except OSError as error:  # OmegaConf raises one without strerror if the file holds a single value
         raise InputError(f"cannot read the configuration {path}: {error.strerror or 'it ' + SECTIONS_NEEDED}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(yaml_message(path, error)) from None
@@ -93,7 +92,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
 
 def read_override(text: str) -> dict[str, Any]:
-    """{dotted key: value} of one section.key=value."""
+    """{dotted key: value} of one section.key=value. Raises InputError if it has another form."""
     key, separator, _ = text.partition("=")
     if not separator or not key:
         raise InputError(f"{text!r} is not of the form section.key=value")
@@ -105,7 +104,7 @@ def read_override(text: str) -> dict[str, Any]:
 
 
 def set_option(config, key: str, value: Any, origin: str) -> None:
-    """Set an option of an OmegaConf configuration, which checks the type. origin: prefix of the error message."""
+    """Set an option. Raises InputError, with the prefix `origin`, if the value has the wrong type."""
     kind = {known: item.type for known, item in options()}[key]
     if "${" in str(value) or value == "???":
         raise InputError(f"{origin}{key}={value!r}: interpolation (${{...}} and ???) is not supported; give the value")

@@ -1,4 +1,4 @@
-"""The frame of every command: its errors, Ctrl-C, its exit status, and its rank among torchrun's processes."""
+"""Errors, signals and exit statuses of the commands, and the rank of a process under torchrun."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class InputError(Exception):
-    """The input cannot work. The message says what is wrong, then what would be right. Exit status 2."""
+    """The input cannot work. The message says what is wrong, then how to correct it. Exit status 2."""
 
 
 class RunError(Exception):
@@ -35,7 +35,7 @@ def world_size() -> int:
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM as a flag that the loop reads between steps. A second signal interrupts at once."""
+    """Store Ctrl-C and SIGTERM in a flag that the loop reads between steps. A second signal interrupts at once."""
 
     def __init__(self):
         self.received = False
@@ -49,7 +49,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def handle(self, number, frame) -> None:
-        if self.received and world_size() == 1:  # torchrun repeats a signal itself
+        if self.received and world_size() == 1:  # under torchrun a second signal may come from torchrun
             raise KeyboardInterrupt
         self.received = True
 

@@ -1,4 +1,4 @@
-"""Files: one atomic writer, and readers of YAML and JSON lines."""
+"""Atomic writing of files, and readers of YAML and JSON lines."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def write_yaml(path: Path, content: dict) -> None:
 
 
 def read_yaml(path: Path) -> dict:
-    """Read a mapping that a command wrote. Raises InputError if the file is missing or holds something else."""
+    """Read a mapping that a command wrote. Raises InputError if the file is missing or holds no mapping."""
     content = read_user_yaml(path, "the file")
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged: it must hold a mapping")
@@ -76,7 +76,7 @@ def read_user_yaml(path: Path, what: str) -> Any:
 
 
 def yaml_message(path: str | Path, error: Exception) -> str:
-    """Say why a file is not YAML. The parser's own message does not name a tab."""
+    """The message for a file that is not YAML. It names tabs, which the parser's own message does not."""
     mark = getattr(error, "problem_mark", None)
     if mark and "\t" in "".join(Path(path).read_text(encoding="utf-8").splitlines()[mark.line : mark.line + 1]):
         return f"{path} is not YAML: line {mark.line + 1} has a tab; indent with spaces"

@@ -1,4 +1,4 @@
-"""What a run logs: perplexity, and the lines of metrics.jsonl and pi.jsonl."""
+"""Perplexity, and readers of metrics.jsonl and pi.jsonl."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ def read_metrics(run: Path) -> list[dict]:
 def read_pi(run: Path) -> list[dict]:
     """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
     if not run.is_dir():
-        raise InputError(f"{run} is no run folder; give the --run folder of a search")
+        raise InputError(f"{run} is not a run folder; give the --run folder of a search")
     lines = read_jsonl(run / PI) if (run / PI).is_file() else []
     if not lines:
         raise InputError(

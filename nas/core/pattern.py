@@ -1,4 +1,4 @@
-"""Layer patterns: the names of the operations, and the pattern file, which a user can write by hand."""
+"""Layer patterns: names of the operations, abbreviations, and the pattern file."""
 
 import difflib
 from pathlib import Path
@@ -37,14 +37,14 @@ def network(blocks: list[str]) -> str:
 
 
 def read_pattern(path: str | Path) -> dict:
-    """Read and check a pattern file; in the returned mapping `blocks` is a list of known operations.
+    """Read and check a pattern file. In the returned mapping, `blocks` is a list of known operations.
 
     Raises InputError that names the file and the mistake.
     """
     content = read_user_yaml(Path(path), "the pattern file")
     if not isinstance(content, dict) or "format" not in content:
         raise InputError(
-            f"{path} is no pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
+            f"{path} is not a pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
         )
     if content["format"] != FORMAT:
         raise InputError(f"{path} has format {content['format']!r}; this version reads {FORMAT!r}")

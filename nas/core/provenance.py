@@ -1,4 +1,4 @@
-"""What provenance.yaml records: the command, versions, hardware, seed and digests of the data."""
+"""The content of provenance.yaml: command, versions, hardware, seed and digests of the data."""
 
 import platform
 import shlex

@@ -1,4 +1,4 @@
-"""The run folder: configuration, provenance, JSON lines and the log of one run."""
+"""The run folder, which holds the configuration, provenance, metrics and log of one run."""
 
 import fcntl
 import functools
@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 
-# Options that --resume accepts with another value: they say where and how a run computes, not what.
+# Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_steps")
 
 
@@ -32,10 +32,10 @@ def on_rank_0(method):
 
 
 class RunFolder:
-    """The files of one run. Rank 0 alone writes; it appends lines one by one, so a kill loses at most the last."""
+    """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
-        """extra: keys of config.yaml that are not options; may_change: option prefixes beside MAY_CHANGE."""
+        """extra: keys of config.yaml that are not options; may_change: prefixes of more options that may change."""
         self.path, self.stage, self.extra = path, stage, extra
         self.may_change = (*MAY_CHANGE, *may_change)
         file = path / "config.yaml"
@@ -84,7 +84,7 @@ class RunFolder:
         return replace(config, model=replace(config.model, cutoffs=cutoffs))
 
     def check_config(self, config: Config) -> None:
-        """Raises InputError if the run belongs to another stage, or has other options; names the options."""
+        """Raises InputError if the run belongs to another stage, or has other options, which the message lists."""
         stage = self.recorded.get("stage")
         if stage != self.stage:
             raise InputError(f"--run {self.path} holds a {stage} run, not a {self.stage} run; use another folder")
@@ -104,7 +104,7 @@ class RunFolder:
         for key in ("data_sha256", "tokenizer_sha256", "vocab_size"):
             if recorded.get(key) != provenance.get(key):
                 raise InputError(
-                    f"--run {self.path}: {key} is not that of provenance.yaml because the text or the tokenizer has "
+                    f"--run {self.path}: {key} differs from provenance.yaml because the text or the tokenizer has "
                     "changed; restore it, or use another folder"
                 )
         return recorded
@@ -133,7 +133,9 @@ class RunFolder:
 
     @on_rank_0
     def cut_after(self, step: int) -> None:
-        """Remove the lines that a resumed run writes again: those after `step`, incomplete ones, and that of test."""
+        """Remove the lines that a resumed run writes again: those after `step`, incomplete lines,
+        and the line of test.
+        """
         for path in (self.path / METRICS, self.path / PI):
             if path.exists():
                 kept = [line for line in read_jsonl(path) if line["step"] <= step and line.get("split") != "test"]

@@ -1,4 +1,4 @@
-"""Benchmarking of functions: time in interleaved rounds, and peak memory."""
+"""Benchmarks of functions: time in interleaved rounds, and peak memory."""
 
 import ctypes
 import gc
@@ -16,9 +16,9 @@ def timed_rounds(
 ) -> dict[Hashable, np.ndarray]:
     """Seconds that each function takes in each round [R], after three unmeasured rounds.
 
-    A round calls each function once, in a new random order. A drift of the clock speed and the state of the caches
-    therefore affect all functions alike, and differences within a round are meaningful. Rounds continue for `seconds`,
-    but there are at least `rounds` and at most ten times as many.
+    A round calls each function once, in a new random order. Therefore a drift of the clock speed
+    and the state of the caches affect all functions equally, and differences within a round are meaningful. Rounds
+    continue for `seconds`, but their number is at least `rounds` and at most ten times that.
     """
     times, items = {name: [] for name in functions}, list(functions.items())
     generator, start, done = np.random.default_rng(0), time.perf_counter(), -WARM_UP
@@ -33,7 +33,7 @@ def timed_rounds(
 
 
 def peak_memory_mb(function: Callable[[], object]) -> float | None:
-    """Peak resident memory of this process during a call, in MB; None on systems other than Linux."""
+    """Peak resident memory of this process during a call, in MiB (2^20 bytes); None on systems other than Linux."""
     try:
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # return free memory, so that it does not count

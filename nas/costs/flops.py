@@ -39,7 +39,8 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
 def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     """FLOPs per token of a forward pass; a multiply-add counts as two. They depend on sizes only, not on the device.
 
-    counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent ones.
+    counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent
+    tokens.
     """
     sizes = block_config(config)
     with torch.device("meta"):  # only shapes are needed

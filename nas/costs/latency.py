@@ -17,12 +17,12 @@ from nas.training.build import backbone_options, block_config
 from nas.training.device import DeviceContext
 from nas.training.optimizer import WeightsOptimizer
 
-ROUNDS, SECONDS = 20, 3.0  # the least number of rounds, and how long they continue
+ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
 MIXTURES = 6  # models of mixed operations to which costs are fitted, besides those of a single operation
 
 
 def measurement_conditions(config: Config, vocab_size: int, operations: list[str], context: DeviceContext) -> dict:
-    """Everything that measured costs of these operations depend on: what is timed, the device and the sizes."""
+    """The conditions that measured costs of these operations depend on: the timing, the device and the sizes."""
     return {
         "timing": config.search.latency.timing,
         "processor": context.name if context.is_gpu else processor(),
@@ -83,7 +83,7 @@ def segment_works(
     """The work of each (pattern, configuration), with new weights. Configurations may differ in model sizes only."""
     shared = models[0][1]
     batch, segment, _ = batch_shape(shared)
-    # Tokens are as frequent as in the training text, because the cost of an adaptive output layer depends on them.
+    # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
     options = backbone_options(shared, len(counts))
@@ -100,7 +100,7 @@ def segment_times(
 
 
 def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
-    """The patterns to which costs are fitted: no blocks, each operation alone, and mixtures.
+    """The patterns to which costs are fitted: no blocks, only one operation, and mixtures.
 
     In a mixture the operations have equal shares, as far as the number of blocks allows.
     """
@@ -113,9 +113,9 @@ def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
 def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) -> CostTable:
     """Milliseconds of each operation in a block, and of the overhead, for a segment with full memories.
 
-    Whole models of config.model.blocks blocks are timed in rounds. An operation is thus measured with the memory
-    traffic of a model around it: alone, it would find other data in the caches. In each round a least-squares fit of
-    relative errors gives the costs; the table holds their medians and quartiles over the rounds.
+    Whole models of config.model.blocks blocks are timed in rounds. Therefore each operation is measured among
+    the memory traffic of a model; by itself it would find other data in the caches. In each round a least-squares fit
+    of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
 
     counts [V]: how often each token occurs in the training text.
     """
@@ -145,7 +145,7 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
         changed = changed_conditions(table.holds_for, conditions)
         if not changed:
             return table
-        print(f"NOTICE: {file} was measured with {changed}, which has changed; measuring again")
+        print(f"NOTICE: {file} was measured with {changed}, which differs now; measuring again")
     return measure_costs(config, counts, context)
 
 
@@ -172,7 +172,7 @@ def measure_models(
 def measure_pattern(
     pattern: list[str], config: Config, counts: np.ndarray, context: DeviceContext, predicted: dict
 ) -> dict:
-    """The measured latency of a pattern, as files hold it, merged with its prediction.
+    """The measured latency of a pattern, in the form of the files, merged with its prediction.
 
     predicted: the result of CostTable.predict, or an empty mapping.
     """
@@ -190,6 +190,8 @@ def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, contex
     conditions = measurement_conditions(config, vocab_size, pattern_file["blocks"], context)
     changed = changed_conditions(latency.get("holds_for") or {}, conditions)
     if changed:
-        print(f"NOTICE: the pattern's latency was predicted for {changed}, which differs here; it is not compared")
+        print(
+            f"NOTICE: the pattern's latency was predicted for {changed}, which differs here; the prediction is ignored"
+        )
         return {}
     return {key: latency[key] for key in ("predicted_ms", "predicted_ratio_to_interleaved")}

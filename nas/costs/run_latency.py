@@ -14,8 +14,8 @@ from nas.training.device import set_up_device
 class RunLatency:
     """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
 
-    The run's table is used if it holds on this device; otherwise a new one is measured. If the run's text is missing
-    here, the run's table is used as it is, and nothing is measured.
+    The run's table is used if it was measured under the current conditions; otherwise a new one is measured. If the
+    run's text is not available, the run's table is used without a check, and nothing is measured.
     """
 
     def __init__(self, run: Path):
@@ -31,7 +31,7 @@ class RunLatency:
             self.table = read_costs(file, self.config.search.operations)
 
     def of(self, pattern: list[str]) -> dict:
-        """Predicted and measured latency, and the conditions under which both hold, as pattern files hold them."""
+        """Predicted and measured latency, and the conditions of both, in the form of pattern files."""
         key = tuple(pattern)
         if key not in self.measured:
             latency = self.table.predict(pattern)

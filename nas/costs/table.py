@@ -1,4 +1,4 @@
-"""The cost table: costs of operations, in FLOPs or milliseconds, that add up to the cost of a pattern."""
+"""The cost table: costs of operations in FLOPs or milliseconds. Their sum is the cost of a pattern."""
 
 import math
 from dataclasses import dataclass, field
@@ -46,11 +46,11 @@ class CostTable:
         return self.overhead + sum(pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
 
     def expected_ratio(self, pi, operations: list[str]):
-        """Expected cost relative to the interleaved pattern; PLANER, arXiv 2208.14580, penalises it."""
+        """Expected cost relative to the interleaved pattern. PLANER (arXiv 2208.14580) penalises it."""
         return self.expected(pi, operations) / self.cost(interleaved(len(pi)))
 
     def predict(self, blocks: list[str]) -> dict:
-        """Predicted latency of a pattern, as pattern files hold it. The table must be in milliseconds."""
+        """Predicted latency of a pattern, in the form of pattern files. The table must be in milliseconds."""
         return {"predicted_ms": self.cost(blocks), "predicted_ratio_to_interleaved": self.ratio(blocks)}
 
     def rows(self, blocks: int) -> list[tuple[str, str, str, str]]:
@@ -79,7 +79,10 @@ class CostTable:
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:
-    """Read a table. Raises InputError if it lacks the cost of one of the operations, of attention or of dense."""
+    """Read a table.
+
+    Raises InputError if it lacks the cost of one of the operations, of attention or of dense, or if a cost is invalid.
+    """
     content = read_yaml(path)
     blocks, overhead = content.get("blocks"), content.get("overhead")
     needed = {*operations, *interleaved(2)}
@@ -97,7 +100,7 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
 def latency_report(latency: dict) -> list[str]:
     """Lines about the latency of a pattern, with a warning if the measurement differs much from the prediction.
 
-    latency: as nas.costs.latency.measure_pattern returns it; an empty one gives no lines.
+    latency: as nas.costs.latency.measure_pattern returns it; an empty mapping gives no lines.
     """
     if not latency:
         return []
@@ -115,5 +118,7 @@ def latency_report(latency: dict) -> list[str]:
         lines.append(f"WARNING: the measured latency differs from the prediction by {difference:+.0%}.")
         baseline = measured / ratio / (predicted / predicted_ratio) - 1
         if abs(baseline) > TOLERANCE:
-            lines[-1] += f" The baseline moved too ({baseline:+.0%}): compare ratios, not milliseconds."
+            lines[-1] += (
+                f" The interleaved pattern's latency changed too ({baseline:+.0%}): compare ratios, not milliseconds."
+            )
     return lines

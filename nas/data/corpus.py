@@ -1,4 +1,4 @@
-"""Corpus: a prepared folder of tokens, as memory maps."""
+"""A prepared folder of tokens, read as memory maps."""
 
 from pathlib import Path
 
@@ -27,6 +27,6 @@ class Corpus:
         return np.load(self.folder / "counts.npy")
 
     def decode(self, ids: np.ndarray) -> bytes:
-        """The text of ids [tokens]."""
+        """The text of ids [tokens], as bytes."""
         tokenizer = load_tokenizer(self.folder, self.meta["tokenizer"], self.meta["newline"] == "keep")
         return tokenizer.decode(np.load(self.folder / "ids.npy")[ids])

@@ -1,4 +1,4 @@
-"""Downloads of known corpora: resumable, checked by SHA-256, unpacked into train, valid and test."""
+"""Downloads of known corpora, which can be resumed, are checked by SHA-256, and become train, valid and test."""
 
 import shutil
 import urllib.request
@@ -41,7 +41,7 @@ ARCHIVES = {
 
 
 def fetch_archive(name: str, archive: Archive, cache: Path) -> dict[str, Path]:
-    """{split: file} in cache/sources/name, downloaded and unpacked unless the files are there."""
+    """{split: file} in cache/sources/name. Downloads and unpacks the archive if a file is missing."""
     folder = cache / "sources" / name
     try:
         return find_splits(folder)
@@ -83,8 +83,8 @@ def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) ->
 def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: float = 30) -> None:
     """Download to target.part, resuming after a broken transfer; check the SHA-256; rename.
 
-    Raises RunError if the digest is wrong (the file is deleted), or if the transfer still breaks off after all attempts
-    (the file is kept, and the next call resumes it).
+    Raises RunError if the digest is wrong, and deletes the file. Raises RunError if the transfer still breaks off after
+    all attempts; the next call resumes it. Raises HTTPError at once if the server reports an error.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
@@ -112,7 +112,7 @@ def transfer(url: str, part: Path, timeout: float) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416:  # range not satisfiable: no byte is missing
+        if have and error.code == 416:  # range not satisfiable: all bytes have arrived
             return
         raise
     with response:

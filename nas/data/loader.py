@@ -1,4 +1,4 @@
-"""Context batches: the token stream cut into rows, and read a segment at a time."""
+"""Context batches: the token stream is divided into rows, which are read a segment at a time."""
 
 from functools import cached_property
 
@@ -12,10 +12,10 @@ RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory
 
 
 class ContextBatches:
-    """An endless reader of a stream: B rows, each one contiguous stretch of it, L tokens of each row at a time.
+    """An endless reader of a stream. It reads B rows, each a contiguous part of the stream, L tokens of each at a time.
 
-    After the last segment of the rows the reader starts again at the first one. Tokens at the end of the stream that
-    fill no row are not read, nor is a remainder at the end of a row that is shorter than a segment.
+    After the last segment of the rows the reader starts again at the first one. It skips tokens at the end of the
+    stream that do not fill a row. It also skips tokens at the end of a row that do not fill a segment.
     """
 
     def __init__(
@@ -28,8 +28,9 @@ class ContextBatches:
         rows: slice | None = None,
         device: torch.device | str = "cpu",
     ):
-        """stream: token ids [tokens]. image: every row begins at a multiple of `image` tokens, so that a stream of
-        images is not cut inside one. rows: the rows that this process reads; None: all B. device: where batches go.
+        """stream: token ids [tokens]. image: every row begins at a multiple of `image` tokens, so that
+        rows of a stream of images consist of whole images. rows: the rows that this process reads; None: all B. device:
+        where batches go.
 
         Raises InputError if a row is shorter than a segment and its last target.
         """
@@ -41,7 +42,7 @@ class ContextBatches:
             raise InputError(
                 f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
                 f"train.segment={segment} tokens and a target (needs {least:,}); "
-                "make one of them smaller, or give the stream more text"
+                "make one of them smaller, or use more text"
             )
         self.device, self.own = torch.device(device), rows or slice(None)
         self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
@@ -73,7 +74,7 @@ class ContextBatches:
     def resident(self) -> Tensor | None:
         """The rows as int32 on the GPU; None on a CPU, or if they need more than RESIDENT_SHARE of the GPU's memory.
 
-        Cached at the first batch, because streams are also made only to check the length of a text.
+        They are copied at the first batch, because some streams are only made to check the length of a text.
         """
         if self.device.type != "cuda":
             return None

@@ -1,4 +1,4 @@
-"""Text -> tokens: encode the three splits and write the prepared corpus into the cache.
+"""Encode the three splits of a text and write the prepared corpus into the cache.
 
 Text is read in chunks, so memory does not grow with the corpus. Ids are ranked by frequency in the train split, because
 adaptive softmax needs the most frequent ids first.
@@ -29,7 +29,7 @@ def prepare(options: DataOptions) -> Path:
 
     The folder name is a digest of the text and the options. It holds train.bin, valid.bin and test.bin (ranked ids),
     ids.npy (rank -> id of the tokenizer), counts.npy (train frequency by rank), meta.yaml and the tokenizer. Raises
-    InputError if the text or the options cannot work.
+    InputError if the text or the options are unusable.
     """
     cache = Path(options.cache).expanduser()
     texts = find_text(options.source, cache)
@@ -94,7 +94,9 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
 
 
 def make_tokenizer(train: Path, options: DataOptions):
-    """The tokenizer of data.tokenizer, trained on the train split if necessary. Raises InputError."""
+    """The tokenizer of data.tokenizer, trained on the train split if necessary. Raises InputError
+    if it does not exist.
+    """
     keep_newline = options.newline == "keep"
     if options.tokenizer == "bytes":
         return ByteTokenizer(keep_newline)
@@ -135,7 +137,9 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
 
 
 def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> bytes:
-    """Check that a chunk is UTF-8, and lowercase it if data.lowercase is on. offset: of the chunk in the file."""
+    """Check that a chunk is UTF-8, and lowercase it if data.lowercase is on. offset: position of
+    the chunk in the file.
+    """
     if options.tokenizer == "bytes":
         return data.lower() if options.lowercase else data
     try:

@@ -1,4 +1,4 @@
-"""Sources of text: a name, a folder or a file becomes three files, train, valid and test."""
+"""Sources of text: turn a name, a folder or a file into three files, train, valid and test."""
 
 import contextlib
 import fcntl
@@ -17,9 +17,9 @@ NAMES = ("pydoc", *ARCHIVES)
 
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
-    """{split: file} of a source. Downloads and split files are kept in the cache.
+    """{split: file} of a source. The cache keeps downloads and the parts of split files.
 
-    Raises InputError if the source is no known name, folder or file, or if a folder lacks a split.
+    Raises InputError if the source is not a known name, folder or file, or if a folder lacks a split.
     """
     with locked(cache):
         if source == "pydoc":
@@ -73,7 +73,7 @@ def write_pydoc(cache: Path) -> Path:
 
 
 def split_file(path: Path, cache: Path) -> dict[str, Path]:
-    """Split a file in order, 90/5/5; the parts are in the cache, in a folder named by the file's digest.
+    """Split a file in order, 90/5/5. The parts lie in the cache, in a folder named by the file's digest.
 
     Text is split at line ends, other files at bytes. Files with the name and the size of enwik8 or text8 get the
     standard split. Raises InputError if a part would be empty.

@@ -1,4 +1,4 @@
-"""Text files: the three splits in a folder, digests, and splitting one file."""
+"""Text files: find the three splits in a folder, compute digests, and split one file."""
 
 import codecs
 import hashlib
@@ -32,7 +32,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_text(path: Path) -> bool:
-    """Whether the first block of a file is UTF-8 without zeros."""
+    """Whether the first block of a file is UTF-8 without zero bytes."""
     with open(path, "rb") as file:
         block = file.read(BLOCK)
     try:
@@ -42,7 +42,7 @@ def is_text(path: Path) -> bool:
 
 
 def next_line_start(path: Path, offset: int) -> int:
-    """Offset of the next line after `offset`; of the next character if the line is longer than a block."""
+    """Offset of the next line after `offset`, or of the next character if no line ends within a block."""
     with open(path, "rb") as file:
         file.seek(offset)
         block = file.read(BLOCK)

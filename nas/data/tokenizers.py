@@ -1,7 +1,8 @@
 """Tokenizers: sentencepiece, bytes and words.
 
-encode() takes a chunk of text that does not end inside a word. A line end is a token, unless data.newline drops it. The
-ids here are the tokenizer's; nas.data.preprocess ranks them by frequency afterwards.
+encode() takes a chunk of text. A chunk ends inside a word only if the word is longer than preprocess.CHUNK bytes. A
+line end is a token, unless data.newline=drop. The ids are the tokenizer's own; nas.data.preprocess later ranks them by
+frequency.
 """
 
 import io
@@ -88,7 +89,7 @@ class SentencePieceTokenizer(LineTokenizer):
 
     @classmethod
     def read(cls, path: Path, keep_newline: bool) -> "SentencePieceTokenizer":
-        """Read a .model file. Raises InputError if it is no SentencePiece model."""
+        """Read a .model file. Raises InputError if it is not a SentencePiece model."""
         try:
             return cls(path.read_bytes(), keep_newline)
         except OSError as error:
@@ -101,7 +102,7 @@ class SentencePieceTokenizer(LineTokenizer):
         """Learn a lossless vocabulary: no normalisation, and bytes for characters without a piece.
 
         vocab_size includes the line end if it is kept; None: DEFAULT_PIECES, or the most that the text allows. Raises
-        InputError if the text is too short for vocab_size, or vocab_size too small for bytes and characters.
+        InputError if the text is too short for vocab_size, or if vocab_size is too small for bytes and characters.
         """
         import sentencepiece
 
@@ -129,7 +130,7 @@ class SentencePieceTokenizer(LineTokenizer):
 
 
 def training_message(reason: str, vocab_size: int | None, extra: int) -> str:
-    """An error of SentencePiece's training as a message about options. extra: tokens beside the pieces."""
+    """An error of SentencePiece's training as a message about options. extra: number of tokens that are not pieces."""
     largest = re.search(r"value <= (\d+)", reason)
     if largest:
         return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"

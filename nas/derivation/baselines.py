@@ -1,4 +1,4 @@
-"""Baseline patterns: rules of the literature, and random patterns of a given cost."""
+"""Baseline patterns: rules from the literature, most parameters within a cost, and random patterns of a given cost."""
 
 import itertools
 import math
@@ -17,7 +17,8 @@ MAX_MISSES = 1000  # random patterns end after this many draws without a new one
 def sandwich(blocks: int) -> list[str]:
     """Sandwich Transformer (Press, Smith, Levy 2019, arXiv 1911.03864): attention first, dense last.
 
-    The interleaved pattern's blocks are reordered. Six in sixteen, the paper's best value, form each end.
+    The blocks of the interleaved pattern are reordered: 6/16 of the attention blocks come first, and 6/16 of the dense
+    blocks come last. This share is the best one in the paper.
     """
     pairs = blocks // 2
     ends = round(pairs * 6 / 16)
@@ -26,9 +27,9 @@ def sandwich(blocks: int) -> list[str]:
 
 
 def par(blocks: int) -> list[str]:
-    """The PAR rule (Mandava et al. 2020, arXiv 2009.04534): attention in one block of five, dense elsewhere.
+    """The PAR rule (Mandava et al. 2020, arXiv 2009.04534): one block in five is attention, the others are dense.
 
-    The attention blocks are spread over the first two thirds.
+    The attention blocks are spread evenly over the first two thirds.
     """
     count, reach = max(1, round(blocks / 5)), math.ceil(2 * blocks / 3)
     distance = min(math.ceil(2 * blocks / 3 / count), (reach - 1) // (count - 1) if count > 1 else reach)
@@ -58,8 +59,8 @@ def most_parameters(
 ) -> list[str] | None:
     """The pattern with the most parameters within a cost, in the table's unit; None if no pattern is cheap enough.
 
-    LiteTransformerSearch (arXiv 2203.02094) uses the number of parameters as the proxy for quality. Parameters do not
-    determine the order, so operations are spread evenly.
+    LiteTransformerSearch (arXiv 2203.02094) uses the number of parameters as the proxy for quality. The number
+    does not depend on the order of blocks, so operations are spread evenly.
     """
     scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
     path = ParetoFront(scores, [costs.blocks[name] for name in operations]).best(budget - costs.overhead)
@@ -78,9 +79,9 @@ def random_patterns(
 ) -> Iterator[list[str]]:
     """Different networks, sampled uniformly from the patterns whose cost is within a share `tolerance` of the target.
 
-    target: cost in the table's unit. Sampling is exact: first the number of blocks of each operation, weighted by how
-    many patterns have these numbers, then their order. Ends after MAX_MISSES samples in a row without a new network.
-    Raises InputError if no pattern has such a cost.
+    target: cost in the table's unit. Sampling is exact. It first draws the number of blocks of each operation, weighted
+    by how many patterns have these numbers, and then their order. Ends after MAX_MISSES samples in a row without a new
+    network. Raises InputError if no pattern has such a cost.
     """
     block_costs = np.array([costs.blocks[name] for name in operations])
     counts = np.array(list(compositions(blocks, len(operations))))

@@ -13,7 +13,7 @@ from nas.costs.table import CostTable
 
 
 class ParetoFront:
-    """The Pareto-optimal patterns: for every cost the highest sum of scores, by dynamic programming over blocks.
+    """The Pareto-optimal patterns, with the highest sum of scores for every cost, by dynamic programming over blocks.
 
     scores [N, O]; costs [O] of an operation in any block. The result is exact: a partial pattern is dropped only if
     another has at most its cost and at least its score. Costs are rounded to multiples of 2^-40 of the largest. Their
@@ -49,9 +49,11 @@ class ParetoFront:
 
 
 def read_budgets(text: str) -> list[float]:
-    """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises InputError if it cannot."""
+    """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises
+    InputError if one is invalid.
+    """
     try:
-        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # they name files
+        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # rounded for file names
     except ValueError:
         budgets = []
     if not budgets or not all(0 < budget < math.inf for budget in budgets):
@@ -62,7 +64,7 @@ def read_budgets(text: str) -> list[float]:
 def best_within(budgets: list[float], pi: np.ndarray, operations: list[str], costs: CostTable) -> list[list[int]]:
     """The path with the highest sum of log pi [N, O] within each budget, a ratio to the interleaved pattern's cost.
 
-    Raises InputError, with the least possible budget, if no pattern is cheap enough.
+    Raises InputError, which names the lowest possible budget, if no pattern is cheap enough.
     """
     baseline = costs.cost(interleaved(len(pi)))
     scores = np.log(np.maximum(pi, np.finfo(float).tiny))

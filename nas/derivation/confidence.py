@@ -13,9 +13,9 @@ SIGNIFICANCE = 0.05  # of the one-tailed t-tests
 
 
 def critical_t(samples: int) -> float:
-    """How many standard errors the mean of some samples must exceed zero by to be significant; 0 for one sample.
+    """The number of standard errors above zero at which a mean is significant; 0 for one sample.
 
-    This is the quantile of Student's t with samples - 1 degrees of freedom.
+    It is the quantile of Student's t with samples - 1 degrees of freedom.
     """
     if samples < 2:
         return 0.0
@@ -25,7 +25,7 @@ def critical_t(samples: int) -> float:
 
 
 def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, min_margin: float) -> dict:
-    """How certain pi is about the choice for one block, as pattern files hold it.
+    """How certain pi is about the choice for one block, in the form of pattern files.
 
     pi [S, O], one row per seed; chosen: index of the operation; min_margin: smaller leads are doubtful.
 
@@ -59,7 +59,7 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, min_mar
 
 
 def perturbation_confidence(operations: list[str], losses: np.ndarray) -> dict:
-    """How certain a choice by perturbation is, as pattern files hold it.
+    """How certain a choice by perturbation is, in the form of pattern files.
 
     losses [R, O]: nll per token without each operation, in R measurements. lead: how much more the removal of the
     chosen operation costs than that of the next, `second`; lead_error: its standard error over the measurements.

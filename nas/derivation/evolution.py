@@ -1,9 +1,9 @@
 """Derivation by evolution (Guo et al. 2019, arXiv 1904.00420, section 3.4).
 
-It chooses the pattern within a budget that has the lowest loss with the SuperNet's weights. pi holds one probability
-for each block alone, learned while the other blocks were random. It cannot express what an operation is worth beside
-the others of a pattern; here whole patterns are evaluated. As in the paper, the weights should be trained on uniform
-paths (search.weights_paths=uniform), because weights that follow pi are best where pi is high.
+It chooses the pattern within a budget that has the lowest loss with the SuperNet's weights. pi has separate
+probabilities for each block, which were learned while the other blocks were random. Therefore it does not show how
+operations work together in a pattern; evolution evaluates whole patterns. As in the paper, the weights should be
+trained on uniform paths (search.weights_paths=uniform), because weights that follow pi are best where pi is high.
 """
 
 import time
@@ -23,17 +23,9 @@ from nas.derivation.supernet_evaluator import SuperNetEvaluator
 from nas.retraining.phase import train_pattern
 
 POPULATION, PARENTS, GENERATIONS = 36, 12, 10
-
-
 MUTATION_RATE = 0.1  # of each block
-
-
-MAX_ATTEMPTS = 10_000  # at generating children that are new and within the budget
-
-
-TRIAL_SHARE = 5  # a trial takes this fraction of the search's steps: one in five
-
-
+MAX_ATTEMPTS = 10_000  # to generate children that are new and within the budget
+TRIAL_SHARE = 5  # a trial takes the search's number of steps divided by this
 Architecture = tuple[int, ...]  # an operation's index for each block
 
 
@@ -48,7 +40,7 @@ def evolve(
     """The loss of each architecture that was evaluated; all are within the budget.
 
     evaluate: returns the loss of an architecture; budget: the highest cost, in the table's unit. The first generation
-    consists of `first`, which must be within the budget, and of random patterns of 0.9 to 1 of the budget.
+    consists of `first` and of random patterns, see random_population(). Patterns above the budget are dropped.
     """
     generator = np.random.default_rng(seed)
     losses: dict[Architecture, float] = {}
@@ -84,8 +76,8 @@ def random_population(limit: float, blocks: int, operations: list[str], costs: C
 def children(parents: list[Architecture], operations: int, known: set, within_budget, generator) -> list[Architecture]:
     """New architectures within the budget, alternately mutations of one parent and crossovers of two.
 
-    known: the architectures so far; new ones are added. within_budget: tells whether an architecture is. Half of the
-    mutations also exchange two blocks. Returns fewer than a generation if new ones are hard to find.
+    known: the architectures so far, to which new ones are added. within_budget: a function from an architecture to
+    bool. Half of the mutations also exchange two blocks. Returns fewer architectures if new ones are hard to find.
     """
     result: list[Architecture] = []
     for attempt in range(MAX_ATTEMPTS):
@@ -108,7 +100,9 @@ def children(parents: list[Architecture], operations: int, known: set, within_bu
 
 
 def shortlist(losses: dict[Architecture, float], operations: list[str], count: int) -> list[Architecture]:
-    """The architectures of lowest loss that are different networks: identity blocks have no effect anywhere."""
+    """The `count` different networks of lowest loss. Architectures that differ in identity blocks
+    only are one network.
+    """
     best: dict[str, Architecture] = {}
     for architecture in sorted(losses, key=losses.get):
         best.setdefault(network([operations[index] for index in architecture]), architecture)
@@ -129,10 +123,10 @@ def evolve_pattern(
     """The path with the lowest mean loss over the runs, and the record of its evolution.
 
     pi [N, O]: its own choice within the budget joins the first generation; budget: ratio to the interleaved pattern's
-    cost, or None for the target of the search, if it has one. trials: if positive, so many of the best patterns are
-    trained from scratch for a fifth of the search's steps, and the one with the lowest loss on valid is chosen. Shared
-    weights say little about the order of blocks. Raises InputError if no pattern is cheap enough or a run has no
-    checkpoint.
+    cost, or None for the target of the search, if it has one. trials: if positive, this number of the best patterns
+    is trained from scratch for a fifth of the search's steps. The one with the lowest loss on valid is then chosen,
+    because shared weights show little about the order of blocks. Raises InputError if no pattern is cheap enough or a
+    run has no checkpoint.
     """
     start, search, baseline = time.monotonic(), runs[0], costs.cost(interleaved(len(pi)))
     limit = search.target if budget is None else budget

@@ -30,7 +30,7 @@ def choose_by_perturbation(runs, pi, costs, budgets, trials) -> list[Choice]:
 
 
 def choose_by_evolution(runs, pi, costs, budgets, trials) -> list[Choice]:
-    """The pattern with which the SuperNet has the lowest loss, within each budget or else the search's target."""
+    """The pattern with the lowest loss of the SuperNet, within each budget or else the search's target."""
     from nas.derivation.evolution import evolve_pattern
 
     print("evaluating patterns with the SuperNet's weights; this takes some minutes", flush=True)

@@ -18,7 +18,7 @@ from nas.derivation.runs import SearchRun
 
 @dataclass(frozen=True)
 class Choice:
-    """What a method of derivation chose.
+    """The choice of a method of derivation.
 
     path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
     losses: with perturbation, nll per token without each operation [R, O] for each block; evolution: its record.
@@ -60,14 +60,14 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
 
 
 def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
-    """Write pattern files, all or none. Raises InputError if one exists with another content, unless `force`.
+    """Write pattern files, all or none. Raises InputError if a file exists with other content, unless `force` is set.
 
     The latency, the last key, may differ, because no two measurements are equal.
     """
     for path, content in patterns.items():
         before = path.read_text("utf-8") if path.exists() else None
         if before and without_latency(before) != without_latency(to_yaml(content)) and not force:
-            raise InputError(f"{path} exists and differs; name another file with --out, or replace it with --force")
+            raise InputError(f"{path} exists and differs; give another file with --out, or replace it with --force")
     for path, content in patterns.items():
         write_yaml(path, content)
 

@@ -1,7 +1,8 @@
 """Derivation by perturbation (Wang et al. 2021, arXiv 2108.04392): the operation whose removal hurts a block most.
 
-pi shows what the logits learned; perturbation measures what the SuperNet's weights need. It differs from the paper in
-two points: the weights are not fine-tuned between decisions, and after a hard search the loss is that of sampled paths.
+pi shows what the logits learned; perturbation measures how much the SuperNet's loss depends on an operation. It differs
+from the paper in two points: the weights are not fine-tuned between decisions, and after a hard search the loss is that
+of sampled paths.
 N blocks, O candidate operations, R measurements.
 """
 
@@ -29,7 +30,7 @@ def losses_without(evaluator: SuperNetEvaluator, pi: Tensor, block: int) -> np.n
 def perturb(runs: list[Path]) -> tuple[list[int], list[np.ndarray]]:
     """The path, and for each block the losses per token without each operation [R, O], one row per part and run.
 
-    Blocks are decided in random order; a decided block runs its choice only. Raises InputError if a run has no
+    Blocks are decided in random order; a decided block runs only its choice. Raises InputError if a run has no
     checkpoint.
     """
     evaluators = [SuperNetEvaluator(run) for run in runs]

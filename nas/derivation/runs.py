@@ -1,4 +1,4 @@
-"""Search runs as derivation reads them, and checks that several are seeds of one search."""
+"""Search runs: how derivation reads them, and the check that several are seeds of one search."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ class SearchRun:
     """The results of a search: pi [N, O] at the last logged step, and the configuration."""
 
     path: Path
-    content: dict  # of config.yaml
+    content: dict  # the content of config.yaml
     operations: list[str]
     pi: np.ndarray
     step: int
@@ -41,7 +41,7 @@ class SearchRun:
 
 
 def read_run(path: Path) -> SearchRun:
-    """Raises InputError if the folder is no search run, or is damaged."""
+    """Read a search run. Raises InputError if the folder is not a search run, or is damaged."""
     last = read_pi(path)[-1]
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / "flops.yaml", names)

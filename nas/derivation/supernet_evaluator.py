@@ -22,8 +22,8 @@ from nas.training.device import set_up_device
 from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 4, 8_192  # parts of valid, from its beginning; their spread gives the error of a loss
-SAMPLED_ROWS = 4  # rows of the batch with sampled paths; fewer rows mean more paths
-PATH_ROWS, PATH_PARTS = 16, 2  # rows of the batch along a fixed path, for speed; parts that are evaluated
+SAMPLED_ROWS = 4  # rows of the batch with sampled paths; with fewer rows more paths are sampled
+PATH_ROWS, PATH_PARTS = 16, 2  # for a fixed path: rows of the batch, many for speed; parts that are evaluated
 SEED = 0
 
 
@@ -69,8 +69,8 @@ class SuperNetEvaluator:
     def nll(self, pi: Tensor) -> np.ndarray:
         """Loss per token [parts] with blocks that follow pi [N, O].
 
-        If the search was soft, pi mixes the operations; otherwise each segment samples a new path. The paths of a part
-        come from the same noise in each call, so that the noise does not contribute to differences.
+        If the search was soft, pi mixes the operations; otherwise each segment samples a new path. Each call
+        samples the paths of a part with the same noise, so that the noise does not contribute to differences.
         """
         if self.config.search.sampling == "soft":
             self.supernet.set_mixture(pi)

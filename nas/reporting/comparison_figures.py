@@ -52,7 +52,7 @@ def comparison_plot(results: list[PatternResult], path: Path) -> None:
 
 
 def without_outliers(points: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """The points whose mean is not far above the others; all if at least half share the best mean."""
+    """The points whose mean is not far above the others. Returns all points if the median equals the best mean."""
     means = [mean for _, mean in points.values()]
     best, median = min(means), np.median(means)
     if median == best:
@@ -61,7 +61,7 @@ def without_outliers(points: dict[str, tuple[float, float]]) -> dict[str, tuple[
 
 
 def place_labels(axes, labels: list[tuple[float, float, str, str]]) -> None:
-    """Annotate points with (x, y, text, colour). A label that would cover another goes below its point."""
+    """Annotate points with (x, y, text, colour). A label that would overlap another is placed below its point."""
     taken = []
     for x, y, text, colour in sorted(labels, key=lambda label: -label[1]):
         position = axes.transData.transform((x, y))

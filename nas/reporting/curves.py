@@ -1,4 +1,4 @@
-"""Learning curves: nll over training tokens, of one run and of a comparison."""
+"""Learning curves of one run and of a comparison: nll over training tokens."""
 
 import itertools
 from pathlib import Path

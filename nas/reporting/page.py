@@ -1,4 +1,4 @@
-"""The HTML page of run folders: a section for each search, training and comparison, in report.html."""
+"""An HTML page of run folders, with a section for each search, training and comparison. Its template is report.html."""
 
 import base64
 import datetime
@@ -72,7 +72,9 @@ def curves_uri(run: Path) -> str | None:
 
 
 def search_section(run: Path) -> dict:
-    """The section of a search. Its pattern is that of pattern.yaml, or else the argmax of pi."""
+    """The section of a search. Its pattern is read from pattern.yaml if the file exists, else it is
+    the argmax of pi.
+    """
     from nas.reporting.pi_figures import animate, pi_over_time
 
     search, history = read_run(run), read_pi(run)
@@ -180,9 +182,9 @@ SECTIONS = {"search": search_section, "retrain": training_section, "compare": co
 
 
 def read_stage(run: Path) -> str:
-    """A key of SECTIONS. Raises InputError if the folder holds no run."""
+    """The stage of a run, a key of SECTIONS. Raises InputError if the folder holds no run."""
     if not (run / "config.yaml").is_file() or not (run / "provenance.yaml").is_file():
-        raise InputError(f"{run} is no run folder: give the --run folder of search.py, retrain.py or nas.compare")
+        raise InputError(f"{run} is not a run folder: give the --run folder of search.py, retrain.py or nas.compare")
     stage = read_yaml(run / "config.yaml").get("stage")
     if stage not in SECTIONS:
         raise InputError(f"{run / 'config.yaml'} is damaged: its stage is {stage!r}, not one of {', '.join(SECTIONS)}")
@@ -190,7 +192,7 @@ def read_stage(run: Path) -> str:
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:
-    """Raises InputError, and writes nothing, if a folder holds no run or a damaged one."""
+    """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one."""
     import jinja2
 
     from nas.reporting.style import COLOURS

@@ -1,4 +1,4 @@
-"""Figures of pi: its evolution as a GIF, and still pictures.
+"""Figures of pi: an animated GIF of its history, and still pictures.
 
 `history` is the content of pi.jsonl: a list of {"step", "temperature", "operations", "pi": [N blocks][O operations]}.
 """
@@ -16,7 +16,7 @@ from nas.core.pattern import abbreviate
 from nas.reporting.style import COLOURS, GREY, NAVY, RED, new_figure, save, tidy
 from nas.search.pi_statistics import entropy
 
-MAX_FRAMES = 150  # more frames make a larger file and no smoother motion
+MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000
 GREY_LEVELS = 18  # in a GIF
 WIDE = 16  # number of blocks above which labels are smaller
@@ -35,8 +35,8 @@ def choose_frames(count: int) -> list[int]:
 class PiPicture:
     """A picture of pi: operations as rows, blocks as columns, darkness as probability.
 
-    The likeliest operation of a block carries its probability. The figure is made once; show() changes only what
-    differs between frames, which makes an animation fast.
+    The probability is written on the likeliest operation of each block. The figure is created once, and show() changes
+    only what differs between frames, which makes an animation fast.
     """
 
     def __init__(self, operations: list[str], blocks: int):
@@ -74,7 +74,7 @@ class PiPicture:
     def pixels(self) -> np.ndarray:
         """The picture in grey [height, width], uint8.
 
-        A GIF of one channel with few levels needs neither a palette nor dithering, so it is small and sharp.
+        A GIF of one channel with few levels needs no palette and no dithering, so it is small and sharp.
         """
         self.canvas.draw()
         red = np.asarray(self.canvas.buffer_rgba())[..., 0]  # the three channels of grey are equal
@@ -82,7 +82,7 @@ class PiPicture:
 
 
 def animate(history: list[dict], path: Path) -> int:
-    """Write the evolution of pi as a GIF that loops and pauses on its last frame. Returns the number of frames.
+    """Write the history of pi as a GIF that loops and pauses on its last frame. Returns the number of frames.
 
     Raises ValueError if the history has fewer than two steps.
     """
@@ -99,7 +99,7 @@ def animate(history: list[dict], path: Path) -> int:
 
 
 def final_pi(history: list[dict], path: Path) -> None:
-    """pi at the last logged step."""
+    """A picture of pi at the last logged step."""
     picture = PiPicture(history[-1]["operations"], len(history[-1]["pi"]))
     picture.show(history[-1])
     picture.figure.savefig(path, dpi=130, facecolor="white")

@@ -1,4 +1,4 @@
-"""Style: matplotlib without a display, colours, axes and saving, for all figures."""
+"""Colours, axes and saving of all figures, with matplotlib set to work without a display."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ KIND_COLOURS = {"searched": RED, "given": BLUE, "parameters": "#7b6d8d", "random
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options):
-    """(figure, axes) in inches."""
+    """(figure, axes). width and height are in inches."""
     return plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
 
 

@@ -1,4 +1,4 @@
-"""The second phase: a fixed pattern, trained from scratch as an ordinary Transformer-XL."""
+"""The second phase: train a fixed pattern from scratch as an ordinary Transformer-XL."""
 
 import math
 from dataclasses import replace

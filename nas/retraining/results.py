@@ -17,7 +17,7 @@ RESULTS_FORMAT = "par-results/1"
 def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> dict:
     """The content of results.yaml: the best weights on valid and test, size, FLOPs, and the measured latency.
 
-    pattern_file: its predicted latency, if it has one, stands beside the measured one.
+    pattern_file: the content of the pattern file. If it has a predicted latency, the result includes the prediction.
     """
     config, model, corpus = phase.config, phase.model, phase.corpus
     best = load_checkpoint(run.path / BEST, "model")
@@ -49,7 +49,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
 
 
 def training_record(trainer: Trainer) -> dict:
-    """What results.yaml says about the training itself."""
+    """The part of results.yaml about the training."""
     return {
         "train_steps": trainer.step,
         "train_tokens": trainer.tokens,

@@ -1,4 +1,4 @@
-"""Whether a search has settled: since when each block has kept its choice, and warnings about the outcome."""
+"""Convergence of a search: the step since which each block has kept its choice, and warnings about the outcome."""
 
 from nas.core.config import SearchOptions
 from nas.search.pi_statistics import undecided_message
@@ -6,7 +6,7 @@ from nas.search.supernet import SuperNet
 
 
 class Convergence:
-    """Follows the likeliest operation of each of N blocks."""
+    """Tracks the likeliest operation of each of N blocks."""
 
     def __init__(self, supernet: SuperNet, options: SearchOptions):
         self.supernet, self.options = supernet, options
@@ -21,7 +21,7 @@ class Convergence:
         self.path = path
 
     def stop_reason(self, step: int, first_step: int) -> str | None:
-        """Why to stop early, or None. first_step: the first step at which the logits learned."""
+        """The reason to stop early, or None. first_step: the first step at which the logits trained."""
         share, steps = self.options.stable_share, self.options.stable_steps
         stable = sum(step - max(since, first_step) >= steps for since in self.changed_at)
         if share and stable >= share * len(self.path):
@@ -29,11 +29,11 @@ class Convergence:
         return None
 
     def warnings(self, step: int) -> list[str]:
-        """What makes the outcome doubtful, one sentence each."""
+        """Warnings about a doubtful outcome, one sentence each."""
         limits, result = self.options.warnings, []
         names = self.supernet.names(self.supernet.argmax_path())
         if names.count("identity") > limits.identity_share * len(names):
-            result.append(f"identity has taken over {names.count('identity')} of {len(names)} blocks")
+            result.append(f"{names.count('identity')} of {len(names)} blocks choose identity")
         ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))
         for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
             if len(pi) > 1 and pi[0] - pi[1] < limits.margin:

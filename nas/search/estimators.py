@@ -1,8 +1,8 @@
-"""Estimators: how the logits get a gradient from the loss of batches.
+"""Estimators of the logits' gradient from the loss of batches.
 
-N blocks, O candidate operations, K paths. Each estimator serves two kinds of step. With search.split=heldout,
-estimate() alone runs, on text that the weights never see. With search.split=shared, begin_shared() and end_shared()
-enclose the step that trains the weights on the same batch.
+N blocks, O candidate operations, K paths. With search.split=heldout a step of the logits calls only estimate(), on
+text that the weights never see. With search.split=shared, begin_shared() runs before the weights train on the same
+batch, and end_shared() runs after it.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ def leave_one_out_gradient(logits: Tensor, paths: list, losses: Tensor) -> Tenso
     count = len(paths)
     if count < 2:
         raise ValueError(f"leave-one-out needs at least 2 paths, got {count}")
-    # In float64: if all paths agree in a block, the advantages cancel, and Adam would scale up what rounding leaves.
+    # In float64, because advantages cancel if all paths agree in a block. Adam would scale up a rounding error.
     losses = torch.as_tensor(losses, dtype=torch.float64)  # [K]
     advantages = (losses - losses.mean()) * count / (count - 1)  # [K], loss_k - mean of the other losses
     one_hot = F.one_hot(torch.as_tensor(paths), logits.shape[1])  # [K, N, O]
@@ -36,7 +36,7 @@ def leave_one_out_gradient(logits: Tensor, paths: list, losses: Tensor) -> Tenso
 
 
 class Estimator:
-    """The interface, and what estimators have in common. Subclasses leave their estimate in supernet.logits.grad.
+    """The base class of estimators. Subclasses store their estimate in supernet.logits.grad.
 
     temperature: of relaxed samples; LeaveOneOut, the default, does not use it.
     """
@@ -46,7 +46,7 @@ class Estimator:
         self.temperature = options.temperature.start
 
     def estimate(self, batch: Batch) -> tuple[Tensor, Memories]:
-        """Estimate the gradient of the logits on a batch without dropout, and leave the weights alone.
+        """Estimate the gradient of the logits on a batch, without dropout. The weights do not change.
 
         The SuperNet stays in evaluation mode.
         Returns the mean nll over the samples in nats per token, and the memories for the next batch.
@@ -54,7 +54,9 @@ class Estimator:
         raise NotImplementedError
 
     def begin_shared(self, batch: Batch) -> None:
-        """Set the SuperNet to the sample on which the weights, and perhaps the logits, learn from this batch."""
+        """Set the SuperNet to the sample with which the weights, and in some estimators the logits, train on this
+        batch.
+        """
         raise NotImplementedError
 
     def end_shared(self) -> None:
@@ -78,7 +80,7 @@ class LeaveOneOut(Estimator):
             results[path] = self.run(batch)
         losses = torch.stack([results[path][0] for path in paths]).cpu()
         logits.grad = leave_one_out_gradient(logits, paths, losses)
-        # Keep the memories of the first path: it is distributed as pi. The last new one is not.
+        # Keep the memories of the first path, because its distribution is pi. The last new path has another one.
         return losses.double().mean(), results[paths[0]][1]
 
     def begin_shared(self, batch):
@@ -106,7 +108,7 @@ class Relaxed(Estimator):
         return nll, memories
 
     def begin_shared(self, batch):
-        # The gradient stops at the copy, because a batch that is read in parts runs several backward passes.
+        # Backward passes stop at the copy, because a batch that is read in parts needs several of them.
         self.sample, self.leaf = self.draw()
 
     def end_shared(self):
@@ -114,7 +116,10 @@ class Relaxed(Estimator):
 
 
 class StraightThrough(Relaxed):
-    """One sampled operation per block, with a gate of value 1 that has the gradient of its relaxed weight. Biased."""
+    """One sampled operation per block, with a gate of value 1 whose gradient is that of the relaxed weight.
+
+    The estimate is biased (arXiv 1611.01144, section 2.2).
+    """
 
     def draw(self):
         noise = gumbel_like(self.supernet.logits, self.sampler.generator)

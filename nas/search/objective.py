@@ -8,10 +8,10 @@ from nas.costs.table import CostTable
 
 
 class LatencyPenalty:
-    """Nats that the expected cost of a pattern drawn from pi adds to the loss.
+    """The penalty in nats on the expected cost of a pattern drawn from pi.
 
-    With r the expected cost over the cost of the interleaved pattern, the penalty is weight * max(0, r - target), as in
-    PLANER (arXiv 2208.14580), or weight * r with search.latency.mode=penalty. Costs add up over blocks, so the
+    r is the expected cost divided by the cost of the interleaved pattern. The penalty is weight * max(0, r - target),
+    as in PLANER (arXiv 2208.14580), or weight * r with search.latency.mode=penalty. Costs add up over blocks, so the
     expectation and its gradient are exact.
     """
 
@@ -21,7 +21,7 @@ class LatencyPenalty:
         least = costs.least_ratio(operations, blocks)
         if options.mode == "target" and options.target < least:
             raise InputError(
-                f"search.latency.target={options.target:g} is out of reach: the cheapest pattern costs {least:.3f} of "
+                f"search.latency.target={options.target:g} cannot be met: the cheapest pattern costs {least:.3f} of "
                 "the interleaved pattern's; give at least that"
             )
 

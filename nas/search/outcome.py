@@ -1,4 +1,4 @@
-"""The end of a search: warnings, outcome.yaml, and what to run next."""
+"""The end of a search: warnings, outcome.yaml, and the commands to run next."""
 
 from nas.core.run_folder import OUTCOME
 from nas.search.phase import SearchPhase
@@ -6,7 +6,7 @@ from nas.training.trainer import Trainer
 
 
 def report_outcome(phase: SearchPhase, trainer: Trainer) -> None:
-    """Write outcome.yaml, the last file of a finished search, and print what it holds."""
+    """Write outcome.yaml, the last file of a finished search, and print warnings and its content."""
     run, supernet = trainer.run, phase.supernet
     for warning in phase.convergence.warnings(trainer.step):
         trainer.say(f"WARNING: {warning}")

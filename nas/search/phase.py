@@ -1,4 +1,4 @@
-"""The first phase: the weights and the logits of a SuperNet learn in turn (arXiv 2009.04534, section 3).
+"""The first phase: train the weights and the logits of a SuperNet in turn (arXiv 2009.04534, section 3).
 
 N blocks, O candidate operations.
 """
@@ -47,8 +47,9 @@ def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tupl
 class SearchPhase:
     """Trains a SuperNet: its weights by AdamW, its logits by Adam along the gradient of an estimator.
 
-    With search.split=heldout the logits learn on the end of the training stream, which the weights never see, in one
-    step of every 1 / arch_fraction. With `shared` both learn on every batch. During the warm-up pi stays uniform.
+    With search.split=heldout the logits train on the end of the training stream, which the weights never see, in a
+    share arch_fraction of the steps. With search.split=shared both train on every batch. During the warm-up pi stays
+    uniform.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class SearchPhase:
         context: DeviceContext,
         latency: CostTable | None = None,
     ):
-        """latency: the measured table that search.latency.source=measured needs."""
+        """latency: the measured table; search.latency.source=measured needs it.
+
+        Raises InputError if no step is left to train the logits, or if no pattern reaches search.latency.target.
+        """
         self.supernet, self.corpus, self.config, self.context = supernet, corpus, config, context
         self.options = options = config.search
         if options.latency.source == "measured" and latency is None:
@@ -90,16 +94,16 @@ class SearchPhase:
         runner = BatchRunner(supernet, config.train, context)
         self.estimator = estimator_class(options)(supernet, runner, self.sampler, options)
         self.convergence = Convergence(supernet, options)
-        self.heldout_nll: float | None = None  # of the last logits step on held-out text, mean over its samples
+        self.heldout_nll: float | None = None  # mean over the samples of the last held-out logits step
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """One training step:
 
         temperature = schedule(step)
-        if the logits rest at this step (warm-up, or a step of the weights):
-            set the SuperNet to a sample, uniform in the warm-up
+        if the logits do not train at this step:
+            set the SuperNet to a sample (from uniform pi in the warm-up)
             train the weights on the next batch
-        elif the logits have a text of their own (search.split=heldout):
+        elif search.split=heldout:
             estimate the gradient of the logits on the next held-out batch
             update the logits
         else:
@@ -128,7 +132,7 @@ class SearchPhase:
         return nll, batch.targets.numel() * distributed.world_size()
 
     def draw_for_weights(self, step: int) -> None:
-        """Set the SuperNet to a sample on which the weights train alone."""
+        """Set the SuperNet to a sample for a step in which only the weights train."""
         uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
         self.sampler.draw(uniform, self.estimator.temperature)
 
@@ -146,12 +150,14 @@ class SearchPhase:
         self.convergence.update(step)
 
     def logits_learn(self, step: int) -> bool:
-        """Whether the logits learn at a step: after the warm-up at each, or with a held-out text at its share."""
+        """Whether the logits train at a step. They train after the warm-up, with heldout only in arch_fraction of the
+        steps.
+        """
         fraction = self.options.arch_fraction if self.options.split == "heldout" else 1.0
         return step > self.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
 
     def annealed_temperature(self, step: int) -> float:
-        """Annealed from the end of the warm-up to the last step."""
+        """The temperature at a step. It changes from the end of the warm-up to the last step."""
         progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         schedule = self.options.temperature
         return temperature_at(progress, schedule.start, schedule.end, schedule.schedule)
@@ -166,7 +172,9 @@ class SearchPhase:
         }
 
     def expected_costs(self) -> dict[str, float | None]:
-        """Of a pattern drawn from pi: milliseconds if measured, and FLOPs over the interleaved pattern's."""
+        """Expected costs of a pattern drawn from pi: milliseconds if measured, and FLOPs relative to the interleaved
+        pattern.
+        """
         pi, names = self.supernet.pi().double(), self.supernet.operations
         return {
             "expected_latency_ms": None if self.latency is None else self.latency.expected(pi, names).item(),
@@ -196,7 +204,7 @@ class SearchPhase:
         run.append("pi.jsonl", line | self.expected_costs())
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        """Along the likeliest path, without noise."""
+        """Evaluate the likeliest path on valid, without noise."""
         path = self.supernet.argmax_path()
         self.supernet.set_path(path)
         blocks = self.supernet.operations_on(path)

@@ -11,7 +11,9 @@ def entropy(pi: np.ndarray) -> np.ndarray:
 
 
 def undecided_message(block: int, first: str, second: str, margin: float) -> str:
-    """Message that a block has no clear choice; first: the likelier operation, by `margin`."""
+    """The message that a block has no clear choice. margin: probability of `first`, the likelier one, minus that of
+    `second`.
+    """
     if margin < TIE:
         return f"block {block} is a TIE between {first} and {second}: its operation is arbitrary"
     return f"block {block} is UNDECIDED: {first} leads {second} by only {margin:.3f}; {second} may be as good"

@@ -15,7 +15,8 @@ from nas.search.supernet import SuperNet
 def gumbel(uniform: Tensor) -> Tensor:
     """Standard Gumbel noise -log(-log u) of float64 draws u in [0, 1]; finite for every u.
 
-    In float64 the ends are clamped to the smallest normal number and to the largest below 1: noise in [-6.6, 36.8].
+    u is clamped to the smallest normal float64 and to the largest below 1, so the noise is in [-6.6, 36.8]. Raises
+    ValueError if u is not float64.
     """
     if uniform.dtype != torch.float64:
         raise ValueError(f"gumbel needs float64 draws, got {uniform.dtype}: float32 rounds draws to exactly 0 and 1")
@@ -24,7 +25,9 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 
 def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise of the shape and type of the logits, drawn on the CPU, so that every device and rank sees the same."""
+    """Noise of the shape and type of the logits. It is drawn on the CPU, so that it is equal on all
+    devices and ranks.
+    """
     uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
     return gumbel(uniform).to(logits.device, logits.dtype)
 
@@ -40,7 +43,7 @@ def sample_path(logits: Tensor, generator: torch.Generator) -> list[int]:
 
 
 def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
-    """The sampled path, and gates [N] of value 1, 1 + w_i - stop_gradient(w_i), through which the logits learn."""
+    """The sampled path, and gates [N] 1 + w_i - stop_gradient(w_i) of value 1, which pass gradients to the logits."""
     weights = relax(logits, noise, temperature)  # [N, O]
     path = weights.detach().argmax(dim=-1)  # [N]
     chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
@@ -50,15 +53,15 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
 def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
     """O paths that together visit each operation of each block exactly once, in an order drawn for each block.
 
-    These are the paths of strict fairness (arXiv 1907.01845, section 3.2). That paper updates the weights once from
-    the summed gradients of all O paths; here they step after each path.
+    These are the paths of strict fairness (arXiv 1907.01845, section 3.2). The paper updates the weights once with
+    the summed gradients of all O paths; here each path has its own update.
     """
     orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
     return [list(path) for path in zip(*orders, strict=True)]
 
 
 def temperature_at(progress: float, start: float, end: float, schedule: str) -> float:
-    """The temperature at progress 0 ... 1: exactly `start` at 0 and exactly `end` at 1.
+    """The temperature at a progress from 0 to 1. It is exactly `start` at 0 and exactly `end` at 1.
 
     Raises ValueError on an unknown schedule.
     """
@@ -76,14 +79,14 @@ def temperature_at(progress: float, start: float, end: float, schedule: str) -> 
 
 
 class WeightsSampler:
-    """Sets the SuperNet to the samples on which its weights train alone, without a gradient to the logits."""
+    """Sets the SuperNet to samples for steps in which only its weights train; the logits get no gradient."""
 
     def __init__(self, supernet: SuperNet, options: SearchOptions, generator: torch.Generator):
         self.supernet, self.options, self.generator = supernet, options, generator
-        self.fair_queue: list[list[int]] = []  # the rest of the last fair_paths()
+        self.fair_queue: list[list[int]] = []  # the unused paths of the last fair_paths()
 
     def draw(self, uniform: bool, temperature: float) -> None:
-        """uniform: from uniform pi instead of the logits'."""
+        """Set the SuperNet to a sample. uniform: whether to draw it from uniform pi instead of softmax(logits)."""
         logits = self.supernet.logits.detach()
         if uniform:
             logits = torch.zeros_like(logits)

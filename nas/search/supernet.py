@@ -1,4 +1,4 @@
-"""The SuperNet: a Transformer-XL whose blocks each hold all candidate operations, and the logits that choose.
+"""The SuperNet: a Transformer-XL whose blocks hold all candidate operations, and logits that choose among them.
 
 Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operations.
 """
@@ -15,13 +15,14 @@ from nas.core.config import Config
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
 
-Choice = tuple[list[int], Tensor | None]  # the operations that a block is to run, and their weights (None: 1)
+Choice = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
 
 class StochasticBlock(nn.Module):
     """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
-    The block keeps a memory for every choice, because the next segment may choose an operation that reads it.
+    The block keeps a memory with every choice, because the next segment may choose an operation that reads it. Raises
+    RuntimeError if `choice` is not set.
     """
 
     def __init__(self, operations: list[str], config: BlockConfig):
@@ -29,11 +30,11 @@ class StochasticBlock(nn.Module):
         self.candidates = nn.ModuleList(OPERATIONS[name](config) for name in operations)
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
-        self.choice: Choice | None = None  # until the SuperNet has set a mixture or a path
+        self.choice: Choice | None = None  # None until the SuperNet sets a mixture or a path
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         if self.choice is None:
-            raise RuntimeError("choose first: SuperNet.set_mixture() or SuperNet.set_path()")
+            raise RuntimeError("no operation is chosen; call SuperNet.set_mixture() or SuperNet.set_path() first")
         chosen, weights = self.choice
         branches = [self.candidates[index](x, memory, positions) for index in chosen]
         if weights is None:
@@ -46,7 +47,7 @@ class StochasticBlock(nn.Module):
 class SuperNet(nn.Module):
     """A backbone of stochastic blocks, and the architecture logits [N, O]; pi = softmax(logits), uniform at first.
 
-    The logits stay on the CPU, where samples are drawn. Otherwise each sampled path would wait for a GPU.
+    The logits stay on the CPU, where samples are drawn, so that sampling a path does not wait for a GPU.
     """
 
     def __init__(self, blocks: int, operations: list[str], config: BlockConfig, vocab_size: int, **options):
@@ -80,7 +81,7 @@ class SuperNet(nn.Module):
     def set_path(self, path: list[int], gates: Tensor | None = None) -> None:
         """Make the next forward passes run one operation per block.
 
-        gates [N]: factors of the branches, through which a straight-through estimator reaches the logits.
+        gates [N]: factors of the branches, which pass gradients to the logits in straight-through estimation.
         """
         rows = [None] * len(path) if gates is None else gates.to(self.backbone.embedding.weight.device).split(1)
         for block, index, row in zip(self.backbone.blocks, path, rows, strict=True):
@@ -89,7 +90,7 @@ class SuperNet(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
     ) -> tuple[Tensor, Memories]:
-        """As TransformerXL.forward, with what set_mixture() or set_path() chose last."""
+        """As TransformerXL.forward, with the last choice of set_mixture() or set_path()."""
         return self.backbone(tokens, targets, memories, memory_length)
 
 

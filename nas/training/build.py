@@ -1,4 +1,4 @@
-"""From a configuration and a corpus to what both phases need: networks, numbers of steps, streams."""
+"""Networks, numbers of steps and streams of both phases, built from a configuration and a corpus."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def block_config(config: Config) -> BlockConfig:
 
 
 def image_size(config: Config) -> int:
-    """Tokens of an image; 1 if the data are no images."""
+    """Number of tokens of an image; 1 if the data are not images."""
     return math.prod(config.model.grid)
 
 
@@ -93,9 +93,9 @@ def check_splits(config: Config, corpus: Corpus) -> None:
             raise InputError(f"the {split} split has {tokens} tokens: it needs at least 2")
         if tokens % image:
             raise InputError(
-                f"the {split} split has {tokens:,} bytes, no whole number of images of {image:,} "
+                f"the {split} split has {tokens:,} bytes, not a whole number of images of {image:,} "
                 f"(model.grid={config.model.grid} must be their rows, columns and channels); data.source=FOLDER with "
-                "train.bin, valid.bin and test.bin keeps images whole, a single file is cut anywhere"
+                "train.bin, valid.bin and test.bin keeps images whole; a single file may be split inside an image"
             )
 
 
@@ -107,7 +107,7 @@ def count_steps(config: Config, stream_tokens: int) -> int:
 
 
 def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:
-    """The stream that this rank reads of tokens [tokens].
+    """The part of tokens [tokens] that this rank reads, as a stream.
 
     Raises InputError if the tokens are too few, or if the ranks do not divide the batch.
     """

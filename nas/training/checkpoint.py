@@ -13,7 +13,7 @@ FORMAT = "par-checkpoint/1"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
-    """Replace `path` by a state. A crash at any moment leaves the previous file whole.
+    """Write a state to `path`. After a crash at any moment the file holds either the previous or the new state.
 
     Raises RunError if the file cannot be written, on a full disk for example.
     """
@@ -22,7 +22,7 @@ def save_checkpoint(path: Path, state: dict) -> None:
             torch.save({"format": FORMAT, **state}, file)
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        kept = "the previous one is untouched" if path.exists() else "there is no earlier one"
+        kept = "the previous one is unchanged" if path.exists() else "there is no earlier one"
         raise RunError(f"cannot write {path}: {reason}; {kept}; free space and continue with --resume") from None
 
 
@@ -34,7 +34,9 @@ def load_checkpoint(path: Path, key: str) -> dict:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile):
-        raise InputError(f"{path} is damaged or no checkpoint of this program; move it away and start anew") from None
+        raise InputError(
+            f"{path} is damaged or not a checkpoint of this program; move it away and start again"
+        ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT or key not in state:
-        raise InputError(f"{path} is no {FORMAT} with `{key}`; another program, version or stage wrote it")
+        raise InputError(f"{path} is not a {FORMAT} with `{key}`; another program, version or stage wrote it")
     return state

@@ -1,7 +1,7 @@
 """torch.compile for the operations of a network.
 
-A hard search samples another path in each step, so operations are compiled one by one, never the whole network: an
-operation is the same on every path.
+Operations are compiled one by one, because a hard search samples another path in each step. The whole network changes
+with the path, but an operation does not.
 """
 
 import time
@@ -23,7 +23,7 @@ RECOMPILE_LIMIT = 128  # an operation compiles once per kind, shape and mode, an
 def compile_operations(network: TransformerXL, options: TrainOptions, context: DeviceContext, rows: int) -> None:
     """Compile the operations of a network for batches of `rows` rows.
 
-    One operation of each kind runs first. If that fails, the network stays as it is and a notice says why.
+    One operation of each kind runs first. If that fails, nothing is compiled, and a notice gives the reason.
     """
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = 8 * RECOMPILE_LIMIT
@@ -37,9 +37,9 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
                 operation.forward = torch.compile(operation.forward, backend=BACKEND, dynamic=False)
             for operation in kinds.values():
                 try_operation(operation, *training_inputs(network, options, context, rows))
-    except Exception as error:  # a compiler may raise anything, and the run can go on without it
+    except Exception as error:  # a compiler may raise any error, and the run can continue without it
         for operation in operations:
-            operation.__dict__.pop("forward", None)  # back to the method of the class
+            operation.__dict__.pop("forward", None)  # restores the method of the class
             operation.train()
         reason = str(error).splitlines()[0] if str(error) else ""
         print(f"NOTICE: train.compile is off: {type(error).__name__}: {reason}", flush=True)

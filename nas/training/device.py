@@ -1,4 +1,4 @@
-"""The device of a run: which one, at what precision, with how many threads; and the random numbers on it."""
+"""The device, precision, threads and random state of a run."""
 
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
@@ -36,13 +36,14 @@ class DeviceContext:
         return f"{self.name}, {self.precision}{compiled}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def autocast(self) -> AbstractContextManager:
-        """Run forward passes at the precision."""
+        """A context in which forward passes run at `precision`."""
         if self.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)  # the fused functions cast anyway
+        # No cache, because the fused functions cast their inputs themselves.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def disable_compile(self) -> AbstractContextManager:
-        """Run operations without compiled code.
+        """A context in which operations run without compiled code.
 
         Rare shapes, such as those of evaluation or of memories that are not full yet, take longer to compile than
         compiled code saves.
@@ -50,7 +51,7 @@ class DeviceContext:
         return torch.compiler.set_stance("force_eager") if self.compile else nullcontext()
 
     def fork_rng(self) -> AbstractContextManager:
-        """Restore the random states at exit."""
+        """A context that restores the random states at its end."""
         return torch.random.fork_rng(devices=[self.device] if self.is_gpu else [])
 
     def random_state(self) -> dict[str, torch.Tensor]:
@@ -59,7 +60,9 @@ class DeviceContext:
         return state | {"cuda": torch.cuda.get_rng_state(self.device)} if self.is_gpu else state
 
     def set_random_state(self, state: dict[str, torch.Tensor]) -> bool:
-        """Return whether the state had all that this device needs; one that a CPU saved has nothing for a GPU."""
+        """Restore random_state(). Returns False on a GPU if the state was saved on a CPU and so
+        lacks that of the GPU.
+        """
         torch.set_rng_state(state["cpu"])
         if self.is_gpu and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
@@ -72,19 +75,22 @@ class DeviceContext:
 
 
 def choose_device(option: str) -> torch.device:
-    """Raises InputError if train.device=cuda has no GPU, or if this machine has fewer GPUs than processes."""
+    """The device of train.device. Raises InputError if cuda finds no GPU, or fewer GPUs than
+    processes on this machine.
+    """
     count = torch.cuda.device_count() if option != "cpu" and torch.cuda.is_available() else 0
     if option == "cuda" and not count:
         raise InputError("train.device=cuda: PyTorch sees no GPU here; give cpu or auto")
     if count and local_world_size() > count:
         raise InputError(
-            f"{local_world_size()} processes share {count} GPUs here: give torchrun --nproc-per-node {count}"
+            f"{local_world_size()} processes need as many GPUs, but there are {count}: "
+            f"give torchrun --nproc-per-node {count}"
         )
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
 
 
 def choose_precision(option: str, device: torch.device) -> str:
-    """fp32 or bf16. Raises InputError if train.precision=bf16 meets a GPU without bf16."""
+    """fp32 or bf16. Raises InputError if train.precision=bf16 and the GPU does not support bf16."""
     if device.type != "cuda":
         return "bf16" if option == "bf16" else "fp32"
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -94,7 +100,9 @@ def choose_precision(option: str, device: torch.device) -> str:
 
 
 def device_context(options: TrainOptions) -> DeviceContext:
-    """The device, precision and compilation that the options select here. Raises InputError as choose_*()."""
+    """The device, precision and compilation that the options select here. Raises InputError if one is
+    not available.
+    """
     device = choose_device(options.device)
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
     return DeviceContext(device, choose_precision(options.precision, device), compiled, torch.get_num_threads())
@@ -103,8 +111,8 @@ def device_context(options: TrainOptions) -> DeviceContext:
 def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
     """Seed the random numbers, set the CPU threads and prepare the device. Raises InputError as device_context()."""
     keep_freed_memory()
-    # Sharp attention has many weights and gradients below 1e-38. A CPU takes much longer for each of these denormal
-    # numbers, so they count as zero. Threads inherit this, so it must come before the first one starts.
+    # Sharp attention has many weights and gradients below 1e-38. They count as zero, because a CPU takes much longer
+    # for these denormal numbers. Threads inherit this setting, so it must come before the first thread starts.
     torch.set_flush_denormal(True)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -122,8 +130,8 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
 def keep_freed_memory() -> None:
     """Let glibc reuse large freed blocks instead of returning them to the kernel.
 
-    By default every activation of some megabytes is a fresh mapping whose pages fault one by one, which halves the
-    speed of a training step on a CPU. Without glibc this does nothing.
+    By default glibc maps fresh pages for every activation of some megabytes. The page faults halve the speed of a
+    training step on a CPU. Without glibc this function does nothing.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")

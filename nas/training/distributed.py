@@ -1,6 +1,6 @@
-"""The processes of one run, called ranks: torchrun starts them, torch.distributed connects them.
+"""Communication between the ranks of a run, which are processes that torchrun starts.
 
-Each rank trains its share of the rows of a batch, and the gradients are averaged. The result is that of one process
+Each rank trains its share of the rows of a batch, and the gradients are averaged. The result equals that of one process
 with all rows. In a single process every function here returns at once, without communication.
 """
 
@@ -44,9 +44,9 @@ def local_world_size() -> int:
 
 @contextmanager
 def process_group(device: torch.device):
-    """Connect the ranks: by gloo, and between GPUs by NCCL.
+    """Connect the ranks by gloo, and between GPUs by NCCL.
 
-    Raises RunError if another rank is lost; the error of that rank says why, and torchrun ends all ranks.
+    Raises RunError if the contact to another rank is lost. That rank reports the reason, and torchrun ends all ranks.
     """
     if errors.world_size() == 1:
         yield
@@ -69,7 +69,7 @@ def process_group(device: torch.device):
     except Interrupted:  # all ranks stop together
         dist.destroy_process_group()
         raise
-    dist.destroy_process_group()  # not after other errors, where it could wait for a rank that is gone
+    dist.destroy_process_group()  # not after other errors, because it could wait for a rank that has ended
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
@@ -127,7 +127,7 @@ def any_rank(flag: bool) -> bool:
 
 
 def all_gather(value) -> list:
-    """The value of each rank, on each."""
+    """The values of all ranks in order, on each rank."""
     if world_size() == 1:
         return [value]
     values = [None] * world_size()
@@ -136,7 +136,7 @@ def all_gather(value) -> list:
 
 
 def check_replicated(values: dict[str, Tensor]) -> None:
-    """Raises RunError if a tensor, named by its key, is not equal bit by bit on all ranks."""
+    """Raises RunError if a tensor is not bit-identical on all ranks. The keys name the tensors in the message."""
     for name, value in values.items():
         value = value.detach().double().cpu()
         for number, other in enumerate(all_gather(value)):
@@ -148,13 +148,13 @@ def check_replicated(values: dict[str, Tensor]) -> None:
 
 
 def barrier() -> None:
-    """Wait until every rank has come to this point."""
+    """Wait until every rank has reached this point."""
     if world_size() > 1:
         dist.barrier()
 
 
 def first_on_each_node(work: Callable[[], Result]) -> Result:
-    """The result of work(), which one rank of each machine runs first, so that the others find it in a cache."""
+    """The result of work(). One rank of each machine runs it first, so that the others find its files in the cache."""
     if world_size() == 1:
         return work()
     result = work() if local_rank() == 0 else None
@@ -175,14 +175,16 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
 
 
 def wrap_ddp(model: nn.Module) -> nn.Module:
-    """DistributedDataParallel, for a model whose parameters all get a gradient in each backward pass."""
+    """Wrap a model in DistributedDataParallel. All parameters must get a gradient in each backward pass."""
     if world_size() == 1:
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
-    """Let DistributedDataParallel average the gradients only where wanted, such as in the last part of a batch."""
+    """A context in which DistributedDataParallel averages gradients only if `wanted`, as for the
+    last part of a batch.
+    """
     return nullcontext() if wanted or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 
@@ -195,8 +197,8 @@ def broadcast_parameters(model: nn.Module) -> None:
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace the gradients of a sampled path by their means over the ranks.
 
-    Only the sampled operations have gradients, the same ones on all ranks. DistributedDataParallel expects a gradient
-    of every parameter, or searches the graph of each step.
+    Only the sampled operations have gradients, and all ranks sample the same operations. DistributedDataParallel would
+    expect a gradient of every parameter, or search the graph in each step.
     """
     if world_size() == 1:
         return

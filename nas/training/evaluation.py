@@ -1,11 +1,12 @@
-"""The evaluation protocol: read a split in order from an empty memory, and predict every token but the first once.
+"""The evaluation protocol: read a split in order with an empty memory, and predict every token but the first once.
 
-Several rows are read at once, and the figures must not depend on how many. Two rules ensure that:
+Several rows are read at once, and the results must not depend on their number. Two rules ensure that:
 
 - Before its own segments, each row reads the segments that its memories reach, without counting them. One block reaches
   ceil(memory / segment) segments back, so N blocks reach N times as many.
-- If blocks depend on the place in the stream (rows of fixed sparse attention, images), each row begins at a multiple of
-  their period. If the period and the segment have a large common multiple, rows are few and evaluation is slower.
+- If blocks depend on the place in the stream (fixed sparse attention, images), each row begins at a multiple of their
+  period. If the period and the segment have a large least common multiple, there are few rows, and evaluation is
+  slower.
 """
 
 import math
@@ -36,13 +37,13 @@ def total_nll(
     """The summed nll of tokens[1:] in nats, and the number of these tokens.
 
     model(tokens [B, L], targets [B, L], memories, memory_length) returns (nll [B, L], memories). memory_blocks: how
-    many of its blocks have a memory. period: the number of tokens after which a place in the stream is to the model as
-    the first one. device: the model's. The ranks of a run share the rows, and all of them get the sums. The mode of the
-    model (train or eval) is restored. Raises ValueError below two tokens.
+    many of its blocks have a memory. period: the model's output does not change if the stream is shifted by this number
+    of tokens. device: the device of the model. The ranks of a run divide the rows, and all ranks get the sums. The mode
+    of the model (train or eval) is restored. Raises ValueError if there are fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
-        raise ValueError(f"a stream of {len(tokens)} tokens has nothing to predict")
+        raise ValueError(f"a stream of {len(tokens)} tokens is too short: evaluation needs at least two")
     segments = -(-predictions // segment)
     warmup = min(segments, memory_blocks * -(-memory // segment))
     unit = math.lcm(segment, period) // segment  # a row begins at a multiple of this number of segments
@@ -78,12 +79,14 @@ def count_memory_blocks(blocks) -> int:
 
 
 def period_of(blocks, image_size: int = 1) -> int:
-    """The number of tokens after which a place in the stream is to these blocks, and to images, as the first one."""
+    """The smallest shift of the stream, in tokens, that changes neither the blocks' results nor the
+    places in images.
+    """
     return math.lcm(image_size, *(block.period for block in blocks))
 
 
 def evaluation_lengths(config: Config) -> tuple[int, int]:
-    """(segment, memory) of evaluation; null stands for the lengths of training."""
+    """(segment, memory) of evaluation; options that are null take the lengths of training."""
     options, train = config.evaluate, config.train
     segment = train.segment if options.segment is None else options.segment
     return segment, train.memory if options.memory is None else options.memory

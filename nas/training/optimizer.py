@@ -21,7 +21,7 @@ class WeightsOptimizer:
     """AdamW (arXiv 1711.05101). Matrices decay; biases and norms do not."""
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, on_gpu: bool = False):
-        """on_gpu: step() never waits for the GPU."""
+        """on_gpu: whether the weights are on a GPU, in which case step() does not wait for it."""
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         self.on_gpu = on_gpu
         decayed, others = [], []
@@ -53,7 +53,7 @@ class WeightsOptimizer:
             self.adam.found_inf = (~norm.isfinite()).float()
             self.adam.step()
         elif norm.isfinite():
-            if clip and norm > clip:  # clipping reads every gradient once more, so skip it where it does nothing
+            if clip and norm > clip:  # clipping reads every gradient once more, so skip it if it has no effect
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
             self.adam.step()
         return norm

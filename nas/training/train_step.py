@@ -22,7 +22,7 @@ from nas.training.optimizer import WeightsOptimizer
 
 @dataclass
 class Batch:
-    """tokens and targets [B, L], and the memories of the same rows; None at the start of the rows."""
+    """tokens and targets [B, L], and the memories of the same rows, which are None at the start of the rows."""
 
     tokens: Tensor
     targets: Tensor
@@ -49,7 +49,7 @@ class Stream:
         return Batch(*self.loader.next(), self.memories)
 
     def state_dict(self) -> dict:
-        """With the memories of all ranks, on rank 0."""
+        """The position and the memories. On rank 0 they are the memories of all ranks."""
         blocks = None
         if self.memories is not None:
             blocks = [block if block is None else distributed.gather_rows(block) for block in self.memories.blocks]
@@ -64,7 +64,7 @@ class Stream:
 
 
 class BatchRunner:
-    """Runs batches through a network: forward, and backward where the caller wants it."""
+    """Runs batches through a network, forward and, if the caller asks for it, backward."""
 
     def __init__(self, network: nn.Module, options: TrainOptions, context: DeviceContext):
         self.network, self.options, self.context = network, options, context
@@ -72,7 +72,7 @@ class BatchRunner:
     def __call__(self, batch: Batch, backward: Callable[[Tensor], None] | None = None) -> tuple[Tensor, Memories]:
         """Return the mean nll of the batch over all ranks, in nats per token and detached, and the new memories.
 
-        The rows are read in train.grad_accum_steps parts. backward(loss) gets each part's share of this rank's mean.
+        The rows are read in train.grad_accum_steps parts. For each part, backward() gets its share of this rank's mean.
         """
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
         for number, part in enumerate(parts, start=1):
@@ -99,7 +99,7 @@ class TrainStep:
     def __init__(
         self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, sampled: bool
     ):
-        """sampled: steps run different operations, as in a hard search, so that only these have gradients."""
+        """sampled: whether each step runs other operations, as in a hard search. Only these then have gradients."""
         self.context, self.sampled = context, sampled
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.is_gpu)
         if context.compile:
@@ -113,7 +113,7 @@ class TrainStep:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
 
         Raises FloatingPointError on a CPU if the loss or the gradient is not finite. On a GPU the returned nll is then
-        NaN, because the step does not wait for the GPU. In both cases the weights stay as they are.
+        NaN, because the step does not wait for the GPU. In both cases the weights do not change.
         """
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()

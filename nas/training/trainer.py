@@ -1,6 +1,6 @@
 """The training loop of both phases: steps, logs, evaluations, checkpoints, interruption and exact resume.
 
-The loop does not know what a step does. nas/search/phase.py and nas/retraining/phase.py do.
+The steps themselves are in nas/search/phase.py and nas/retraining/phase.py.
 """
 
 import math
@@ -23,21 +23,21 @@ from nas.training.device import DeviceContext
 
 
 class Phase(Protocol):
-    """What the loop drives. Its state_dict holds all that an exact continuation needs."""
+    """The interface of a phase. Its state_dict holds everything that an exact continuation needs."""
 
     total_steps: int
     config: Config
     context: DeviceContext
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
-        """Run training step `step`, from 1; return the mean nll in nats and the tokens read, both of all ranks.
+        """Run training step `step`, from 1; return the mean nll in nats and the number of tokens read by all ranks.
 
         The nll is None if the weights did not train. Raises FloatingPointError if a loss or gradient is not finite,
         before any weight changes. On a GPU the weights do not change either, but the nll is NaN instead.
         """
 
     def scalars(self) -> dict[str, float]:
-        """What a log line shows beside the loss."""
+        """The values that a log line shows in addition to the loss."""
 
     def record(self, run: RunFolder, step: int) -> None:
         """Write the phase's own log line, at step 0, every log_every steps and at the last step."""
@@ -49,7 +49,7 @@ class Phase(Protocol):
         """The reason to stop before the last step, or None."""
 
     def replicated_state(self) -> dict[str, Tensor]:
-        """By name, what must be equal bit by bit on all ranks."""
+        """{name: tensor} of the values that must be bit-identical on all ranks."""
 
     def state_dict(self) -> dict:
         """The whole state, complete on rank 0; every rank calls it."""
@@ -58,13 +58,13 @@ class Phase(Protocol):
 
 
 class Trainer:
-    """Drives a phase to its last step, from the start or from its checkpoint."""
+    """Runs a phase to its last step, from the start or from its checkpoint."""
 
     def __init__(self, phase: Phase, run: RunFolder):
         self.phase, self.run, self.options = phase, run, phase.config.train
         self.step = 0
         self.tokens = 0
-        self.train_seconds, self.wall_seconds = 0.0, 0.0  # steps alone, and with evaluations, over all resumptions
+        self.train_seconds, self.wall_seconds = 0.0, 0.0  # of steps, and with evaluations, over all resumptions
         self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
         self.rate_tokens, self.rate_seconds = 0, 0.0  # since the last log line of this process
         self.stopped: str | None = None
@@ -150,7 +150,7 @@ class Trainer:
         )
         if self.bar.disable:
             self.say(text)
-        else:  # the bar shows it on a terminal
+        else:  # on a terminal the progress bar shows the nll
             self.run.log(text)
             self.bar.set_postfix_str(f"nll {nll:.3f}")
         self.window_nll, self.window_tokens, self.rate_tokens, self.rate_seconds = 0.0, 0, 0, 0.0
@@ -167,7 +167,7 @@ class Trainer:
         )
 
     def open_board(self):
-        """TensorBoard's writer, on rank 0."""
+        """The TensorBoard writer on rank 0; a null context on other ranks."""
         if not distributed.is_main():
             return nullcontext()
         from torch.utils.tensorboard import SummaryWriter
@@ -184,7 +184,7 @@ class Trainer:
         tqdm.write(text)
 
     def check_window(self) -> None:
-        """Turn the window's nll into a number. On a GPU a loss or gradient that was not finite shows up here."""
+        """Convert the nll of the window to a float. Raises RunError if a loss or gradient on a GPU was not finite."""
         self.window_nll = float(self.window_nll)
         if not math.isfinite(self.window_nll):
             raise self.failure(self.step, "a loss or gradient since the last log line was not finite")
@@ -215,7 +215,7 @@ class Trainer:
         self.saved_step = self.step
 
     def restore(self) -> None:
-        """Load the checkpoint, if there is one, and drop what was logged after it.
+        """Load the checkpoint, if there is one, and remove the lines that were logged after it.
 
         Raises InputError if only some of the ranks see it.
         """
@@ -224,7 +224,7 @@ class Trainer:
             raise InputError(f"only some processes see {self.run.checkpoint}; all machines must share the run folder")
         if not found:
             self.run.cut_after(-1)
-            if distributed.rank():  # the networks began alike; from now on each rank draws its own dropout
+            if distributed.rank():  # all ranks built the same network; from now on each draws its own dropout
                 self.reseed(distributed.rank())
             return
         state = load_checkpoint(self.run.checkpoint, "phase")
