@@ -12,7 +12,7 @@ import numpy as np
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
-from nas.costs.table import latency_report
+from nas.costs.cost_table import latency_report
 from nas.derivation.budget import read_budgets
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.methods import METHODS

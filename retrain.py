@@ -6,7 +6,7 @@ from nas.core.config import Config
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.pattern import SPARSE, abbreviate, read_pattern
-from nas.costs.table import latency_report
+from nas.costs.cost_table import latency_report
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -180,6 +180,7 @@ class Identity(nn.Module):
         return 0.0
 
 
+# CONTRIBUTING.md lists what else a new operation needs.
 OPERATIONS = {
     "attention": Attention,
     "sparse_strided": SparseStrided,

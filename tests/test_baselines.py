@@ -7,7 +7,7 @@ import pytest
 
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
-from nas.costs.table import MILLISECONDS, CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread_evenly
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"

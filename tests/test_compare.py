@@ -22,7 +22,7 @@ from nas.comparison.timer import Timer
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network, read_pattern
-from nas.costs.table import MILLISECONDS, CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from tests.comparing import COMPARISON, compare, write_comparison_yaml
 from tests.processes import ROOT
 

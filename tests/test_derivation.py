@@ -11,7 +11,7 @@ import yaml
 
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, read_pattern
-from nas.costs.table import FLOPS, CostTable, read_costs
+from nas.costs.cost_table import FLOPS, CostTable, read_costs
 from nas.derivation.budget import ParetoFront, best_within, read_budgets
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (

@@ -9,8 +9,8 @@ import torch
 
 from nas.core.errors import InputError
 from nas.core.run_folder import open_run
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
-from nas.costs.table import MILLISECONDS, CostTable
 from nas.derivation import evolution
 from nas.derivation.evolution import POPULATION, evolve, evolve_pattern, shortlist
 from nas.derivation.runs import read_run

@@ -8,6 +8,7 @@ from models.operations import OPERATIONS
 from nas.core.config import Config
 from nas.costs import latency
 from nas.costs.benchmark import timed_rounds
+from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
 from nas.costs.flops import count_flops
 from nas.costs.latency import (
     SegmentWork,
@@ -20,7 +21,6 @@ from nas.costs.latency import (
     segment_works,
     valid_prediction,
 )
-from nas.costs.table import MILLISECONDS, CostTable, latency_report, read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.training.build import block_config

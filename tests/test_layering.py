@@ -27,7 +27,7 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.data.sources",
     "nas.data.text_files",
     "nas.data.tokenizers",
-    "nas.costs.table",
+    "nas.costs.cost_table",
     "nas.search.pi_statistics",
     "nas.derivation.baselines",
     "nas.derivation.budget",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nas.core.errors import InputError
-from nas.costs.table import MILLISECONDS, CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.training.evaluation import total_nll
 from tests.making import assert_same_state, make_search
 from tests.reference import expected_loss

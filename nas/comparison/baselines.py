@@ -6,7 +6,7 @@ from itertools import islice
 from nas.comparison.comparison import Comparison
 from nas.comparison.spec import PARAMETERS, RANDOM, SAME_LATENCY, SEARCHED, Contender, pattern_file
 from nas.core.pattern import abbreviate, interleaved, network
-from nas.costs.table import CostTable
+from nas.costs.cost_table import CostTable
 from nas.derivation.baselines import most_parameters, random_patterns
 
 BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds

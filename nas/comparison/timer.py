@@ -8,8 +8,8 @@ import numpy as np
 from nas.comparison.spec import GIVEN, Contender
 from nas.core.config import Config
 from nas.core.pattern import interleaved
+from nas.costs.cost_table import CostTable
 from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
-from nas.costs.table import CostTable
 from nas.training.device import DeviceContext
 
 REPORT_ROUNDS = 60  # for the latencies in the report

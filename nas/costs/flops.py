@@ -11,7 +11,7 @@ from models.softmax import AdaptiveSoftmax
 from models.transformer_xl import build_pattern
 from nas.core.config import Config
 from nas.core.pattern import SPARSE
-from nas.costs.table import FLOPS, CostTable
+from nas.costs.cost_table import FLOPS, CostTable
 from nas.training.build import backbone_options, block_config
 from nas.training.evaluation import evaluation_lengths
 

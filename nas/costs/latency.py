@@ -11,8 +11,8 @@ from nas.core.config import Config
 from nas.core.pattern import interleaved
 from nas.core.provenance import processor
 from nas.costs.benchmark import timed_rounds
+from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
-from nas.costs.table import MILLISECONDS, CostTable, read_costs
 from nas.training.build import backbone_options, block_config
 from nas.training.device import DeviceContext
 from nas.training.optimizer import WeightsOptimizer

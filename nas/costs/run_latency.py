@@ -4,8 +4,8 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
+from nas.costs.cost_table import read_costs
 from nas.costs.latency import current_costs, measure_pattern
-from nas.costs.table import read_costs
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.training.device import set_up_device

@@ -8,7 +8,7 @@ import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network
-from nas.costs.table import CostTable
+from nas.costs.cost_table import CostTable
 from nas.derivation.budget import ParetoFront
 
 MAX_MISSES = 1000  # random patterns end after this many draws without a new one

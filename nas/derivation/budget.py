@@ -9,7 +9,7 @@ import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
-from nas.costs.table import CostTable
+from nas.costs.cost_table import CostTable
 
 
 class ParetoFront:

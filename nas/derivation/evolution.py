@@ -14,7 +14,7 @@ import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network
-from nas.costs.table import CostTable
+from nas.costs.cost_table import CostTable
 from nas.derivation.baselines import random_patterns
 from nas.derivation.budget import best_within
 from nas.derivation.pattern_record import Choice

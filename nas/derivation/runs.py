@@ -10,7 +10,7 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
-from nas.costs.table import CostTable, read_costs
+from nas.costs.cost_table import CostTable, read_costs
 
 MAY_DIFFER = ("seed", "data.cache", "train.threads")  # options that may differ between seeds of one search
 TARGET_TOLERANCE = 0.1  # relative distance from the search's target that needs no notice

@@ -16,7 +16,7 @@ from nas.core.metrics import read_metrics, read_pi
 from nas.core.pattern import LETTERS, read_pattern
 from nas.core.provenance import git_commit
 from nas.core.run_folder import MAY_CHANGE, OUTCOME, RESULTS
-from nas.costs.table import latency_report, read_costs
+from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import read_run
 

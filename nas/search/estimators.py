@@ -129,6 +129,7 @@ class StraightThrough(Relaxed):
         return gates, leaf
 
 
+# CONTRIBUTING.md lists what else a new estimator needs.
 HARD_ESTIMATORS = {"leave_one_out": LeaveOneOut, "straight_through": StraightThrough}
 
 

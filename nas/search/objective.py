@@ -4,7 +4,7 @@ from torch import Tensor
 
 from nas.core.config import LatencyOptions
 from nas.core.errors import InputError
-from nas.costs.table import CostTable
+from nas.costs.cost_table import CostTable
 
 
 class LatencyPenalty:

@@ -11,8 +11,8 @@ from torch import Tensor
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.run_folder import RunFolder
+from nas.costs.cost_table import CostTable
 from nas.costs.flops import count_flops
-from nas.costs.table import CostTable
 from nas.data.corpus import Corpus
 from nas.search.convergence import Convergence
 from nas.search.estimators import estimator_class

@@ -9,6 +9,8 @@ from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
 
 FLOPS, MILLISECONDS = "FLOPs per token, forward", "ms"
+
+
 TOLERANCE = 0.10  # a measured latency that differs more than this from the prediction causes a warning
 
 
