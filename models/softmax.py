@@ -15,6 +15,8 @@ STATIC_LOGITS = 2**26  # largest N * V for which is_static() returns True on a G
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(W h + b)[target]: hidden [N, D], weight [V, D], bias [V], targets [N] -> [N], in nats."""
+    if torch.is_autocast_enabled(hidden.device.type):  # bf16 has too few digits for the sum of a logit and its bias
+        return F.cross_entropy(F.linear(hidden, weight).float() + bias, targets, reduction="none")
     return F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction="none")
 
 

@@ -3,12 +3,14 @@
 experiments/bench/README.md lists the checks that need a GPU.
 """
 
+import dataclasses
+
 import pytest
 import torch
 
 from nas.training import compile
 from nas.training.optimizer import WeightsOptimizer
-from nas.training.train_step import BatchRunner
+from nas.training.train_step import BatchRunner, TrainStep
 from tests.making import make_retraining, make_search
 
 
@@ -90,3 +92,24 @@ def test_gradient_accumulation_does_not_change_gradients(small_config):
         results.append([nll, *memories.blocks[:1], *(p.grad for p in phase.model.parameters())])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_skipped_update_on_a_gpu_makes_the_nll_nan(small_config):
+    """The step of a GPU, run on the CPU: the weights stay, and the trainer learns of it from the nll."""
+    config = small_config()
+    phase = make_retraining(config, ["attention", "dense"])
+    context = dataclasses.replace(phase.context)
+    object.__setattr__(context, "device", FakeGPU())
+    train = TrainStep(phase.model, config.train, 10, context, sampled=False)
+    nll, _ = train(1, phase.stream.next())
+    assert nll.isfinite()
+    before = phase.model.embedding.weight.clone()
+    phase.model.embedding.weight.register_hook(lambda gradient: gradient * float("inf"))
+    nll, _ = train(2, phase.stream.next())
+    assert nll.isnan() and torch.equal(before, phase.model.embedding.weight)
+
+
+class FakeGPU:
+    """The type of a GPU, without one."""
+
+    type = "cuda"

@@ -6,6 +6,7 @@ import torch
 
 from nas.core.errors import InputError
 from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.search import estimators
 from nas.training.evaluation import total_nll
 from tests.making import assert_same_state, make_search
 from tests.reference import expected_loss
@@ -332,3 +333,51 @@ def test_the_state_of_a_search_is_complete(small_config):
     other.load_state_dict(phase.state_dict())
     assert_same_state(other.state_dict(), phase.state_dict())
     assert (other.convergence.changed_at, other.heldout_nll, other.sampler.fair_queue) == ([5, 6, 7], 1.5, [[0, 1, 2]])
+
+
+def test_the_heldout_nll_is_the_mean_over_the_sampled_paths(small_config, monkeypatch):
+    phase = make_search(small_config("search.warmup_steps=0", "search.arch_fraction=0.5"))
+    seen = []
+    original = estimators.leave_one_out_gradient
+    monkeypatch.setattr(
+        estimators, "leave_one_out_gradient", lambda *inputs: seen.append(inputs[2]) or original(*inputs)
+    )
+    phase.step(1)
+    phase.step(2)
+    assert phase.heldout_nll == pytest.approx(seen[0].mean().item()) and seen[0].std() > 0
+
+
+def test_shared_batches_train_uniform_paths_if_asked(small_config):
+    options = ["search.split=shared", "search.weights_paths=uniform", "search.warmup_steps=0", "train.steps=40"]
+    phase = make_search(small_config(*options))
+    phase.supernet.logits.data[:, 0] = 20.0
+    counts = np.zeros((3, 3), dtype=int)
+    for _ in range(1, 31):
+        phase.estimator.begin_shared(phase.stream.next())
+        for index, block in enumerate(phase.supernet.backbone.blocks):
+            counts[index, block.choice[0][0]] += 1
+    assert (counts == 10).all()
+
+
+@pytest.mark.parametrize("split", ["heldout", "shared"])
+def test_a_sampled_path_with_a_loss_that_is_not_finite_changes_nothing(small_config, split):
+    phase = make_search(small_config(f"search.split={split}", "search.warmup_steps=0", "search.arch_fraction=0.5"))
+    phase.step(1)
+    for block in phase.supernet.backbone.blocks:
+        for parameter in block.candidates[0].parameters():
+            parameter.data.fill_(float("nan"))
+    phase.supernet.logits.data[:, 0] = 20.0
+    embedding, logits = phase.supernet.backbone.embedding.weight.clone(), phase.supernet.logits.clone()
+    with pytest.raises(FloatingPointError, match="sampled path"):
+        phase.step(2)
+    assert torch.equal(embedding, phase.supernet.backbone.embedding.weight)
+    assert torch.equal(logits, phase.supernet.logits)
+
+
+def test_a_gradient_of_the_logits_that_is_not_finite_is_refused(small_config):
+    phase = make_search(small_config())
+    logits = phase.supernet.logits
+    logits.grad, before = torch.full_like(logits, float("nan")), logits.clone()
+    with pytest.raises(FloatingPointError, match="gradient of the logits"):
+        phase.update_logits(24)
+    assert torch.equal(before, logits)

@@ -27,8 +27,11 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 
 def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def is_text(path: Path) -> bool:

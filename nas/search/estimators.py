@@ -79,6 +79,8 @@ class LeaveOneOut(Estimator):
             self.supernet.set_path(path)
             results[path] = self.run(batch)
         losses = torch.stack([results[path][0] for path in paths]).cpu()
+        if not losses.isfinite().all():
+            raise FloatingPointError("the loss of a sampled path is not finite")
         logits.grad = leave_one_out_gradient(logits, paths, losses)
         # Keep the memories of the first path, because its distribution is pi. The last new path has another one.
         return losses.double().mean(), results[paths[0]][1]
