@@ -6,6 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from nas.search import estimators, sampling
 from tests.making import load_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def throughput():

@@ -19,6 +19,8 @@ from nas.retraining.phase import train_pattern
 from nas.training.trainer import Trainer
 from tests.making import make_retraining, make_search
 
+pytestmark = pytest.mark.slow
+
 OPERATIONS = ["attention", "dense", "identity"]
 COSTS = CostTable(MILLISECONDS, 2.0, {"attention": 5.0, "dense": 1.0, "identity": 0.0})
 

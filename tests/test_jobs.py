@@ -7,6 +7,8 @@ from nas.comparison.tasks import Task, run_tasks
 from nas.core.errors import InputError
 from tests.making import load_script
 
+pytestmark = pytest.mark.slow
+
 Jobs = load_script("jobs").Jobs
 
 
