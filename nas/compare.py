@@ -156,7 +156,8 @@ def main() -> None:
     if arguments.report and not comparison.run.begun:
         raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report out to begin one")
     text, failed = arguments.comparison.read_text(encoding="utf-8"), {}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that runs save if a scheduler ends the job
+    for number in (signal.SIGINT, signal.SIGTERM):  # runs save on both, also in a job that starts with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         if arguments.pending:
             print_pending(comparison, text, suffix)
