@@ -13,6 +13,7 @@ from nas.data.text_files import find_splits, is_text, next_line_start, sha256_of
 
 STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
+# CONTRIBUTING.md lists what else a new source needs.
 NAMES = ("pydoc", *ARCHIVES)
 
 
