@@ -13,7 +13,7 @@ tokens with a memory of 192, divided over the ranks. The frequency of a word is 
 - Times are FLOPs divided by the GPU's rate, and bytes divided by a link's rate. These rates are assumptions and
   options. Latencies of messages are left out. NVLink's rate holds within a machine. Between machines a ring uses one
   link (`1 link`), or one for each GPU (`8 links`), whose rates add up.
-- efficiency: the share of a step that computes. A step waits for all late bytes. It waits for the others only as
+- efficiency: share of a step's time spent computing. A step waits for all late bytes. It waits for the others only as
   far as they take longer than the backward pass, which is two thirds of the computing.
 
 --out FILE writes the tables as Markdown too. The last line is JSON.

@@ -39,7 +39,7 @@ class Planted:
     d_ffn: int
     rule: Callable[[np.ndarray, int, np.random.Generator], int]
     needs: str
-    sufficient: str  # regular expression that finds what the rule needs in an abbreviated pattern
+    sufficient: str  # regular expression; it matches abbreviated patterns that can compute the rule
     attentions: int  # the right number of attention blocks with a penalty; without a penalty, more are right too
 
     def stream(self, length: int, seed: int) -> np.ndarray:

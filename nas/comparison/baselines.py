@@ -35,9 +35,9 @@ def choose_most_parameters(comparison: Comparison, table: CostTable, budget: flo
 
 
 def draw_random(comparison: Comparison, names: list[str], table: CostTable, searched: Contender) -> None:
-    """Draw patterns by predicted latency; keep those whose measured latency also equals that of the searched pattern.
+    """Draw patterns with the searched pattern's predicted latency; keep those that also have its measured latency.
 
-    The tolerance of both is SAME_LATENCY.
+    Both latencies may differ by a share SAME_LATENCY.
     """
     known = comparison.known_contenders()
     seen = {network(other.blocks) for other in known if other.kind in (SEARCHED, RANDOM)}

@@ -50,7 +50,7 @@ def compare_with_average(
 ) -> tuple[dict, np.ndarray, float]:
     """The one-sided t_test of a pattern against the average random pattern; the random means [R]; the pattern's mean.
 
-    The patterns are the sample, so each random pattern counts once, by its mean over seeds. The effect that a seed has
+    Each random pattern is one observation of the sample: its mean loss over seeds. The effect that a seed has
     on the average random pattern is subtracted from the pattern's loss with that seed.
     """
     seeds = common_seeds([result, *random]) or None

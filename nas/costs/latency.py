@@ -114,7 +114,7 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     """Milliseconds of each operation in a block, and of the overhead, for a segment with full memories.
 
     Whole models of config.model.blocks blocks are timed in rounds. Therefore each operation is measured among
-    the memory traffic of a model; by itself it would find other data in the caches. In each round a least-squares fit
+    a model's memory traffic; timed alone, it would find other data in the caches. In each round a least-squares fit
     of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
 
     counts [V]: how often each token occurs in the training text.

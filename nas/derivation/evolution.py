@@ -3,7 +3,7 @@
 It chooses the pattern within a budget that has the lowest loss with the SuperNet's weights. pi has separate
 probabilities for each block, which were learned while the other blocks were random. Therefore it does not show how
 operations work together in a pattern; evolution evaluates whole patterns. As in the paper, the weights should be
-trained on uniform paths (search.weights_paths=uniform), because weights that follow pi are best where pi is high.
+trained on uniform paths (search.weights_paths=uniform). Weights trained on paths from pi favour the operations of pi.
 """
 
 import time

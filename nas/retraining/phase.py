@@ -84,7 +84,7 @@ def train_pattern(
 ) -> TransformerXL:
     """Train a pattern from scratch without a run folder; returns the model in evaluation mode.
 
-    steps: replaces the configured length; the learning rate then decays within these steps, and the warm-up takes at
+    steps: number of steps, instead of the configured one. The learning rate decays within it; the warm-up takes at
     most a quarter of them. The seed is config.seed.
     """
     if steps is not None:

@@ -82,7 +82,7 @@ class LeaveOneOut(Estimator):
         if not losses.isfinite().all():
             raise FloatingPointError("the loss of a sampled path is not finite")
         logits.grad = leave_one_out_gradient(logits, paths, losses)
-        # Keep the memories of the first path, because its distribution is pi. The last new path has another one.
+        # Keep the memories of the first path, which is drawn from pi. The last distinct path is not.
         return losses.double().mean(), results[paths[0]][1]
 
     def begin_shared(self, batch):

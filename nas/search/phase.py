@@ -27,7 +27,7 @@ from nas.training.evaluation import evaluate_split
 from nas.training.train_step import BatchRunner, Stream, TrainStep
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
-ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): a short momentum for a moving objective
+ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
 def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tuple[Stream, Stream | None]:
