@@ -44,7 +44,7 @@ class Tail(NamedTuple):
 
 
 def is_static(targets: Tensor, vocab_size: int) -> bool:
-    """Whether to compute each tail for all tokens, which is done on a GPU if it is little work.
+    """Whether to compute each tail for all tokens. True on a GPU if this adds little work.
 
     Shapes that depend on the targets would make the CPU wait for the GPU.
     """

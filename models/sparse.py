@@ -10,7 +10,7 @@ first set, the second half to the second (section 5.1). A head without any key (
 The paper's variant that alternates the sets between blocks is not available.
 Places are counted from the start of the stream, so its division into segments does not change the sets.
 
-With rows as a dimension of the tensors, each set is dense attention within small groups, which attend() computes. No
+The tensors have a dimension for rows. attend() computes each set as dense attention within small groups. No
 [L, K] matrix is built. Shape letters as in models/attention.py, and R rows of queries, S rows of keys (the queries'
 rows are the last R), G groups of Q queries and N keys.
 """

@@ -58,7 +58,7 @@ class LocalBlock(KeySet):
 
 
 class LocalWindow(KeySet):
-    """The query and the l positions before it. A group's queries are one row; its keys, that row and the one before."""
+    """The query and the l positions before it. A group has one row of queries. Its keys add the previous row."""
 
     def contains(self, query, key):
         return query - key <= self.stride

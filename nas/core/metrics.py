@@ -41,7 +41,7 @@ def read_pi(run: Path) -> list[dict]:
 
 
 def is_pi_line(line) -> bool:
-    """Whether a line has all keys, and pi is [blocks][operations]."""
+    """Whether a line has all keys, and its pi has the shape [blocks, operations]."""
     if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
         return False
     rows, names = line["pi"], line["operations"]

@@ -12,7 +12,7 @@ RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory
 
 
 class ContextBatches:
-    """An endless reader of a stream. It reads B rows, each a contiguous part of the stream, L tokens of each at a time.
+    """An endless reader of a stream. It cuts the stream into B contiguous rows, and reads L tokens of each at a time.
 
     After the last segment of the rows the reader starts again at the first one. It skips tokens at the end of the
     stream that do not fill a row. It also skips tokens at the end of a row that do not fill a segment.

@@ -155,7 +155,7 @@ def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> byt
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:
     """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml.
 
-    Words are counted in the text as WikiText does: separated by white space, plus one end of line per line.
+    Words of the text are counted as in WikiText: white space separates them, and each line adds one for its end.
     """
     counts = np.zeros(tokenizer.size, dtype=np.int64)
     lossless = words_kept = options.newline == "keep" and not options.lowercase

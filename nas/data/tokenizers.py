@@ -130,7 +130,7 @@ class SentencePieceTokenizer(LineTokenizer):
 
 
 def training_message(reason: str, vocab_size: int | None, extra: int) -> str:
-    """An error of SentencePiece's training as a message about options. extra: number of tokens that are not pieces."""
+    """Turn a SentencePiece training error into one about options. extra: number of tokens that are not pieces."""
     largest = re.search(r"value <= (\d+)", reason)
     if largest:
         return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"

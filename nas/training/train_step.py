@@ -94,12 +94,12 @@ class BatchRunner:
 
 
 class TrainStep:
-    """Trains the weights of a network by one batch at a time."""
+    """Trains the weights of a network, one batch at a time."""
 
     def __init__(
         self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, sampled: bool
     ):
-        """sampled: whether each step runs other operations, as in a hard search. Only these then have gradients."""
+        """sampled: whether each step samples the operations to run, as in a hard search. Only these get gradients."""
         self.context, self.sampled = context, sampled
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.is_gpu)
         if context.compile:

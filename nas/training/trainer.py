@@ -64,7 +64,7 @@ class Trainer:
         self.phase, self.run, self.options = phase, run, phase.config.train
         self.step = 0
         self.tokens = 0
-        self.train_seconds, self.wall_seconds = 0.0, 0.0  # of steps, and with evaluations, over all resumptions
+        self.train_seconds, self.wall_seconds = 0.0, 0.0  # without and with evaluations, over all resumptions
         self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
         self.rate_tokens, self.rate_seconds = 0, 0.0  # since the last log line of this process
         self.stopped: str | None = None
