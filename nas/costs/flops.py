@@ -8,11 +8,10 @@ import torch
 from models.cutoffs import cluster_table
 from models.operations import OPERATIONS
 from models.softmax import AdaptiveSoftmax
-from models.transformer_xl import build_pattern
 from nas.core.config import Config
 from nas.core.pattern import SPARSE
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.training.build import backbone_options, block_config
+from nas.training.build import backbone_options, block_config, build_fixed
 from nas.training.evaluation import evaluation_lengths
 
 
@@ -44,7 +43,7 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     """
     sizes = block_config(config)
     with torch.device("meta"):  # only shapes are needed
-        head = build_pattern([], sizes, len(counts), **backbone_options(config, len(counts))).head
+        head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
     overhead = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
     blocks = {name: float(cls.flops(sizes, *batch_shape(config))) for name, cls in OPERATIONS.items()}

@@ -88,7 +88,7 @@ class LeaveOneOut(Estimator):
     def begin_shared(self, batch):
         self.estimate(batch)
         self.supernet.train()
-        self.sampler.draw(uniform=self.options.weights_paths == "uniform", temperature=self.temperature)
+        self.sampler.draw(warmup=False, temperature=self.temperature)
 
 
 class Relaxed(Estimator):

@@ -133,8 +133,7 @@ class SearchPhase:
 
     def draw_for_weights(self, step: int) -> None:
         """Set the SuperNet to a sample for a step in which only the weights train."""
-        uniform = step <= self.warmup_steps or self.options.weights_paths == "uniform"
-        self.sampler.draw(uniform, self.estimator.temperature)
+        self.sampler.draw(step <= self.warmup_steps, self.estimator.temperature)
 
     def update_logits(self, step: int) -> None:
         """Add the gradient of the latency penalty to that of the estimator, and step."""

@@ -85,8 +85,9 @@ class WeightsSampler:
         self.supernet, self.options, self.generator = supernet, options, generator
         self.fair_queue: list[list[int]] = []  # the unused paths of the last fair_paths()
 
-    def draw(self, uniform: bool, temperature: float) -> None:
-        """Set the SuperNet to a sample. uniform: whether to draw it from uniform pi instead of softmax(logits)."""
+    def draw(self, warmup: bool, temperature: float) -> None:
+        """Set the SuperNet to a sample from pi, or from uniform pi in the warm-up and if weights_paths is uniform."""
+        uniform = warmup or self.options.weights_paths == "uniform"
         logits = self.supernet.logits.detach()
         if uniform:
             logits = torch.zeros_like(logits)
