@@ -12,8 +12,8 @@ import numpy as np
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
+from nas.costs.budget import read_budgets
 from nas.costs.cost_table import latency_report
-from nas.derivation.budget import read_budgets
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.methods import METHODS
 from nas.derivation.pattern_record import (
@@ -28,10 +28,10 @@ from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
-    "--method": "argmax (default): the likeliest operations. budget: the highest sum of log pi within "
-    "--latency-budget. perturbation: the operations whose removal hurts the SuperNet most on valid. evolution: the "
-    "pattern with which the SuperNet has the lowest loss on valid, within the budget or else the search's target; it "
-    "needs a search with search.weights_paths=uniform",
+    "--method": "argmax: the likeliest operations. budget: the highest sum of log pi within --latency-budget or, "
+    "without one, the search's own budget (default if there is a budget). perturbation: the operations whose removal "
+    "hurts the SuperNet most on valid. evolution: the pattern with which the SuperNet has the lowest loss on valid, "
+    "within the budget or else the search's target; it needs a search with search.schedule=sequential",
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
@@ -53,14 +53,13 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
     arguments.budgets = [] if given is None else read_budgets(given)
-    arguments.method = arguments.method or ("budget" if arguments.budgets else "argmax")
     check_arguments(arguments)
     return arguments
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
     """Raises InputError if the options do not fit together."""
-    method, budgets = arguments.method, arguments.budgets
+    method, budgets = arguments.method or ("budget" if arguments.budgets else None), arguments.budgets
     if method == "budget" and not budgets:
         raise InputError("--method budget needs --latency-budget or --pareto")
     if method in ("argmax", "perturbation") and budgets:
@@ -78,6 +77,11 @@ def main() -> None:
         print(f"NOTICE: {notice}")
     latency = measured_latency(runs)
     costs = latency.table if latency else runs[0].flops
+    if not arguments.method:
+        if not arguments.budgets and runs[0].budget:
+            arguments.budgets = [runs[0].budget]
+            costs = runs[0].flops if runs[0].options["search.latency.source"] == "flops" else costs
+        arguments.method = "budget" if arguments.budgets else "argmax"
 
     pi = np.mean([run.pi for run in runs], axis=0)
     choices = METHODS[arguments.method](runs, pi, costs, arguments.budgets, arguments.trials)

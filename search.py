@@ -1,6 +1,7 @@
 """Stage 1: train the weights of a SuperNet and the probabilities pi of each block's operations."""
 
 import argparse
+import time
 
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import run_command
@@ -33,30 +34,40 @@ def search(config, run, context) -> None:
     from nas.costs.latency import current_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.search.objective import describe_target
     from nas.search.outcome import report_outcome
     from nas.search.phase import SearchPhase, open_streams
-    from nas.search.supernet import build_supernet
+    from nas.search.schedule import describe_maturity, make_schedule
+    from nas.search.supernet import build_supernet, inherit_weights
     from nas.training.build import resolve_cutoffs
     from nas.training.distributed import broadcast_from_main, first_on_each_node
     from nas.training.trainer import Trainer
 
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
     config = resolve_cutoffs(config, corpus)
+    options, counts = config.search, corpus.counts()
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
-    latency = None
-    if config.search.latency.source == "measured":
-        file = run.path / "latency.yaml"
-        latency = broadcast_from_main(lambda: current_costs(config, corpus.counts(), context, file))
-    phase = SearchPhase(build_supernet(config, corpus), corpus, config, context, latency)
+    supernet = build_supernet(config, corpus)
+    if options.weights_from and not run.checkpoint.exists():
+        inherit_weights(supernet, config, corpus)
+    elif options.schedule == "sequential":
+        print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train")))))
+    latency, began = None, time.monotonic()
+    if options.latency.source == "measured":
+        latency = broadcast_from_main(lambda: current_costs(config, counts, context, run.path / "latency.yaml"))
+    latency_seconds = time.monotonic() - began
+    phase = SearchPhase(supernet, corpus, config, context, latency)
 
     run.start(config, provenance(config, corpus.meta, context))
     run.write("flops.yaml", phase.flops.to_dict())
     if latency:
         run.write("latency.yaml", latency.to_dict())
         print(latency.text(config.model.blocks))
+    if options.latency.source != "none":
+        print(describe_target(options.latency, config.model.blocks, phase.costs))
     trainer = Trainer(phase, run)
     trainer.fit()
-    report_outcome(phase, trainer)
+    report_outcome(phase, trainer, latency_seconds)
 
 
 if __name__ == "__main__":

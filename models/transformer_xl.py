@@ -177,8 +177,9 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     if depth_scaled:
-        for operation in filter(lambda module: isinstance(module, Operation), model.modules()):
-            operation.output_layer().weight.data *= len(model.blocks) ** -0.5
+        operations = filter(lambda module: isinstance(module, Operation), model.modules())
+        for weight in {operation.output_layer().weight for operation in operations}:  # operations may share weights
+            weight.data *= len(model.blocks) ** -0.5
 
 
 def build_output(d_model: int, vocab_size: int, cutoffs: list[int], div_value: int, weight: nn.Parameter | None):

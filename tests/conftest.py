@@ -51,7 +51,7 @@ def small_content(source: Path, cache: Path) -> dict:
             "threads": 1,
             "device": "cpu",
         },
-        "search": {"warmup_steps": 6},
+        "search": {"schedule": "joint", "warmup_steps": 6, "estimator": "leave_one_out", "paths": 4},
     }
 
 

@@ -77,22 +77,20 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must be different names from"),
         ("search.operations=[dense,dense]", "must be different names from"),
-        ("search.weights_paths=fair", "search.weights_paths=fair must be one of pi, uniform; the nearest is"),
+        ("search.schedule=joined", "search.schedule=joined must be one of sequential, joint; the nearest is joint"),
+        ("search.logits_steps=0", "search.logits_steps=0 must be at least 1"),
+        ("search.schedule=sequential", "search.warmup_steps=6 needs search.schedule=joint"),
+        ("search.split=shared search.schedule=sequential", "search.split=shared needs search.schedule=joint"),
+        ("search.weights_from=runs/x", "search.weights_from=runs/x needs search.schedule=sequential"),
+        ("search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
+        ("search.shared_projections=true", "needs two operations of attention, sparse_strided, sparse_fixed"),
+        ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
         ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
     ],
 )
 def test_bad_values_are_reported(load, override, message):
     with pytest.raises(InputError, match=message):
         load(override)
-
-
-def test_uniform_weights_paths_are_refused_if_weights_and_logits_share_a_sample(load):
-    alike = ["search.weights_paths=uniform", "search.split=shared"]
-    for more in ("search.sampling=soft", "search.estimator=straight_through"):
-        with pytest.raises(InputError, match=r"search\.weights_paths=uniform needs search\.split=heldout"):
-            load(*alike, more)
-    load(*alike)
-    load("search.weights_paths=uniform", "search.sampling=soft")
 
 
 @pytest.mark.parametrize(

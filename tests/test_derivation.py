@@ -11,8 +11,9 @@ import yaml
 
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, read_pattern
+from nas.costs.budget import best_within, read_budgets
 from nas.costs.cost_table import FLOPS, CostTable, read_costs
-from nas.derivation.budget import ParetoFront, best_within, read_budgets
+from nas.costs.lattice import PatternLattice
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
     Choice,
@@ -31,7 +32,7 @@ COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0}
 def search_run(pi, path="runs/one", operations=NAMES, **content):
     """A run in the form of read_run()."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
-    return SearchRun(Path(path), content, list(operations), np.array(pi), 7, 7, COSTS)
+    return SearchRun(Path(path), content, list(operations), np.array(pi)[None], 7, 7, COSTS)
 
 
 def seeds_of(*pis, **more):
@@ -121,7 +122,7 @@ def test_seeds_of_different_searches_are_refused_with_the_difference():
     with pytest.raises(InputError, match="runs/one is given twice"):
         check_seeds([one, one])
     (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
-    assert "search.paths is 8 in runs/two and 4 in runs/one" in notice
+    assert "search.paths is 8 in runs/two and 16 in runs/one" in notice
     (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two")])
     assert "has the same seed as runs/one" in notice
 
@@ -148,13 +149,13 @@ def test_the_pattern_within_a_budget_equals_that_of_brute_force(seed):
     if seed % 3 == 0:
         costs = source.random(operations)
     scores = np.log(source.dirichlet(np.full(operations, 0.3), size=blocks) + 1e-12)
-    frontier = ParetoFront(scores, costs.tolist())
     for budget in source.random(20) * costs.max() * blocks * 1.1:
-        path = frontier.best(budget)
         expected, _ = brute_force(scores, costs, budget)
-        if path is None:
-            assert expected == -math.inf
+        if expected == -math.inf:
+            with pytest.raises(ValueError, match="no pattern of"):
+                PatternLattice(costs.tolist(), blocks, budget)
             continue
+        path = PatternLattice(costs.tolist(), blocks, budget).best(scores)
         assert sum(costs[i] for i in path) <= budget + 1e-8
         assert sum(row[i] for row, i in zip(scores, path, strict=True)) == pytest.approx(expected, abs=1e-8)
 
@@ -169,11 +170,11 @@ def test_a_pattern_fits_a_budget_that_equals_its_cost():
         assert sum(index == 0 for index in path) == count
 
 
-def test_many_blocks_and_operations_have_few_best_partial_patterns():
+def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
     source = np.random.default_rng(0)
-    frontier = ParetoFront(np.log(source.dirichlet(np.ones(5), size=32)), [3.1, 2.2, 2.3, 1.0, 0.0])
-    assert len(frontier.cost) <= math.comb(36, 4)
-    assert len(frontier.best(30.0)) == 32
+    lattice = PatternLattice([3.1, 2.2, 2.3, 1.0, 0.0], 32, 60.0)
+    assert max(lattice.nodes) <= math.comb(36, 4)
+    assert len(lattice.best(np.log(source.dirichlet(np.ones(5), size=32)))) == 32
 
 
 def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():

@@ -66,7 +66,9 @@ def test_a_shortlist_has_different_networks():
 def searched(tmp_path_factory, small_yaml):
     from nas.core.config_loading import load_config
 
-    config = load_config(small_yaml, ["search.weights_paths=uniform"])
+    config = load_config(
+        small_yaml, ["search.schedule=sequential", "search.warmup_steps=null", "search.logits_steps=6"]
+    )
     run = open_run(tmp_path_factory.mktemp("evolution") / "run", config, "search", False)
     run.start(config, {})
     phase = make_search(config)

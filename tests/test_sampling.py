@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from nas.costs.lattice import PatternLattice
 from nas.search import estimators, sampling
 from tests import reference
 
@@ -77,12 +78,24 @@ def test_leave_one_out_equals_its_definition():
         (score,) = torch.autograd.grad(reference.log_probability(logits, path), logits)
         others = [loss for j, loss in enumerate(losses) if j != k]
         total += (losses[k] - sum(others) / len(others)) * score / len(paths)
-    torch.testing.assert_close(estimators.leave_one_out_gradient(LOGITS, paths, losses), total)
+    torch.testing.assert_close(leave_one_out(LOGITS, paths, losses), total)
+
+
+def leave_one_out(logits, paths, losses):
+    weights = estimators.leave_one_out_weights(torch.tensor(losses, dtype=torch.float64))
+    return estimators.score_gradient(logits.softmax(dim=-1), paths, weights)
 
 
 def test_leave_one_out_needs_two_paths():
     with pytest.raises(ValueError, match="at least 2"):
-        estimators.leave_one_out_gradient(LOGITS, [[0, 0]], [1.0])
+        estimators.leave_one_out_weights(torch.tensor([1.0]))
+
+
+def assert_unbiased(draws, exact):
+    """The mean of the draws [D, N, O] is within 4 standard errors of the exact gradient."""
+    draws = torch.stack(draws)
+    deviation = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / len(draws) ** 0.5)
+    assert deviation.abs().max().item() < 4
 
 
 def test_leave_one_out_is_unbiased_for_arbitrary_costs_of_paths():
@@ -92,10 +105,57 @@ def test_leave_one_out_is_unbiased_for_arbitrary_costs_of_paths():
     source, draws = generator(6), []
     for _ in range(4000):
         paths = [sampling.sample_path(LOGITS, source) for _ in range(4)]
-        draws.append(estimators.leave_one_out_gradient(LOGITS, paths, [costs[a, b].item() for a, b in paths]))
-    draws = torch.stack(draws)
-    deviation = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / len(draws) ** 0.5)
-    assert deviation.abs().max().item() < 4
+        draws.append(leave_one_out(LOGITS, paths, [costs[a, b].item() for a, b in paths]))
+    assert_unbiased(draws, exact)
+
+
+def mean_of_the_best(logits, costs, fraction):
+    """The mean loss of the best `fraction` of the paths under pi; differentiable, by enumeration.
+
+    It is q + E[min(loss - q, 0)] / fraction, where q is the quantile (Rockafellar and Uryasev 2000).
+    """
+    log_pi = logits.log_softmax(dim=-1)
+    probabilities = (log_pi[0][:, None] + log_pi[1][None, :]).exp().flatten()  # of the 9 paths
+    order = costs.flatten().argsort()
+    reached = int((probabilities[order].cumsum(0) < fraction).sum())
+    quantile = costs.flatten()[order[reached]]
+    return quantile + (probabilities * (costs.flatten() - quantile).clamp_max(0)).sum() / fraction
+
+
+@pytest.mark.parametrize("fraction", [0.28, 0.6])
+def test_risk_seeking_follows_the_mean_of_the_best_losses(fraction):
+    """With many paths the estimate is that of the exact gradient, enumerated over all paths."""
+    costs, source = torch.randn(3, 3, dtype=torch.float64, generator=generator(5)), generator(6)
+    logits = LOGITS.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(mean_of_the_best(logits, costs, fraction), logits)
+    distribution, draws = sampling.PathDistribution(), []
+    for _ in range(20):
+        paths = distribution.sample(LOGITS, 2000, source)
+        losses = torch.stack([costs[path] for path in paths])
+        weights = estimators.risk_seeking_weights(losses, fraction)
+        draws.append(estimators.score_gradient(distribution.marginals(LOGITS), paths, weights))
+    assert_unbiased(draws, exact)
+    assert exact.abs().max() > 0.05
+
+
+def test_risk_seeking_weighs_the_best_paths_by_their_distance_to_the_quantile():
+    weights = estimators.risk_seeking_weights(torch.tensor([5.0, 1.0, 2.0, 4.0, 9.0], dtype=torch.float64), 0.5)
+    torch.testing.assert_close(weights, torch.tensor([0, -3.0, -2.0, 0, 0], dtype=torch.float64) / 2.5)
+    assert not estimators.risk_seeking_weights(torch.full((4,), 2.0), 0.25).any()
+
+
+def test_the_score_under_a_budget_has_the_exact_gradient():
+    """The gradient of the expected loss of the paths within a budget, by autograd over all of them."""
+    costs, logits = torch.randn(3, 3, dtype=torch.float64, generator=generator(5)), LOGITS.clone().requires_grad_()
+    paths = [path for path in itertools.product(range(3), repeat=2) if sum(path) <= 2]  # operation o costs o
+    scores = torch.stack([logits[0, a] + logits[1, b] for a, b in paths])
+    exact_loss = (scores.softmax(dim=0) * torch.stack([costs[path] for path in paths])).sum()
+    (exact,) = torch.autograd.grad(exact_loss, logits)
+    distribution = sampling.PathsWithinBudget(PatternLattice([0.0, 1.0, 2.0], 2, 2.0))
+    found = estimators.score_gradient(
+        distribution.marginals(LOGITS), paths, (scores.softmax(dim=0) * torch.stack([costs[p] for p in paths])).detach()
+    )
+    torch.testing.assert_close(found, exact)
 
 
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])

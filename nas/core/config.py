@@ -139,9 +139,12 @@ class LatencyOptions:
         choices=("inference", "training"),
     )
     target: float = option(0.65, "target cost, as a ratio to the interleaved pattern's", above=0)
-    weight: float = option(1.0, "nats added to the loss per unit of that ratio", minimum=0)
+    weight: float = option(1.0, "target and penalty: nats added to the loss per unit of that ratio", minimum=0)
     mode: str = option(
-        "target", "target: penalise cost above the target; penalty: penalise all cost", choices=("target", "penalty")
+        "budget",
+        "budget: draw only patterns that cost at most the target; target: penalise expected cost above the target; "
+        "penalty: penalise all expected cost",
+        choices=("budget", "target", "penalty"),
     )
 
 
@@ -162,33 +165,48 @@ class SearchOptions:
     operations: list[str] = option(
         ["attention", "dense", "identity"], f"candidate operations of each block, from {', '.join(OPERATIONS)}"
     )
+    schedule: str = option(
+        "sequential",
+        "sequential: train the weights on uniform paths for train.steps, then the logits with fixed weights for "
+        "logits_steps; joint: train both in turn, as in the paper",
+        choices=("sequential", "joint"),
+    )
+    logits_steps: int = option(300, "sequential: steps that train the logits", minimum=1)
+    logits_seeds: int = option(1, "sequential: how often the logits are learned anew with the same weights", minimum=1)
+    weights_from: str | None = option(
+        None, "sequential: folder of a finished search of the same model and text, whose weights are used"
+    )
+    retrain_steps: int | None = option(
+        None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1
+    )
+    shared_projections: bool = option(
+        False, "operations that attend share their weights, which then train as often as those of one operation"
+    )
     sampling: str = option(
         "hard", "hard: one sampled operation per block; soft: a weighted mixture of all", choices=("hard", "soft")
     )
     estimator: str = option(
-        "leave_one_out",
+        "risk_seeking",
         "hard sampling: gradient estimator of the logits",
-        choices=("leave_one_out", "straight_through"),
+        choices=("risk_seeking", "leave_one_out", "straight_through"),
     )
-    paths: int = option(4, "leave_one_out: paths evaluated per logits step", minimum=2)
+    paths: int = option(16, "risk_seeking, leave_one_out: paths evaluated per logits step", minimum=2)
+    best_fraction: float = option(
+        0.25, "risk_seeking: share of the paths whose mean loss is minimised", above=0, below=1
+    )
     split: str = option(
         "heldout",
         "heldout: train the logits on a held-out part of train; shared: on the same batches as the weights",
         choices=("heldout", "shared"),
     )
     arch_fraction: float = option(
-        0.2, "heldout: share of the text and of the steps for the logits", above=0, maximum=0.5
+        0.2, "heldout: share of the text, and with joint of the steps, for the logits", above=0, maximum=0.5
     )
     warmup_steps: int | None = option(
-        None, "steps that train only the weights, at uniform pi (null: half of all; the paper: a quarter)", minimum=0
+        None, "joint: steps that train only the weights, at uniform pi (null: half; the paper: a quarter)", minimum=0
     )
     fair_warmup: bool = option(
         True, "hard sampling: train all operations of a block equally often on uniform paths, not just on average"
-    )
-    weights_paths: str = option(
-        "pi",
-        "distribution of the paths that train the weights after the warm-up; uniform trains all operations equally",
-        choices=("pi", "uniform"),
     )
     stable_share: float = option(
         0.0, "stop early if this share of the blocks keeps its choice; 0: never", minimum=0, maximum=1

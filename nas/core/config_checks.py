@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from nas.core.config import Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
 from nas.core.errors import InputError
-from nas.core.pattern import OPERATIONS
+from nas.core.pattern import ATTENDING, OPERATIONS
 
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -109,11 +109,24 @@ def check_train(train: TrainOptions) -> None:
 
 
 def check_search(search: SearchOptions) -> None:
-    one_sample = search.split == "shared" and (search.sampling == "soft" or search.estimator == "straight_through")
-    if search.weights_paths == "uniform" and one_sample:
+    sequential, scored = search.schedule == "sequential", search.sampling == "hard"
+    scored = scored and search.estimator != "straight_through"
+    if sequential and search.split == "shared":
         raise InputError(
-            "search.weights_paths=uniform needs search.split=heldout, or hard sampling with leave_one_out: otherwise "
-            "weights and logits train on the same sample"
+            "search.split=shared needs search.schedule=joint, because a sequential search trains weights and logits apart"
+        )
+    if sequential and search.warmup_steps is not None:
+        raise InputError(
+            f"search.warmup_steps={search.warmup_steps} needs search.schedule=joint; a sequential search trains the "
+            "weights alone for train.steps"
+        )
+    for key, default in (("weights_from", None), ("logits_seeds", 1)):
+        if not sequential and getattr(search, key) != default:
+            raise InputError(f"search.{key}={getattr(search, key)} needs search.schedule=sequential")
+    if search.latency.source != "none" and search.latency.mode == "budget" and not scored:
+        raise InputError(
+            "search.latency.mode=budget needs search.sampling=hard and search.estimator=risk_seeking or "
+            "leave_one_out; use mode=target"
         )
     names = search.operations
     if not names or len(set(names)) < len(names):
@@ -124,3 +137,7 @@ def check_search(search: SearchOptions) -> None:
                 f"search.operations: unknown operation {name!r}; the nearest is {nearest(name, OPERATIONS)!r} of "
                 f"{', '.join(OPERATIONS)}"
             )
+    if search.shared_projections and sum(name in ATTENDING for name in names) < 2:
+        raise InputError(
+            f"search.shared_projections=true needs two operations of {', '.join(ATTENDING)}; search.operations={names}"
+        )

@@ -57,6 +57,13 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
         "threads": context.threads,
         "platform": platform.platform(),
         "seed": config.seed,
+        **data_digests(corpus_meta),
+    }
+
+
+def data_digests(corpus_meta: dict) -> dict:
+    """The keys of provenance.yaml that identify the text and the tokenizer. corpus_meta: meta.yaml of the corpus."""
+    return {
         "data_sha256": {split: facts["sha256"] for split, facts in corpus_meta["splits"].items()},
         "tokenizer_sha256": corpus_meta["tokenizer_sha256"],
         "vocab_size": corpus_meta["vocab_size"],

@@ -9,7 +9,7 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, network
 from nas.costs.cost_table import CostTable
-from nas.derivation.budget import ParetoFront
+from nas.costs.lattice import PatternLattice
 
 MAX_MISSES = 1000  # random patterns end after this many draws without a new one
 
@@ -63,8 +63,11 @@ def most_parameters(
     does not depend on the order of blocks, so operations are spread evenly.
     """
     scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
-    path = ParetoFront(scores, [costs.blocks[name] for name in operations]).best(budget - costs.overhead)
-    return None if path is None else spread_evenly({name: path.count(i) for i, name in enumerate(operations)})
+    try:
+        path = PatternLattice([costs.blocks[name] for name in operations], blocks, budget - costs.overhead).best(scores)
+    except ValueError:
+        return None
+    return spread_evenly({name: path.count(i) for i, name in enumerate(operations)})
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

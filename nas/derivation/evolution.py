@@ -3,7 +3,7 @@
 It chooses the pattern within a budget that has the lowest loss with the SuperNet's weights. pi has separate
 probabilities for each block, which were learned while the other blocks were random. Therefore it does not show how
 operations work together in a pattern; evolution evaluates whole patterns. As in the paper, the weights should be
-trained on uniform paths (search.weights_paths=uniform). Weights trained on paths from pi favour the operations of pi.
+trained on uniform paths (search.schedule=sequential). Weights trained on paths from pi favour the operations of pi.
 """
 
 import time
@@ -14,9 +14,9 @@ import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network
+from nas.costs.budget import best_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.baselines import random_patterns
-from nas.derivation.budget import best_within
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 from nas.derivation.supernet_evaluator import SuperNetEvaluator
@@ -133,8 +133,8 @@ def evolve_pattern(
     if limit is None:
         limit = max(costs.ratio([name] * len(pi)) for name in search.operations)
     first = tuple(best_within([limit], pi, search.operations, costs)[0])
-    if search.options["search.weights_paths"] != "uniform":
-        print("NOTICE: this search trained its weights on paths from pi; evolution needs search.weights_paths=uniform")
+    if search.options["search.schedule"] != "sequential":
+        print("NOTICE: this search trained its weights on paths from pi; evolution needs search.schedule=sequential")
     evaluators = [SuperNetEvaluator(run.path) for run in runs]
 
     def evaluate(architecture: Architecture) -> float:

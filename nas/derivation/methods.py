@@ -4,7 +4,7 @@ Each takes (runs, pi [N, O] averaged over the runs, cost table, budgets, number 
 budget, or a single one. Budgets are ratios to the interleaved pattern's cost.
 """
 
-from nas.derivation.budget import best_within
+from nas.costs.budget import best_within
 from nas.derivation.pattern_record import Choice
 
 # Methods that evaluate the SuperNet import torch when they are called, so that `derive.py --help` is quick.

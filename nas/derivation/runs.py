@@ -11,19 +11,25 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
 from nas.costs.cost_table import CostTable, read_costs
+from nas.search.pi_statistics import TIE
 
-MAY_DIFFER = ("seed", "data.cache", "train.threads")  # options that may differ between seeds of one search
+MAY_DIFFER = (
+    "seed",
+    "data.cache",
+    "train.threads",
+    "search.weights_from",
+)  # options that may differ between seeds of one search
 TARGET_TOLERANCE = 0.1  # relative distance from the search's target that needs no notice
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """The results of a search: pi [N, O] at the last logged step, and the configuration."""
+    """The results of a search: pi [seeds of the logits, N, O] at their last logged steps, and the configuration."""
 
     path: Path
     content: dict  # the content of config.yaml
     operations: list[str]
-    pi: np.ndarray
+    seed_pi: np.ndarray
     step: int
     of_steps: int
     flops: CostTable
@@ -34,6 +40,17 @@ class SearchRun:
         return flat_config(self.content)
 
     @property
+    def pi(self) -> np.ndarray:
+        """pi [N, O], averaged over the seeds of the logits."""
+        return self.seed_pi.mean(axis=0)
+
+    @property
+    def budget(self) -> float | None:
+        """The budget within which the search drew its patterns; None if it had none."""
+        has_budget = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "budget"
+        return self.options["search.latency.target"] if has_budget else None
+
+    @property
     def target(self) -> float | None:
         """The ratio to the interleaved pattern's cost that the search aimed at; None if it had no target."""
         has_target = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "target"
@@ -41,11 +58,20 @@ class SearchRun:
 
 
 def read_run(path: Path) -> SearchRun:
-    """Read a search run. Raises InputError if the folder is not a search run, or is damaged."""
-    last = read_pi(path)[-1]
+    """Read a search run. Raises InputError if the folder is not a search run, or is damaged, or if its logits have not
+    learned.
+    """
+    lines = {line.get("logits_seed", 1): line for line in read_pi(path)}  # the last line of each seed
+    last = list(lines.values())[-1]
+    pi, of_steps = np.array([line["pi"] for line in lines.values()]), last.get("of_steps", 0)
+    if pi.shape[-1] > 1 and np.ptp(pi[-1]) < TIE:
+        raise InputError(
+            f"{path}: pi is still uniform at step {last['step']} of {of_steps}, because the logits have not learned; "
+            "continue the search with --resume"
+        )
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / "flops.yaml", names)
-    return SearchRun(path, content, names, np.array(last["pi"]), last["step"], last.get("of_steps", 0), flops)
+    return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:

@@ -45,7 +45,7 @@ class RetrainPhase:
     def scalars(self) -> dict[str, float]:
         return {"lr": self.train_weights.optimizer.lr}
 
-    def record(self, run: RunFolder, step: int) -> None:
+    def record(self, run: RunFolder, step: int, logged: bool) -> None:
         pass
 
     def evaluate(self, run: RunFolder, step: int) -> dict:

@@ -8,13 +8,13 @@ from nas.search.supernet import SuperNet
 class Convergence:
     """Tracks the likeliest operation of each of N blocks."""
 
-    def __init__(self, supernet: SuperNet, options: SearchOptions):
-        self.supernet, self.options = supernet, options
-        self.path = supernet.argmax_path()
+    def __init__(self, supernet: SuperNet, options: SearchOptions, path: list[int]):
+        """path: the likeliest path at first."""
+        self.supernet, self.options, self.path = supernet, options, path
         self.changed_at = [0] * len(self.path)  # the step at which each block's choice last changed
 
-    def update(self, step: int) -> None:
-        path = self.supernet.argmax_path()
+    def update(self, step: int, path: list[int]) -> None:
+        """path: the likeliest path after the step."""
         self.changed_at = [
             since if old == new else step for since, old, new in zip(self.changed_at, self.path, path, strict=True)
         ]
@@ -31,7 +31,7 @@ class Convergence:
     def warnings(self, step: int) -> list[str]:
         """Warnings about a doubtful outcome, one sentence each."""
         limits, result = self.options.warnings, []
-        names = self.supernet.names(self.supernet.argmax_path())
+        names = self.supernet.names(self.path)
         if names.count("identity") > limits.identity_share * len(names):
             result.append(f"{names.count('identity')} of {len(names)} blocks choose identity")
         ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))

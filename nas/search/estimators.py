@@ -13,32 +13,47 @@ from torch.nn import functional as F
 
 from models.transformer_xl import Memories
 from nas.core.config import SearchOptions
-from nas.search.sampling import WeightsSampler, gumbel_like, relax, sample_path, straight_through
+from nas.search.sampling import WeightsSampler, gumbel_like, relax, straight_through
 from nas.search.supernet import SuperNet
 from nas.training.train_step import Batch, BatchRunner
 
 
-def leave_one_out_gradient(logits: Tensor, paths: list, losses: Tensor) -> Tensor:
-    """Unbiased estimate [N, O] of the gradient of the expected loss over paths drawn from pi.
+def leave_one_out_weights(losses: Tensor) -> Tensor:
+    """Weights [K] of grad log p(path_k) whose sum is an unbiased estimate of the gradient of the expected loss.
 
-    Mean over k of (loss_k - mean of the other losses) * grad log p(path_k) (Kool, van Hoof, Welling 2019, "Buy 4
-    REINFORCE samples, get a baseline for free"). logits [N, O], paths [K][N], losses [K]. Raises ValueError if K < 2.
+    Mean over k of loss_k - mean of the other losses (Kool, van Hoof, Welling 2019, "Buy 4 REINFORCE samples, get a
+    baseline for free"). Raises ValueError if K < 2.
     """
-    count = len(paths)
-    if count < 2:
-        raise ValueError(f"leave-one-out needs at least 2 paths, got {count}")
-    # In float64, because advantages cancel if all paths agree in a block. Adam would scale up a rounding error.
-    losses = torch.as_tensor(losses, dtype=torch.float64)  # [K]
-    advantages = (losses - losses.mean()) * count / (count - 1)  # [K], loss_k - mean of the other losses
-    one_hot = F.one_hot(torch.as_tensor(paths), logits.shape[1])  # [K, N, O]
-    scores = one_hot - logits.detach().double().softmax(dim=-1)  # [K, N, O], grad log p(path_k)
-    return (advantages[:, None, None] * scores).mean(dim=0).to(logits.dtype)
+    if len(losses) < 2:
+        raise ValueError(f"leave-one-out needs at least 2 paths, got {len(losses)}")
+    return (losses - losses.mean()) / (len(losses) - 1)
+
+
+def risk_seeking_weights(losses: Tensor, fraction: float) -> Tensor:
+    """Weights [K] of grad log p(path_k) whose sum estimates the gradient of the mean of the best losses.
+
+    The weight is loss_k minus the quantile of the losses, divided by the number of the best, for the best `fraction` of
+    the paths; the others have weight 0 (Petersen et al. 2019, arXiv 1912.04871, section 3.3, where rewards are
+    maximised). The estimate is consistent: its bias vanishes as K grows.
+    """
+    excess = losses - losses.quantile(fraction)
+    return excess.clamp_max(0) / (fraction * len(losses))
+
+
+def score_gradient(marginals: Tensor, paths: list, weights: Tensor) -> Tensor:
+    """Sum over k of weight_k * grad log p(path_k), [N, O].
+
+    marginals [N, O]: probability of each operation in each block under p; paths [K][N]; weights [K]. For pi, also under
+    a condition such as a budget, grad log p(path) with respect to the logits is one_hot(path) - marginals.
+    """
+    one_hot = F.one_hot(torch.as_tensor(paths), marginals.shape[1])  # [K, N, O]
+    return (weights[:, None, None] * (one_hot - marginals)).sum(dim=0)
 
 
 class Estimator:
     """The base class of estimators. Subclasses store their estimate in supernet.logits.grad.
 
-    temperature: of relaxed samples; LeaveOneOut, the default, does not use it.
+    temperature: of relaxed samples; score functions do not use it.
     """
 
     def __init__(self, supernet: SuperNet, run: BatchRunner, sampler: WeightsSampler, options: SearchOptions):
@@ -63,32 +78,49 @@ class Estimator:
         """Finish the estimate after the backward pass of the weights."""
 
 
-class LeaveOneOut(Estimator):
-    """The score function with a leave-one-out baseline (Kool, van Hoof, Welling 2019).
+class ScoreFunction(Estimator):
+    """K sampled paths are evaluated on one batch, forward only. Subclasses weigh them by their losses."""
 
-    K sampled paths are evaluated on one batch, forward only. The estimate is unbiased and needs no relaxation.
-    """
+    def weights(self, losses: Tensor) -> Tensor:
+        """The weight of each path's score, from losses [K] in float64."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def estimate(self, batch):
-        logits = self.supernet.logits
+        logits, distribution = self.supernet.logits, self.sampler.paths
         self.supernet.eval()
-        paths = [tuple(sample_path(logits, self.sampler.generator)) for _ in range(self.options.paths)]
+        paths = distribution.sample(logits, self.options.paths, self.sampler.generator)
         results = {}
         for path in dict.fromkeys(paths):  # a path that was drawn twice runs once
             self.supernet.set_path(path)
             results[path] = self.run(batch)
-        losses = torch.stack([results[path][0] for path in paths]).cpu()
+        # In float64, because weights cancel if all paths agree in a block. Adam would scale up a rounding error.
+        losses = torch.stack([results[path][0] for path in paths]).cpu().double()
         if not losses.isfinite().all():
             raise FloatingPointError("the loss of a sampled path is not finite")
-        logits.grad = leave_one_out_gradient(logits, paths, losses)
+        gradient = score_gradient(distribution.marginals(logits), paths, self.weights(losses))
+        logits.grad = gradient.to(logits.dtype)
         # Keep the memories of the first path, which is drawn from pi. The last distinct path is not.
-        return losses.double().mean(), results[paths[0]][1]
+        return losses.mean(), results[paths[0]][1]
 
     def begin_shared(self, batch):
         self.estimate(batch)
         self.supernet.train()
-        self.sampler.draw(warmup=False, temperature=self.temperature)
+        self.sampler.draw(uniform=False, temperature=self.temperature)
+
+
+class LeaveOneOut(ScoreFunction):
+    """Follows the expected loss over pi. The estimate is unbiased and needs no relaxation."""
+
+    def weights(self, losses):
+        return leave_one_out_weights(losses)
+
+
+class RiskSeeking(ScoreFunction):
+    """Follows the mean loss of the best paths. derive.py takes one path, so the average over pi does not matter."""
+
+    def weights(self, losses):
+        return risk_seeking_weights(losses, self.options.best_fraction)
 
 
 class Relaxed(Estimator):
@@ -132,7 +164,11 @@ class StraightThrough(Relaxed):
 
 
 # CONTRIBUTING.md lists what else a new estimator needs.
-HARD_ESTIMATORS = {"leave_one_out": LeaveOneOut, "straight_through": StraightThrough}
+HARD_ESTIMATORS = {
+    "risk_seeking": RiskSeeking,
+    "leave_one_out": LeaveOneOut,
+    "straight_through": StraightThrough,
+}
 
 
 def estimator_class(options: SearchOptions) -> type[Estimator]:

@@ -1,10 +1,30 @@
-"""The latency term of the logits' loss."""
+"""The role of cost in a search: a budget for the paths that are drawn, or a penalty in the logits' loss."""
 
 from torch import Tensor
 
-from nas.core.config import LatencyOptions
+from nas.core.config import LatencyOptions, SearchOptions
 from nas.core.errors import InputError
+from nas.core.pattern import interleaved
+from nas.costs.budget import patterns_within
 from nas.costs.cost_table import CostTable
+from nas.search.sampling import PathDistribution, PathsWithinBudget
+
+
+def path_distribution(options: SearchOptions, blocks: int, costs: CostTable) -> PathDistribution:
+    """The distribution of the paths that are drawn. Raises InputError if no path is within the budget."""
+    if options.latency.source == "none" or options.latency.mode != "budget":
+        return PathDistribution()
+    return PathsWithinBudget(patterns_within(options.latency.target, blocks, options.operations, costs))
+
+
+def describe_target(options: LatencyOptions, blocks: int, costs: CostTable) -> str:
+    """What search.latency.target leaves for the blocks, one sentence."""
+    baseline, limit = costs.cost(interleaved(blocks)), options.target * costs.cost(interleaved(blocks))
+    return (
+        f"search.latency.target={options.target:g}: {limit:.4g} of the interleaved pattern's {baseline:.4g} {costs.unit}; "
+        f"embedding and output layer take {costs.overhead:.4g}, which leaves "
+        f"{max(0.0, limit - costs.overhead) / (baseline - costs.overhead):.0%} of the interleaved pattern's blocks"
+    )
 
 
 class LatencyPenalty:

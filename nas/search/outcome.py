@@ -2,28 +2,47 @@
 
 from nas.core.run_folder import OUTCOME
 from nas.search.phase import SearchPhase
+from nas.search.schedule import retraining_steps
 from nas.training.trainer import Trainer
 
 
-def report_outcome(phase: SearchPhase, trainer: Trainer) -> None:
-    """Write outcome.yaml, the last file of a finished search, and print warnings and its content."""
+def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float = 0.0) -> None:
+    """Write outcome.yaml, the last file of a finished search, and print warnings and its content.
+
+    latency_seconds: the time that this process took to measure latencies.
+    """
     run, supernet = trainer.run, phase.supernet
     for warning in phase.convergence.warnings(trainer.step):
         trainer.say(f"WARNING: {warning}")
     valid = trainer.valid  # the loop always evaluates at the last step
-    pattern = supernet.names(supernet.argmax_path())
+    pattern = supernet.names(phase.best_path())
+    seconds = trainer.wall_seconds + latency_seconds
     outcome = {
         "format": "par-outcome/1",
         "pattern": pattern,
         "valid": valid,
         "train_steps": trainer.step,
         "train_tokens": trainer.tokens,
-        "wall_time_s": trainer.wall_seconds,
+        "wall_time_s": seconds,
+        "cost_in_trainings": cost_in_trainings(phase, trainer, seconds),
     }
     run.write(OUTCOME, outcome)
     trainer.say(f"likeliest pattern: {', '.join(pattern)}")
     trainer.say(
-        f"{trainer.step} steps, {trainer.tokens:,} training tokens, {trainer.wall_seconds:,.0f} s; "
+        f"{trainer.step} steps, {trainer.tokens:,} training tokens, {seconds:,.0f} s; "
         f"SuperNet on valid: nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
     )
+    if outcome["cost_in_trainings"]:
+        trainer.say(f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
     trainer.say(f"next: python derive.py {run.path}; python animate.py {run.path}")
+
+
+def cost_in_trainings(phase: SearchPhase, trainer: Trainer, seconds: float) -> float | None:
+    """`seconds` divided by the time of training one pattern of average cost; None if no weights were trained.
+
+    A step of the weights trains one uniform path, so its mean time is that of an average pattern.
+    """
+    if not trainer.weights_seconds:
+        return None
+    steps = retraining_steps(phase.config, phase.schedule.weights_steps)
+    return seconds / (steps * trainer.weights_seconds / trainer.weights_steps)

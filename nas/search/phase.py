@@ -1,27 +1,25 @@
-"""The first phase: train the weights and the logits of a SuperNet in turn (arXiv 2009.04534, section 3).
+"""The first phase: train the weights and the logits of a SuperNet (arXiv 2009.04534, section 3).
 
 N blocks, O candidate operations.
 """
-
-import math
 
 import torch
 from torch import Tensor
 
 from nas.core.config import Config
-from nas.core.errors import InputError
 from nas.core.run_folder import RunFolder
 from nas.costs.cost_table import CostTable
 from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus
 from nas.search.convergence import Convergence
 from nas.search.estimators import estimator_class
-from nas.search.objective import LatencyPenalty
+from nas.search.objective import LatencyPenalty, path_distribution
 from nas.search.pi_statistics import entropy
 from nas.search.sampling import WeightsSampler, temperature_at
+from nas.search.schedule import make_schedule
 from nas.search.supernet import SuperNet
 from nas.training import distributed
-from nas.training.build import check_splits, count_steps, image_size, open_stream
+from nas.training.build import check_splits, image_size, open_stream
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 from nas.training.train_step import BatchRunner, Stream, TrainStep
@@ -47,9 +45,10 @@ def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tupl
 class SearchPhase:
     """Trains a SuperNet: its weights by AdamW, its logits by Adam along the gradient of an estimator.
 
-    With search.split=heldout the logits train on the end of the training stream, which the weights never see, in a
-    share arch_fraction of the steps. With search.split=shared both train on every batch. During the warm-up pi stays
-    uniform.
+    search.schedule=sequential: the weights train on uniform paths, then the logits with fixed weights.
+    search.schedule=joint: after a warm-up, in which pi stays uniform, weights and logits train in turn.
+    With search.split=heldout the logits train on the end of the training stream, which the weights never see. With
+    search.split=shared, in a joint search, both train on every batch.
     """
 
     def __init__(
@@ -69,32 +68,33 @@ class SearchPhase:
         if options.latency.source == "measured" and latency is None:
             raise ValueError("search.latency.source=measured needs the measured table")
         self.flops, self.latency = count_flops(config, corpus.counts()), latency
+        self.costs = latency if options.latency.source == "measured" else self.flops
+        self.paths = path_distribution(options, config.model.blocks, self.costs)
         self.penalty = None
-        if options.latency.source != "none":
-            self.penalty = LatencyPenalty(
-                options.latency, options.operations, config.model.blocks, latency or self.flops
-            )
+        if options.latency.source != "none" and options.latency.mode != "budget":
+            self.penalty = LatencyPenalty(options.latency, options.operations, config.model.blocks, self.costs)
         self.stream, self.heldout_stream = open_streams(corpus, config, context)
-        self.total_steps = count_steps(config, len(corpus.tokens("train")))
-        self.warmup_steps = self.total_steps // 2 if options.warmup_steps is None else options.warmup_steps
-        self.first_logits_step = next(filter(self.logits_learn, range(1, self.total_steps + 1)), None)
-        if self.first_logits_step is None:
-            raise InputError(
-                f"search.warmup_steps={self.warmup_steps} leaves no step of {self.total_steps} to train the logits: "
-                "use a smaller search.warmup_steps or more train.steps"
-            )
+        self.schedule = make_schedule(config, len(corpus.tokens("train")))
+        self.total_steps = self.schedule.total_steps
         supernet.backbone.to(context.device)
-        hard = options.sampling == "hard"
-        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context, sampled=hard)
-        self.logits_optimizer = torch.optim.Adam(
-            [supernet.logits], lr=options.optimizer.lr, betas=ADAM_BETAS, weight_decay=options.optimizer.weight_decay
-        )
+        hard, weights_steps = options.sampling == "hard", self.schedule.weights_steps
+        self.train_weights = TrainStep(supernet.backbone, config.train, weights_steps, context, sampled=hard)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
-        self.sampler = WeightsSampler(supernet, options, self.generator)
+        self.sampler = WeightsSampler(supernet, options, self.paths, self.generator)
         runner = BatchRunner(supernet, config.train, context)
         self.estimator = estimator_class(options)(supernet, runner, self.sampler, options)
-        self.convergence = Convergence(supernet, options)
+        self.learned: list[Tensor] = []  # the logits [N, O] of the seeds before the present one
+        self.begin_logits()
         self.heldout_nll: float | None = None  # mean over the samples of the last held-out logits step
+
+    def begin_logits(self) -> None:
+        """Start to learn the logits, from uniform pi."""
+        options = self.options.optimizer
+        self.supernet.logits.data.zero_()
+        self.logits_optimizer = torch.optim.Adam(
+            [self.supernet.logits], lr=options.lr, betas=ADAM_BETAS, weight_decay=options.weight_decay
+        )
+        self.convergence = Convergence(self.supernet, self.options, self.best_path())
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """One training step:
@@ -112,9 +112,12 @@ class SearchPhase:
         """
         if not self.supernet.training:  # setting the mode of every module takes time
             self.supernet.train()
+        if step - 1 in self.schedule.restarts:
+            self.learned.append(self.supernet.logits.detach().clone())
+            self.begin_logits()
         self.estimator.temperature = self.annealed_temperature(step)
         nll = None
-        if not self.logits_learn(step):
+        if not self.schedule.logits_learn(step):
             batch = self.stream.next()
             self.draw_for_weights(step)
             nll, self.stream.memories = self.train_weights(step, batch)
@@ -133,7 +136,7 @@ class SearchPhase:
 
     def draw_for_weights(self, step: int) -> None:
         """Set the SuperNet to a sample for a step in which only the weights train."""
-        self.sampler.draw(step <= self.warmup_steps, self.estimator.temperature)
+        self.sampler.draw(step <= self.schedule.warmup_steps, self.estimator.temperature)
 
     def update_logits(self, step: int) -> None:
         """Add the gradient of the latency penalty to that of the estimator, and step."""
@@ -146,20 +149,20 @@ class SearchPhase:
             raise FloatingPointError("the gradient of the logits is not finite")
         self.logits_optimizer.step()
         self.logits_optimizer.zero_grad(set_to_none=True)
-        self.convergence.update(step)
-
-    def logits_learn(self, step: int) -> bool:
-        """Whether the logits train at a step. They train after the warm-up, with heldout only in arch_fraction of the
-        steps.
-        """
-        fraction = self.options.arch_fraction if self.options.split == "heldout" else 1.0
-        return step > self.warmup_steps and math.floor(step * fraction) > math.floor((step - 1) * fraction)
+        self.convergence.update(step, self.paths.best(logits))
 
     def annealed_temperature(self, step: int) -> float:
         """The temperature at a step. It changes from the end of the warm-up to the last step."""
-        progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         schedule = self.options.temperature
-        return temperature_at(progress, schedule.start, schedule.end, schedule.schedule)
+        return temperature_at(self.schedule.progress(step), schedule.start, schedule.end, schedule.schedule)
+
+    def mean_pi(self) -> Tensor:
+        """pi [N, O], averaged over the seeds of the logits."""
+        return torch.stack([*self.learned, self.supernet.logits.detach()]).softmax(dim=-1).mean(dim=0)
+
+    def best_path(self) -> list[int]:
+        """The likeliest path, within the budget if there is one."""
+        return self.paths.best(self.mean_pi().clamp_min(torch.finfo().tiny).log())
 
     # --- logs and evaluation
 
@@ -174,7 +177,7 @@ class SearchPhase:
         """Expected costs of a pattern drawn from pi: milliseconds if measured, and FLOPs relative to the interleaved
         pattern.
         """
-        pi, names = self.supernet.pi().double(), self.supernet.operations
+        pi, names = self.paths.marginals(self.supernet.logits), self.supernet.operations
         return {
             "expected_latency_ms": None if self.latency is None else self.latency.expected(pi, names).item(),
             "expected_flops_ratio": self.flops.expected_ratio(pi, names).item(),
@@ -184,7 +187,7 @@ class SearchPhase:
         costs = self.expected_costs()
         scalars = {
             "heldout_nll": self.heldout_nll,
-            "lr": self.train_weights.optimizer.lr,
+            "lr": self.train_weights.optimizer.lr if self.schedule.weights_steps else None,
             "temperature": self.estimator.temperature,
             "entropy": float(entropy(self.supernet.pi().numpy()).mean()),
             "flops_ratio": costs["expected_flops_ratio"],
@@ -192,25 +195,29 @@ class SearchPhase:
         }
         return {name: value for name, value in scalars.items() if value is not None}
 
-    def record(self, run: RunFolder, step: int) -> None:
+    def record(self, run: RunFolder, step: int, logged: bool) -> None:
+        """Append pi to pi.jsonl, in a sequential search at every step that changes it."""
+        if not logged and not (self.options.schedule == "sequential" and self.schedule.logits_learn(step)):
+            return
         line = {
             "step": step,
             "of_steps": self.total_steps,
             "temperature": self.estimator.temperature,
             "operations": self.supernet.operations,
+            "logits_seed": len(self.learned) + 1,
             "pi": self.supernet.pi().double().tolist(),
         }
         run.append("pi.jsonl", line | self.expected_costs())
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Evaluate the likeliest path on valid, without noise."""
-        path = self.supernet.argmax_path()
+        path = self.best_path()
         self.supernet.set_path(path)
         blocks = self.supernet.operations_on(path)
         return evaluate_split(self.config, self.supernet, blocks, self.corpus, "valid", self.context)
 
     def finished(self, step: int) -> str | None:
-        return self.convergence.stop_reason(step, self.first_logits_step)
+        return self.convergence.stop_reason(step, self.schedule.first_logits_step)
 
     # --- checkpoints
 
@@ -223,6 +230,7 @@ class SearchPhase:
             "heldout_stream": self.heldout_stream.state_dict() if self.heldout_stream else None,
             "generator": self.generator.get_state(),
             "fair_queue": list(self.sampler.fair_queue),
+            "learned": self.learned,
             "convergence": self.convergence.state_dict(),
             "temperature": self.estimator.temperature,
             "heldout_nll": self.heldout_nll,
@@ -237,5 +245,6 @@ class SearchPhase:
             self.heldout_stream.load_state_dict(state["heldout_stream"])
         self.generator.set_state(state["generator"])
         self.sampler.fair_queue = list(state["fair_queue"])
+        self.learned = list(state["learned"])
         self.convergence.load_state_dict(state["convergence"])
         self.estimator.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from nas.core.config import SearchOptions
+from nas.core.pattern import ATTENDING
+from nas.costs.lattice import PatternLattice
 from nas.search.supernet import SuperNet
 
 
@@ -50,14 +52,58 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
     return path.tolist(), 1 + (chosen - chosen.detach())
 
 
-def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
-    """O paths that together visit each operation of each block exactly once, in an order drawn for each block.
+def fair_paths(blocks: int, groups: list[list[int]], generator: torch.Generator) -> list[list[int]]:
+    """Paths that together visit each group of operations equally often in each block, in an order drawn for each block.
 
-    These are the paths of strict fairness (arXiv 1907.01845, section 3.2). The paper updates the weights once with
-    the summed gradients of all O paths; here each path has its own update.
+    groups: indices of operations; those of a group share their weights and take turns. If each operation is a group,
+    the result is one path per operation, as with strict fairness (arXiv 1907.01845, section 3.2). The paper updates
+    the weights once with the summed gradients of these paths; here each path has its own update.
     """
-    orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
-    return [list(path) for path in zip(*orders, strict=True)]
+    turns = math.lcm(*map(len, groups))
+    visits = [group[turn % len(group)] for turn in range(turns) for group in groups]
+    orders = [torch.randperm(len(visits), generator=generator).tolist() for _ in range(blocks)]
+    return [[visits[index] for index in path] for path in zip(*orders, strict=True)]
+
+
+def weight_groups(operations: list[str], shared_projections: bool) -> list[list[int]]:
+    """The indices of the operations that share their weights, for fair_paths()."""
+    groups = {}
+    for index, name in enumerate(operations):
+        groups.setdefault("shared" if shared_projections and name in ATTENDING else name, []).append(index)
+    return list(groups.values())
+
+
+class PathDistribution:
+    """The distribution of paths that pi = softmax(logits) [N, O] gives: blocks are independent."""
+
+    def sample(self, logits: Tensor, count: int, generator: torch.Generator) -> list[tuple[int, ...]]:
+        return [tuple(sample_path(logits, generator)) for _ in range(count)]
+
+    def marginals(self, logits: Tensor) -> Tensor:
+        """Probability [N, O] of each operation in each block, in float64."""
+        return logits.detach().double().softmax(dim=-1)
+
+    def best(self, logits: Tensor) -> list[int]:
+        """The likeliest path."""
+        return logits.detach().argmax(dim=-1).tolist()
+
+
+class PathsWithinBudget(PathDistribution):
+    """The distribution of pi under the condition that a path costs at most a budget. It is exact."""
+
+    def __init__(self, lattice: PatternLattice):
+        self.lattice = lattice
+
+    def sample(self, logits, count, generator):
+        noise = gumbel_like(logits.detach().double().expand(count, *logits.shape), generator)
+        paths = self.lattice.sample(logits.detach().double().numpy(), noise.numpy())
+        return [tuple(path) for path in paths.tolist()]
+
+    def marginals(self, logits):
+        return torch.from_numpy(self.lattice.marginals(logits.detach().double().numpy()))
+
+    def best(self, logits):
+        return self.lattice.best(logits.detach().double().numpy())
 
 
 def temperature_at(progress: float, start: float, end: float, schedule: str) -> float:
@@ -81,20 +127,22 @@ def temperature_at(progress: float, start: float, end: float, schedule: str) -> 
 class WeightsSampler:
     """Sets the SuperNet to samples for steps in which only its weights train; the logits get no gradient."""
 
-    def __init__(self, supernet: SuperNet, options: SearchOptions, generator: torch.Generator):
-        self.supernet, self.options, self.generator = supernet, options, generator
+    def __init__(self, supernet: SuperNet, options: SearchOptions, paths: PathDistribution, generator: torch.Generator):
+        self.supernet, self.options, self.paths, self.generator = supernet, options, paths, generator
+        self.groups = weight_groups(supernet.operations, options.shared_projections)
         self.fair_queue: list[list[int]] = []  # the unused paths of the last fair_paths()
 
-    def draw(self, warmup: bool, temperature: float) -> None:
-        """Set the SuperNet to a sample from pi, or from uniform pi in the warm-up and if weights_paths is uniform."""
-        uniform = warmup or self.options.weights_paths == "uniform"
+    def draw(self, uniform: bool, temperature: float) -> None:
+        """Set the SuperNet to a sample from pi or, if `uniform`, from uniform pi."""
         logits = self.supernet.logits.detach()
-        if uniform:
-            logits = torch.zeros_like(logits)
         if self.options.sampling == "soft":
+            logits = torch.zeros_like(logits) if uniform else logits
             self.supernet.set_mixture(relax(logits, gumbel_like(logits, self.generator), temperature))
         elif uniform and self.options.fair_warmup:
-            self.fair_queue = self.fair_queue or fair_paths(*logits.shape, self.generator)
+            self.fair_queue = self.fair_queue or fair_paths(len(logits), self.groups, self.generator)
             self.supernet.set_path(self.fair_queue.pop())
+        elif uniform:
+            self.supernet.set_path(sample_path(torch.zeros_like(logits), self.generator))
         else:
-            self.supernet.set_path(sample_path(logits, self.generator))
+            (path,) = self.paths.sample(logits, 1, self.generator)
+            self.supernet.set_path(path)

@@ -4,6 +4,8 @@ Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operatio
 """
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +13,18 @@ from torch import Tensor, nn
 from models.attention import Positions
 from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import Memories, build_backbone
-from nas.core.config import Config
+from nas.core.config import Config, flat_config
+from nas.core.errors import InputError
+from nas.core.files import read_yaml
+from nas.core.pattern import ATTENDING
+from nas.core.provenance import data_digests
+from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
+from nas.training.checkpoint import load_checkpoint
 
+# Options that must agree with those of search.weights_from
+MUST_EQUAL = ("model.", "search.operations", "search.shared_projections", "search.arch_fraction", "search.sampling")
 Choice = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
 
@@ -25,9 +35,11 @@ class StochasticBlock(nn.Module):
     RuntimeError if `choice` is not set.
     """
 
-    def __init__(self, operations: list[str], config: BlockConfig):
+    def __init__(self, operations: list[str], config: BlockConfig, shared_projections: bool = False):
         super().__init__()
         self.candidates = nn.ModuleList(OPERATIONS[name](config) for name in operations)
+        if shared_projections:
+            share_weights([self.candidates[operations.index(name)] for name in operations if name in ATTENDING])
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.choice: Choice | None = None  # None until the SuperNet sets a mixture or a path
@@ -44,26 +56,40 @@ class StochasticBlock(nn.Module):
         return x
 
 
+def share_weights(modules: list[nn.Module]) -> None:
+    """Let all modules use the parameters of the first; they must have the same names and shapes."""
+    first, *others = modules
+    for name, parameter in first.named_parameters():
+        owner, _, attribute = name.rpartition(".")
+        for other in others:
+            setattr(other.get_submodule(owner), attribute, parameter)
+
+
 class SuperNet(nn.Module):
     """A backbone of stochastic blocks, and the architecture logits [N, O]; pi = softmax(logits), uniform at first.
 
     The logits stay on the CPU, where samples are drawn, so that sampling a path does not wait for a GPU.
     """
 
-    def __init__(self, blocks: int, operations: list[str], config: BlockConfig, vocab_size: int, **options):
+    def __init__(
+        self,
+        blocks: int,
+        operations: list[str],
+        config: BlockConfig,
+        vocab_size: int,
+        shared_projections: bool = False,
+        **options,
+    ):
+        """shared_projections: see search.shared_projections; options: those of build_backbone."""
         super().__init__()
         self.operations = list(operations)
-        self.backbone = build_backbone(
-            [StochasticBlock(operations, config) for _ in range(blocks)], config, vocab_size, **options
-        )
+        layers = [StochasticBlock(operations, config, shared_projections) for _ in range(blocks)]
+        self.backbone = build_backbone(layers, config, vocab_size, **options)
         self.logits = nn.Parameter(torch.zeros(blocks, len(operations)))
 
     def pi(self) -> Tensor:
         """Probability of each operation in each block [N, O], detached."""
         return self.logits.detach().softmax(dim=-1)
-
-    def argmax_path(self) -> list[int]:
-        return self.logits.detach().argmax(dim=-1).tolist()
 
     def names(self, path: list[int]) -> list[str]:
         return [self.operations[index] for index in path]
@@ -95,5 +121,31 @@ class SuperNet(nn.Module):
 
 
 def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
-    options = backbone_options(config, corpus.vocab_size)
-    return SuperNet(config.model.blocks, config.search.operations, block_config(config), corpus.vocab_size, **options)
+    search, options = config.search, backbone_options(config, corpus.vocab_size)
+    sizes = config.model.blocks, search.operations, block_config(config), corpus.vocab_size
+    return SuperNet(*sizes, search.shared_projections, **options)
+
+
+def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
+    """Load the weights of the search in search.weights_from into a SuperNet; its logits stay as they are.
+
+    Raises InputError, with the first difference, if that search has another model or text, or is not finished.
+    """
+    run = Path(config.search.weights_from)
+    prefix = f"search.weights_from={run}"
+    if not (run / OUTCOME).exists() or not (run / CHECKPOINT).exists():
+        raise InputError(f"{prefix} holds no finished search; finish it with --resume, or give another --run folder")
+    old, new = flat_config(read_yaml(run / "config.yaml")), flat_config(asdict(config))
+    for key in new:
+        if key.startswith(MUST_EQUAL) and old[key] != new[key]:
+            raise InputError(
+                f"{prefix} has {key}={old[key]}, not {new[key]}; weights fit only the same model and split"
+            )
+    recorded = read_yaml(run / "provenance.yaml")
+    for key, value in data_digests(corpus.meta).items():
+        if recorded.get(key) != value:
+            raise InputError(f"{prefix} was trained on another text: {key} differs; give the same data options")
+    if old["search.schedule"] == "joint":
+        print(f"NOTICE: {prefix} was a joint search, so its weights favour the operations of its own pi")
+    weights = load_checkpoint(run / CHECKPOINT, "phase")["phase"]["supernet"]
+    supernet.load_state_dict(weights | {"logits": supernet.logits})

@@ -39,8 +39,8 @@ class Phase(Protocol):
     def scalars(self) -> dict[str, float]:
         """The values that a log line shows in addition to the loss."""
 
-    def record(self, run: RunFolder, step: int) -> None:
-        """Write the phase's own log line, at step 0, every log_every steps and at the last step."""
+    def record(self, run: RunFolder, step: int, logged: bool) -> None:
+        """Write the phase's own line about a step. logged: whether step 0, log_every or the last step asks for one."""
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on the validation split, with `nll_per_token`, `perplexity` and `tokens`."""
@@ -65,6 +65,7 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.train_seconds, self.wall_seconds = 0.0, 0.0  # without and with evaluations, over all resumptions
+        self.weights_seconds, self.weights_steps = 0.0, 0  # of the steps that trained weights
         self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
         self.rate_tokens, self.rate_seconds = 0, 0.0  # since the last log line of this process
         self.stopped: str | None = None
@@ -82,7 +83,7 @@ class Trainer:
         with StopSignal() as stop, bar, self.open_board() as board:
             self.board, self.bar = board, bar
             if self.step == 0:
-                self.phase.record(self.run, 0)
+                self.phase.record(self.run, 0, logged=True)
             while self.step < steps and not self.stopped:
                 start = time.perf_counter()
                 self.train_step()
@@ -93,8 +94,10 @@ class Trainer:
                     self.log_valid()
                     self.stopped = self.stopped or self.phase.finished(self.step)
                     last = last or self.stopped is not None
-                if self.due(self.options.log_every) or last:
+                logged = self.due(self.options.log_every) or last
+                if logged:
                     self.log_train()
+                self.phase.record(self.run, self.step, logged)
                 self.wall_seconds += time.perf_counter() - start
                 interrupted = distributed.any_rank(stop.received)  # all ranks stop after the same step
                 if self.due(self.options.checkpoint_every) or last or interrupted:
@@ -122,12 +125,14 @@ class Trainer:
             # On a GPU keep a tensor: .item() would synchronize.
             self.window_nll = self.window_nll + (nll.double() if nll.is_cuda else nll.item()) * tokens
             self.window_tokens += tokens
+            self.weights_steps += 1
         if self.due(self.options.log_every):
             self.phase.context.synchronize()
         seconds = time.perf_counter() - start
         self.rate_tokens += tokens
         self.rate_seconds += seconds
         self.train_seconds += seconds
+        self.weights_seconds += 0.0 if nll is None else seconds
 
     # --- logs
 
@@ -135,18 +140,18 @@ class Trainer:
         self.check_window()
         if distributed.world_size() > 1:
             distributed.check_replicated(self.phase.replicated_state())
-        self.phase.record(self.run, self.step)
-        if not self.window_tokens:  # the weights have not trained since the last line
-            return
-        nll, tokens_per_s = self.window_nll / self.window_tokens, self.rate_tokens / self.rate_seconds
-        scalars = self.phase.scalars()
-        self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
-        self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
+        tokens_per_s, scalars = self.rate_tokens / self.rate_seconds, self.phase.scalars()
+        if self.window_tokens:
+            split, nll = "train", self.window_nll / self.window_tokens
+        else:  # only the logits have trained since the last line
+            split, nll = "heldout", scalars.pop("heldout_nll")
+        self.run.metrics(self.step, self.tokens, split, nll, **scalars)
+        self.write_board(split, {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
         text = (
-            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {perplexity(nll):.2f}  "
-            f"{shown}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
+            f"step {self.step}/{self.phase.total_steps}  {'' if split == 'train' else f'{split} '}nll {nll:.4f}  "
+            f"perplexity {perplexity(nll):.2f}  {shown}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
         if self.bar.disable:
             self.say(text)
@@ -203,6 +208,7 @@ class Trainer:
             "step": self.step,
             "tokens": self.tokens,
             "seconds": [self.train_seconds, self.wall_seconds],
+            "weights": [self.weights_seconds, self.weights_steps],
             "window": [self.window_nll, self.window_tokens],
             "stopped": self.stopped,
             "valid": self.valid,
@@ -230,6 +236,7 @@ class Trainer:
         state = load_checkpoint(self.run.checkpoint, "phase")
         self.step, self.tokens = state["step"], state["tokens"]
         self.train_seconds, self.wall_seconds = state["seconds"]
+        self.weights_seconds, self.weights_steps = state["weights"]
         self.window_nll, self.window_tokens = state["window"]
         self.stopped, self.valid, self.saved_step = state["stopped"], state["valid"], state["step"]
         self.restore_random(state["random"])

@@ -1,0 +1,48 @@
+"""The pattern with the highest probability within a cost budget."""
+
+import math
+
+import numpy as np
+
+from nas.core.errors import InputError
+from nas.core.pattern import interleaved
+from nas.costs.cost_table import CostTable
+from nas.costs.lattice import PatternLattice
+
+
+def read_budgets(text: str) -> list[float]:
+    """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises
+    InputError if one is invalid.
+    """
+    try:
+        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # rounded for file names
+    except ValueError:
+        budgets = []
+    if not budgets or not all(0 < budget < math.inf for budget in budgets):
+        raise InputError(f"{text!r} is not a budget: give ratios to the interleaved pattern's cost, such as 0.5,0.65,1")
+    return budgets
+
+
+def best_within(budgets: list[float], pi: np.ndarray, operations: list[str], costs: CostTable) -> list[list[int]]:
+    """The path with the highest sum of log pi [N, O] within each budget, a ratio to the interleaved pattern's cost.
+
+    Raises InputError, which names the lowest possible budget, if no pattern is cheap enough.
+    """
+    scores = np.log(np.maximum(pi, np.finfo(float).tiny))
+    return [patterns_within(budget, len(pi), operations, costs).best(scores) for budget in budgets]
+
+
+def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:
+    """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
+
+    Raises InputError, which names the lowest possible budget, if there are none.
+    """
+    block_costs = [costs.blocks[name] for name in operations]
+    try:
+        return PatternLattice(block_costs, blocks, budget * costs.cost(interleaved(blocks)) - costs.overhead)
+    except ValueError:
+        least = math.ceil(1000 * costs.least_ratio(operations, blocks)) / 1000
+        raise InputError(
+            f"no pattern fits a budget of {budget:g}: the cheapest costs {least:.3f} of the interleaved pattern; "
+            "give at least that"
+        ) from None

@@ -1,0 +1,90 @@
+"""The schedule of a search: which steps train the weights, and which the logits."""
+
+import math
+from dataclasses import dataclass
+
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.search.sampling import weight_groups
+from nas.training.build import count_steps
+
+MATURE = 0.9  # share of the retraining's steps in which each operation must train; less causes a warning
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps are numbered from 1. After the warm-up, a share of the steps trains the logits.
+
+    weights_steps: the length of the weights' learning-rate schedule, 0 if the weights do not train; total_steps: all
+    steps; logits_share: the share of steps after the warm-up that train the logits; restarts: the steps after which
+    the logits begin anew.
+    """
+
+    weights_steps: int
+    warmup_steps: int
+    total_steps: int
+    logits_share: float
+    restarts: tuple[int, ...] = ()
+
+    def logits_learn(self, step: int) -> bool:
+        """Whether the logits train at a step."""
+        share = self.logits_share
+        return step > self.warmup_steps and math.floor(step * share) > math.floor((step - 1) * share)
+
+    @property
+    def first_logits_step(self) -> int:
+        return next(filter(self.logits_learn, range(self.warmup_steps + 1, self.total_steps + 1)))
+
+    def logits_seed(self, step: int) -> int:
+        """How often the logits have begun anew before a step."""
+        return sum(restart < step for restart in self.restarts)
+
+    def progress(self, step: int) -> float:
+        """The progress of the logits at a step, at most 1 and negative in the warm-up."""
+        edges = [self.warmup_steps, *self.restarts, self.total_steps]
+        seed = self.logits_seed(step)
+        return (step - edges[seed]) / (edges[seed + 1] - edges[seed])
+
+
+def make_schedule(config: Config, train_tokens: int) -> Schedule:
+    """The schedule of search.schedule. train_tokens: the number of tokens of the training text.
+
+    Raises InputError if no step is left to train the logits.
+    """
+    options = config.search
+    if options.schedule == "sequential":
+        weights_steps = 0 if options.weights_from else count_steps(config, train_tokens)
+        ends = [weights_steps + options.logits_steps * seed for seed in range(1, options.logits_seeds + 1)]
+        return Schedule(weights_steps, weights_steps, ends[-1], 1.0, tuple(ends[:-1]))
+    total = count_steps(config, train_tokens)
+    warmup = total // 2 if options.warmup_steps is None else options.warmup_steps
+    schedule = Schedule(total, warmup, total, options.arch_fraction if options.split == "heldout" else 1.0)
+    if not any(map(schedule.logits_learn, range(warmup + 1, total + 1))):
+        raise InputError(
+            f"search.warmup_steps={warmup} leaves no step of {total} to train the logits: "
+            "use a smaller search.warmup_steps or more train.steps"
+        )
+    return schedule
+
+
+def updates_per_operation(config: Config, weights_steps: int) -> float:
+    """How often uniform paths train the weights of an operation in a block, in so many steps."""
+    return weights_steps / len(weight_groups(config.search.operations, config.search.shared_projections))
+
+
+def retraining_steps(config: Config, weights_steps: int) -> int:
+    """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
+    return config.search.retrain_steps or max(1, round(updates_per_operation(config, weights_steps)))
+
+
+def describe_maturity(config: Config, schedule: Schedule) -> str:
+    """How well the weights of a sequential search will be trained, beside patterns alone."""
+    updates, steps = updates_per_operation(config, schedule.weights_steps), config.search.retrain_steps
+    text = f"{schedule.weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
+    if steps is None:
+        return f"{text}: the search compares patterns as after {updates:,.0f} training steps (search.retrain_steps)"
+    share = updates / steps
+    text += f", {share:.2f} of the {steps:,} steps for which patterns will be trained"
+    if share >= MATURE:
+        return text
+    return f"WARNING: {text}: the search may misjudge them; give train.steps={math.ceil(steps * schedule.weights_steps / updates):,}"
