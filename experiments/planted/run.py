@@ -1,9 +1,9 @@
 """Check that searches find patterns that are known to be right: `python experiments/planted/run.py`.
 
-Four corpora are made by rules that need a certain pattern. Ten seeds of a search run on each corpus, without and with a
-penalty on FLOPs. --alone instead trains every pattern alone, which shows that the known patterns are indeed the best.
-Every finished job is a JSON file in OUT and is not repeated. The last line is JSON: {"found", "of"} for each corpus and
-penalty; with --alone, the best pattern for each.
+Four corpora are made by rules that need a certain pattern. Ten SuperNets are trained on each corpus. With the weights
+of each, pi is learned without a budget, and within the FLOPs of the known pattern. --alone instead trains every pattern
+alone, which shows that the known patterns are indeed the best. Every finished job is a JSON file in OUT and is not
+repeated. The last line is JSON: {"found", "of"} for each corpus and budget; with --alone, the best pattern for each.
 """
 
 import argparse
@@ -24,11 +24,10 @@ from experiments.jobs import Jobs  # noqa: E402
 from nas.core.config import Config  # noqa: E402
 from nas.core.config_loading import load_config  # noqa: E402
 from nas.core.errors import run_command  # noqa: E402
-from nas.core.pattern import abbreviate, network  # noqa: E402
+from nas.core.pattern import abbreviate, expand, network  # noqa: E402
 
 SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 120_000, 4_000
 REACH = 4  # the most tokens that a rule looks back
-PENALTY = "search.latency.source=flops"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Planted:
     rule: Callable[[np.ndarray, int, np.random.Generator], int]
     needs: str
     sufficient: str  # regular expression; it matches abbreviated patterns that can compute the rule
-    attentions: int  # the right number of attention blocks with a penalty; without a penalty, more are right too
+    known: str  # the cheapest pattern that can; its FLOPs are the budget
 
     def stream(self, length: int, seed: int) -> np.ndarray:
         source = np.random.default_rng(seed)
@@ -83,10 +82,10 @@ def late(stream, position, source):
 
 
 CORPORA = {
-    "nowhere": Planted(48, 64, nowhere, "a dense", "d", attentions=0),
-    "once": Planted(48, 64, once, "an attention", "a", attentions=1),
-    "early": Planted(10, 32, early, "an attention, and a dense after it", "a.*d", attentions=1),
-    "late": Planted(48, 64, late, "an attention, and a dense before it", "d.*a", attentions=1),
+    "nowhere": Planted(48, 64, nowhere, "a dense", "d", "dii"),
+    "once": Planted(48, 64, once, "an attention", "a", "aii"),
+    "early": Planted(10, 32, early, "an attention, and a dense after it", "a.*d", "adi"),
+    "late": Planted(48, 64, late, "an attention, and a dense before it", "d.*a", "dai"),
 }
 
 
@@ -113,27 +112,44 @@ def make_config(name: str, seed: int, overrides: list[str]) -> Config:
 
 
 def search(name: str, seed: int, overrides: list[str]) -> dict:
-    """Run a search. Returns its most probable pattern, abbreviated, and pi."""
+    """Train a SuperNet and learn pi twice with its weights.
+
+    Returns the most probable pattern without a budget (`free`) and within it (`budget`), abbreviated, and both pi.
+    """
+    from nas.costs.flops import count_flops
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
     from nas.training.device import device_context
 
     config, corpus = make_config(name, seed, overrides), PlantedCorpus(CORPORA[name])
-    phase = SearchPhase(build_supernet(config, corpus), corpus, config, device_context(config.train))
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-    names = phase.supernet.names(phase.supernet.argmax_path())
-    return {"found": abbreviate(names), "pi": phase.supernet.pi().tolist()}
+    supernet, context, result = build_supernet(config, corpus), device_context(config.train), {}
+    ratio = count_flops(config, corpus.counts()).ratio(expand(CORPORA[name].known))
+    within = ["search.weights_from=memory", "search.latency.source=flops", f"search.latency.target={ratio}"]
+    for kind, more in (("free", []), ("budget", within)):
+        phase = SearchPhase(supernet, corpus, make_config(name, seed, [*overrides, *more]), context)
+        for step in range(1, phase.total_steps + 1):
+            phase.step(step)
+        result[kind] = abbreviate(supernet.names(phase.best_path()))
+        result[f"pi_{kind}"] = supernet.pi().tolist()
+    return result
 
 
-def is_right(name: str, pattern: str, penalty: bool) -> bool:
-    planted = CORPORA[name]
-    return bool(re.search(planted.sufficient, pattern)) and (not penalty or pattern.count("a") == planted.attentions)
+def is_right(name: str, pattern: str) -> bool:
+    return bool(re.search(CORPORA[name].sufficient, pattern))
+
+
+def patterns_within(name: str, overrides: list[str]) -> dict[str, bool]:
+    """{pattern: whether it is within the budget} for all 27 patterns."""
+    from nas.costs.flops import count_flops
+
+    costs = count_flops(make_config(name, 1, overrides), PlantedCorpus(CORPORA[name]).counts())
+    patterns = ["".join(letters) for letters in itertools.product("adi", repeat=3)]
+    most = costs.cost(expand(CORPORA[name].known)) * (1 + 1e-9)
+    return {pattern: costs.cost(expand(pattern)) <= most for pattern in patterns}
 
 
 def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
-    """Train one pattern for as many steps as the search. Returns its nll on valid and its FLOPs ratio."""
-    from nas.costs.flops import count_flops
+    """Train one pattern. Returns its nll on valid."""
     from nas.retraining.phase import train_pattern
     from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
@@ -143,7 +159,7 @@ def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> di
     model = train_pattern(list(pattern), config, corpus, context)
     memory_blocks = count_memory_blocks(model.blocks)
     total, counted = total_nll(model, corpus.tokens("valid"), 16, 16, 16, memory_blocks, device=context.device)
-    return {"nll": total / counted, "ratio": count_flops(config, corpus.counts()).ratio(list(pattern))}
+    return {"nll": total / counted}
 
 
 def main() -> None:
@@ -164,43 +180,42 @@ def main() -> None:
 
 def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
     """Run the searches and print their patterns. `by chance`: how many of ten random patterns would be right."""
-    summary, all_patterns = {}, ["".join(letters) for letters in itertools.product("adi", repeat=3)]
-    print("| corpus | penalty | what is right | found | by chance | the ten patterns |\n|---|---|---|---|---|---|")
-    for name, penalty in itertools.product(arguments.corpus, (False, True)):
-        overrides = [*([PENALTY] if penalty else []), *arguments.overrides]
-        label = f"{name}-{'priced' if penalty else 'free'}"
+    summary = {}
+    print("| corpus | budget | what is right | found | by chance | the ten patterns |\n|---|---|---|---|---|---|")
+    for name in arguments.corpus:
         results = [
-            jobs.do(f"{label}-{seed}", lambda: search(name, seed, overrides))  # noqa: B023
+            jobs.do(f"{name}-{seed}", lambda: search(name, seed, arguments.overrides))  # noqa: B023
             for seed in range(1, SEEDS + 1)
         ]
-        found = [result["found"] for result in results]
-        right = sum(is_right(name, pattern, penalty) for pattern in found)
-        chance = SEEDS * sum(is_right(name, pattern, penalty) for pattern in all_patterns) / len(all_patterns)
-        summary[label] = {"found": right, "of": SEEDS}
-        answer = CORPORA[name].needs + (f"; attentions: {CORPORA[name].attentions}" if penalty else "")
-        cells = [name, "yes" if penalty else "no", answer, f"{right} of {SEEDS}", f"{chance:.1f}", " ".join(found)]
-        print("| " + " | ".join(cells) + " |", flush=True)
+        within = patterns_within(name, arguments.overrides)
+        for kind, possible in (("free", list(within)), ("budget", [pattern for pattern in within if within[pattern]])):
+            found = [result[kind] for result in results]
+            right = sum(is_right(name, pattern) for pattern in found)
+            chance = SEEDS * sum(is_right(name, pattern) for pattern in possible) / len(possible)
+            summary[f"{name}-{kind}"] = {"found": right, "of": SEEDS}
+            budget = f"as `{CORPORA[name].known}`" if kind == "budget" else "no"
+            cells = [name, budget, CORPORA[name].needs, f"{right} of {SEEDS}", f"{chance:.1f}", " ".join(found)]
+            print("| " + " | ".join(cells) + " |", flush=True)
     print(json.dumps(summary))
 
 
 def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
-    """Train every network of three blocks alone, and print its nll, without and with the penalty."""
-    weight = load_config(FOLDER / "planted.yaml", arguments.overrides).search.latency.weight
+    """Train every network of three blocks alone, and print its nll; and again those within the budget."""
     best = {}
     for name in arguments.corpus:
-        results = {}
+        results, within = {}, patterns_within(name, arguments.overrides)
         for pattern in itertools.product(("attention", "dense", "identity"), repeat=3):
             short = network(pattern)
             if short not in results:
                 work = lambda: train_alone(name, pattern, arguments.overrides)  # noqa: B023, E731
                 results[short] = jobs.do(f"{name}-alone-{short}", work)
-        print(f"\n{name}: {CORPORA[name].needs}; with a penalty, attentions: {CORPORA[name].attentions} (* is right)")
-        for penalty in (False, True):
-            values = {short: result["nll"] + penalty * weight * result["ratio"] for short, result in results.items()}
-            marks = {short: "*" if is_right(name, short, penalty) else "" for short in values}
-            ranked = sorted(values, key=values.get)
-            print("  ".join(f"{short}{marks[short]} {values[short]:.3f}" for short in ranked))
-            best[f"{name}-{'priced' if penalty else 'free'}"] = ranked[0]
+        print(f"\n{name}: {CORPORA[name].needs}; the budget is that of {CORPORA[name].known} (* is right)")
+        cheap = {network(expand(pattern)) for pattern, fits in within.items() if fits}
+        for kind, names in (("free", set(results)), ("budget", cheap)):
+            ranked = sorted(names, key=lambda short: results[short]["nll"])
+            marked = [f"{short}{'*' if is_right(name, short) else ''} {results[short]['nll']:.3f}" for short in ranked]
+            print("  ".join(marked))
+            best[f"{name}-{kind}"] = ranked[0]
     print(json.dumps(best))
 
 
