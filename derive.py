@@ -7,11 +7,10 @@ share of the seeds that agree with the choice.
 import argparse
 from pathlib import Path
 
-import numpy as np
-
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
+from nas.core.run_folder import CHECKPOINT
 from nas.costs.budget import read_budgets
 from nas.costs.cost_table import latency_report
 from nas.derivation.confidence import confidence_warnings
@@ -23,13 +22,14 @@ from nas.derivation.pattern_record import (
     perturbation_table,
     write_patterns,
 )
-from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
+from nas.derivation.runs import SearchRun, average_pi, check_seeds, read_run, target_notice
 
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
-    "--method": "argmax: the likeliest operations. budget: the highest sum of log pi within --latency-budget or, "
-    "without one, the search's own budget (default if there is a budget). perturbation: the operations whose removal "
+    "--method": "argmax: the likeliest operations. budget: the highest sum of log pi within --latency-budget. relearn: "
+    "the same, with pi learned anew for each budget (default for other budgets than the search's, if the search was "
+    "sequential). perturbation: the operations whose removal "
     "hurts the SuperNet most on valid. evolution: the pattern with which the SuperNet has the lowest loss on valid, "
     "within the budget or else the search's target; it needs a search with search.schedule=sequential",
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
@@ -59,11 +59,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def check_arguments(arguments: argparse.Namespace) -> None:
     """Raises InputError if the options do not fit together."""
-    method, budgets = arguments.method or ("budget" if arguments.budgets else None), arguments.budgets
-    if method == "budget" and not budgets:
-        raise InputError("--method budget needs --latency-budget or --pareto")
+    method, budgets = arguments.method, arguments.budgets
+    if method in ("budget", "relearn") and not budgets:
+        raise InputError(f"--method {method} needs --latency-budget or --pareto")
     if method in ("argmax", "perturbation") and budgets:
-        raise InputError(f"--method {method} takes no budget; use --method budget or evolution")
+        raise InputError(f"--method {method} takes no budget; use --method relearn, budget or evolution")
     if arguments.trials < 0 or (arguments.trials and method != "evolution"):
         raise InputError(f"--trials {arguments.trials} must be a number of patterns, with --method evolution")
     if arguments.latency_budget and len(budgets) > 1:
@@ -81,10 +81,9 @@ def main() -> None:
         if not arguments.budgets and runs[0].budget:
             arguments.budgets = [runs[0].budget]
             costs = runs[0].flops if runs[0].options["search.latency.source"] == "flops" else costs
-        arguments.method = "budget" if arguments.budgets else "argmax"
+        arguments.method = default_method(runs, arguments.budgets)
 
-    pi = np.mean([run.pi for run in runs], axis=0)
-    choices = METHODS[arguments.method](runs, pi, costs, arguments.budgets, arguments.trials)
+    choices = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets, arguments.trials)
     patterns = [pattern_record(choice, runs, arguments.method) for choice in choices]
     if latency:
         for pattern in patterns:
@@ -104,6 +103,16 @@ def main() -> None:
     for file, pattern in zip(files, patterns, strict=True):
         print_pattern(pattern)
         print(f"written to {file}")
+
+
+def default_method(runs: list[SearchRun], budgets: list[float]) -> str:
+    """argmax without a budget. Else relearn where the weights allow it, unless pi was learned within this budget."""
+    if not budgets:
+        return "argmax"
+    can_relearn = all(
+        run.options["search.schedule"] == "sequential" and (run.path / CHECKPOINT).exists() for run in runs
+    )
+    return "relearn" if can_relearn and budgets != [runs[0].budget] else "budget"
 
 
 def measured_latency(runs: list[SearchRun]):

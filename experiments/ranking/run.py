@@ -1,8 +1,9 @@
 """Compare a SuperNet's ranking of patterns with separate trainings: `python experiments/ranking/run.py`.
 
-Random patterns are trained alone on a small budget; their losses are the reference. SuperNets that were searched with
-different settings evaluate the same patterns with shared weights. Kendall's tau measures how far the two orders agree.
-The pattern that each search found is trained alone too. Every finished job is a JSON file in OUT and is not repeated.
+Random patterns are trained alone for two lengths; their losses are the truth. SuperNets of several lengths and kinds
+evaluate the same patterns with shared weights. Kendall's tau measures how far the two orders agree. With the weights of
+each SuperNet, estimators learn pi with two seeds. The patterns that they find are trained alone too; the regret is
+their loss minus that of the best pattern trained. Every finished job is a JSON file in OUT and is not repeated.
 Several processes may share OUT, each with its own --only. The last line is JSON.
 """
 
@@ -24,29 +25,25 @@ from nas.core.config_loading import load_config  # noqa: E402
 from nas.core.errors import run_command  # noqa: E402
 from nas.core.pattern import abbreviate, expand, interleaved, network  # noqa: E402
 
-BLOCKS, PATTERNS, SEEDS, ALONE_STEPS = 6, 20, (1, 2), 800
+BLOCKS, PATTERNS = 6, 20
+TRUTH = {800: (1, 2), 3200: (1,)}  # seeds of the trainings alone, by their steps
+SEEDS = (1, 2)  # of SuperNets
 CANDIDATES = ("attention", "dense", "identity")
 EVALUATED_TOKENS = 65_536  # the first of valid
-HALF = "search.warmup_steps=1200"
-SOFT = ["search.sampling=soft", "search.optimizer.lr=0.01"]
-VARIANTS = {
-    "hard-cold": ["search.warmup_steps=0"],
-    "hard-quarter-unfair": ["search.fair_warmup=false"],
-    "hard-quarter": [],
-    "hard-half-unfair": [HALF, "search.fair_warmup=false"],
-    "hard-half": [HALF],
-    "hard-half-twice-as-long": ["train.steps=4800", "search.warmup_steps=2400"],
-    "hard-half-uniform": [HALF, "search.weights_paths=uniform"],
-    "hard-three-quarters": ["search.warmup_steps=1800"],
-    "hard-quarter-loo-2": ["search.paths=2"],
-    "hard-quarter-loo-8": ["search.paths=8"],
-    "hard-half-loo-8": [HALF, "search.paths=8"],
-    "hard-quarter-straight-through": ["search.estimator=straight_through"],
-    "hard-half-straight-through": [HALF, "search.estimator=straight_through"],
-    "soft-cold": [*SOFT, "search.warmup_steps=0"],
-    "soft-quarter": SOFT,
-    "soft-half": [*SOFT, HALF],
-}  # options on top of ranking.yaml, where a quarter of the steps is warm-up
+JOINT = ["search.schedule=joint", "search.estimator=leave_one_out", "search.paths=4"]  # as in the paper; half warm-up
+SUPERNETS = {
+    **{f"sequential-{steps}": [f"train.steps={steps}"] for steps in (2400, 4800, 9600, 19200)},
+    **{f"joint-{steps}": [f"train.steps={steps}", *JOINT] for steps in (2400, 9600)},
+    "low-lr-2400": ["train.lr=0.003"],
+    "high-lr-2400": ["train.lr=0.012"],
+    "large-batch-2400": ["train.batch_size=48"],  # as many tokens as with 7,200 steps
+    "all-text-2400": ["search.arch_fraction=0.05"],
+}  # options on top of ranking.yaml, where a SuperNet has 2,400 steps
+LOGITS = {
+    "risk": [],
+    "loo-16": ["search.estimator=leave_one_out"],
+    "loo-4": ["search.estimator=leave_one_out", "search.paths=4", "search.logits_steps=1200"],
+}  # how pi is learned with the weights of a sequential SuperNet; all evaluate 4,800 paths
 
 
 def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) -> list[list[str]]:
@@ -87,12 +84,12 @@ def evaluate(model, operations, config: Config, corpus) -> float:
     return total / counted
 
 
-def train_alone(pattern: list[str], seed: int, overrides: list[str]) -> dict:
+def train_alone(pattern: list[str], steps: int, seed: int, overrides: list[str]) -> dict:
     """Train one pattern from scratch, and evaluate it."""
     from nas.retraining.phase import train_pattern
     from nas.training.device import device_context
 
-    config, corpus = load_experiment([*overrides, f"train.steps={ALONE_STEPS}", f"seed={seed}"])
+    config, corpus = load_experiment([*overrides, f"train.steps={steps}", f"seed={seed}"])
     started = time.perf_counter()
     model = train_pattern(pattern, config, corpus, device_context(config.train))
     seconds = time.perf_counter() - started
@@ -105,72 +102,90 @@ def evaluate_path(supernet, path: list[int], config: Config, corpus) -> float:
     return evaluate(supernet, supernet.operations_on(path), config, corpus)
 
 
-def search(variant: str, seed: int, overrides: list[str]) -> dict:
-    """Run one search. Its weights evaluate the random patterns at the end of the warm-up, and at the end."""
+def search(name: str, seed: int, overrides: list[str]) -> dict:
+    """Run one search. Its weights evaluate the random patterns; a sequential one then learns pi in several ways."""
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
     from nas.training.device import device_context
 
-    config, corpus = load_experiment([*overrides, f"seed={seed}", *VARIANTS[variant]])
-    phase = SearchPhase(build_supernet(config, corpus), corpus, config, device_context(config.train))
-    supernet, seconds, losses = phase.supernet, 0.0, {}
-    for step in range(1, phase.total_steps + 1):
-        started = time.perf_counter()
-        phase.step(step)
-        seconds += time.perf_counter() - started
-        if step in (phase.warmup_steps, phase.total_steps):
-            paths = [[supernet.operations.index(name) for name in pattern] for pattern in random_patterns()]
-            losses[step] = [evaluate_path(supernet, path, config, corpus) for path in paths]
-    path = supernet.argmax_path()
-    return {
-        "variant": variant,
-        "found": abbreviate(supernet.names(path)),
-        "pi": supernet.pi().tolist(),
-        "nll_of_found": evaluate_path(supernet, path, config, corpus),
-        "after_warmup": losses.get(phase.warmup_steps),
-        "at_the_end": losses[phase.total_steps],
-        "seconds": seconds,
-    }
+    more = [*overrides, *SUPERNETS[name]]
+    config, corpus = load_experiment([*more, f"seed={seed}"])
+    supernet, context = build_supernet(config, corpus), device_context(config.train)
+
+    def learn(options: list[str]) -> dict:
+        """Train what the options ask for. Returns the pattern found, and its nll by the weights."""
+        config, _ = load_experiment([*more, *options])
+        phase, started = SearchPhase(supernet, corpus, config, context), time.perf_counter()
+        for step in range(1, phase.total_steps + 1):
+            phase.step(step)
+        seconds, path = time.perf_counter() - started, phase.best_path()
+        nll = evaluate_path(supernet, path, config, corpus)
+        return {"found": abbreviate(supernet.names(path)), "nll": nll, "seconds": seconds}
+
+    found = {"own": learn([f"seed={seed}"])}
+    paths = [[supernet.operations.index(name) for name in pattern] for pattern in reference_patterns()]
+    losses = [evaluate_path(supernet, path, config, corpus) for path in paths]
+    if config.search.schedule == "sequential":
+        for (how, options), again in itertools.product(LOGITS.items(), (1, 2)):
+            found[f"{how}, seed {again}"] = learn(["search.weights_from=memory", f"seed={seed + 10 * again}", *options])
+    return {"found": found, "losses": losses}
 
 
-def losses_alone(jobs: Jobs, short: str) -> list[float]:
+def reference_patterns() -> list[list[str]]:
+    return [interleaved(BLOCKS), *random_patterns()]
+
+
+def losses_alone(jobs: Jobs, short: str, steps: int) -> list[float]:
     """nll of a pattern trained alone, for each seed that has finished."""
-    results = [jobs.get(f"alone-{network(expand(short))}-{seed}") for seed in SEEDS]
+    results = [jobs.get(alone_name(expand(short), steps, seed)) for seed in TRUTH[steps]]
     return [result["nll"] for result in results if result]
+
+
+def alone_name(pattern: list[str], steps: int, seed: int) -> str:
+    return f"alone-{network(pattern)}-{steps}-{seed}"
 
 
 def report(jobs: Jobs) -> dict:
     """Print the tables of all finished jobs. Returns the content of the last line."""
-    reference = {short: losses_alone(jobs, short) for short in map(abbreviate, random_patterns())}
-    if any(len(losses) < len(SEEDS) for losses in reference.values()):
-        print("some random patterns are not trained yet")
+    shorts = list(map(abbreviate, reference_patterns()))
+    truth = {steps: {short: losses_alone(jobs, short, steps) for short in shorts} for steps in TRUTH}
+    if any(len(losses) < len(TRUTH[steps]) for steps in TRUTH for losses in truth[steps].values()):
+        print("some patterns are not trained yet")
         return {}
-    rows = {**reference, "adadad": losses_alone(jobs, "adadad")}
-    print_row("pattern", *(f"nll, seed {seed}" for seed in SEEDS), header=True)
-    for short, losses in sorted(rows.items(), key=lambda item: np.mean(item[1] or [9])):
-        print_row(short, *(f"{nll:.4f}" for nll in losses))
-    between_seeds = kendall_tau(*zip(*reference.values(), strict=True))
-    print(f"\ntau between the seeds of the reference: {between_seeds:.3f}\n")
-    means = [float(np.mean(losses)) for losses in reference.values()]
-    return {"tau_between_seeds": round(between_seeds, 3), "tau": report_searches(jobs, means)}
+    columns = [(steps, index) for steps, seeds in TRUTH.items() for index in range(len(seeds))]
+    print_row("pattern", *(f"{steps} steps, seed {TRUTH[steps][i]}" for steps, i in columns), header=True)
+    for short in sorted(shorts, key=lambda short: truth[max(TRUTH)][short][0]):
+        print_row(short, *(f"{truth[steps][short][i]:.4f}" for steps, i in columns))
+    between = kendall_tau(*zip(*truth[800].values(), strict=True))
+    means = {steps: [float(np.mean(losses)) for losses in truth[steps].values()] for steps in TRUTH}
+    lengths = kendall_tau(means[800], means[3200])
+    print(f"\ntau between the seeds of 800 steps: {between:.3f}; between 800 and 3200 steps: {lengths:.3f}\n")
+    return {"tau_between_seeds": round(between, 3), "tau": report_searches(jobs, means)}
 
 
-def report_searches(jobs: Jobs, means: list[float]) -> dict[str, list[float]]:
-    """Print a row for each finished search; means: the reference. Returns each variant's tau at the end, by seed."""
-    columns = ["search", "seed", "tau after warm-up", "tau at the end", "found", "nll of it alone"]
-    print_row(*columns, "better random ones", "seconds", header=True)
-    taus = {}
-    for variant, seed in itertools.product(VARIANTS, SEEDS):
-        result = jobs.get(f"search-{variant}-{seed}")
-        if result is None:
-            continue
-        early = f"{kendall_tau(means, result['after_warmup']):.3f}" if result["after_warmup"] else ""
-        late = kendall_tau(means, result["at_the_end"])
-        taus.setdefault(variant, []).append(round(late, 3))
-        losses = losses_alone(jobs, result["found"])
-        nll = float(np.mean(losses)) if losses else None
-        alone = [f"{nll:.4f}", sum(mean < nll for mean in means)] if losses else ["", ""]
-        print_row(variant, seed, early, f"{late:.3f}", result["found"], *alone, f"{result['seconds']:.0f}")
+def report_searches(jobs: Jobs, means: dict[int, list[float]]) -> dict[str, list[list[float]]]:
+    """Print what each finished SuperNet shows. means: the truth. Returns each one's tau with both truths, by seed."""
+    print_row("SuperNet", "seed", *(f"tau with {steps} steps" for steps in means), header=True)
+    taus, results = {}, {}
+    for name, seed in itertools.product(SUPERNETS, SEEDS):
+        if result := jobs.get(f"supernet-{name}-{seed}"):
+            results[name, seed] = result
+            taus.setdefault(name, []).append(
+                [round(kendall_tau(truth, result["losses"]), 3) for truth in means.values()]
+            )
+            print_row(name, seed, *taus[name][-1])
+    print()
+    steps = max(means)
+    known = [losses_alone(jobs, result["pattern"], steps) for result in jobs.all("alone-*")]
+    best = min([*means[steps], *(np.mean(losses) for losses in known if losses)])
+    print_row(
+        "SuperNet", "seed", "pi", "found", "nll by the weights", f"alone, {steps} steps", "regret", "s", header=True
+    )
+    for (name, seed), result in results.items():
+        for how, found in result["found"].items():
+            losses = losses_alone(jobs, found["found"], steps)
+            alone = [f"{np.mean(losses):.4f}", f"{np.mean(losses) - best:.4f}"] if losses else ["", ""]
+            print_row(name, seed, how, found["found"], f"{found['nll']:.4f}", *alone, f"{found['seconds']:.0f}")
     return taus
 
 
@@ -187,19 +202,20 @@ def main() -> None:
     )
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
-    train_patterns(jobs, [*random_patterns(), interleaved(BLOCKS)], overrides)
-    for seed, variant in itertools.product(SEEDS, VARIANTS):
-        jobs.do(f"search-{variant}-{seed}", lambda: search(variant, seed, overrides))  # noqa: B023
-    searches = [jobs.get(f"search-{variant}-{seed}") for variant in VARIANTS for seed in SEEDS]
-    found = sorted({result["found"] for result in searches if result})
-    train_patterns(jobs, [expand(short) for short in found], overrides)
+    for steps in TRUTH:
+        train_patterns(jobs, reference_patterns(), steps, overrides)
+    for seed, name in itertools.product(SEEDS, SUPERNETS):
+        jobs.do(f"supernet-{name}-{seed}", lambda: search(name, seed, overrides))  # noqa: B023
+    results = [jobs.get(f"supernet-{name}-{seed}") for name in SUPERNETS for seed in SEEDS]
+    found = {about["found"] for result in results if result for about in result["found"].values()}
+    train_patterns(jobs, list(map(expand, sorted(found))), max(TRUTH), overrides)
     print(json.dumps(report(jobs)))
 
 
-def train_patterns(jobs: Jobs, patterns: list[list[str]], overrides: list[str]) -> None:
+def train_patterns(jobs: Jobs, patterns: list[list[str]], steps: int, overrides: list[str]) -> None:
     """Train each pattern alone with each seed."""
-    for seed, pattern in itertools.product(SEEDS, patterns):
-        jobs.do(f"alone-{network(pattern)}-{seed}", lambda: train_alone(pattern, seed, overrides))  # noqa: B023
+    for seed, pattern in itertools.product(TRUTH[steps], patterns):
+        jobs.do(alone_name(pattern, steps, seed), lambda: train_alone(pattern, steps, seed, overrides))  # noqa: B023
 
 
 if __name__ == "__main__":

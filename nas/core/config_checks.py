@@ -113,7 +113,7 @@ def check_search(search: SearchOptions) -> None:
     scored = scored and search.estimator != "straight_through"
     if sequential and search.split == "shared":
         raise InputError(
-            "search.split=shared needs search.schedule=joint, because a sequential search trains weights and logits apart"
+            "search.split=shared needs search.schedule=joint: a sequential search trains weights and logits apart"
         )
     if sequential and search.warmup_steps is not None:
         raise InputError(

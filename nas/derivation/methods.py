@@ -21,6 +21,14 @@ def choose_within_budgets(runs, pi, costs, budgets, trials) -> list[Choice]:
     return [Choice(path, budget) for path, budget in zip(paths, budgets, strict=True)]
 
 
+def choose_by_relearning(runs, pi, costs, budgets, trials) -> list[Choice]:
+    """The highest sum of log pi within each budget, with pi learned anew for each."""
+    from nas.derivation.relearning import relearn
+
+    print("learning pi anew for each budget; this takes some minutes", flush=True)
+    return relearn(runs, costs, budgets)
+
+
 def choose_by_perturbation(runs, pi, costs, budgets, trials) -> list[Choice]:
     """The operation whose removal hurts the SuperNet most, for each block."""
     from nas.derivation.perturbation import perturb
@@ -40,6 +48,7 @@ def choose_by_evolution(runs, pi, costs, budgets, trials) -> list[Choice]:
 METHODS = {
     "argmax": choose_argmax,
     "budget": choose_within_budgets,
+    "relearn": choose_by_relearning,
     "perturbation": choose_by_perturbation,
     "evolution": choose_by_evolution,
 }

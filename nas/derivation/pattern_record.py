@@ -21,17 +21,20 @@ class Choice:
     """The choice of a method of derivation.
 
     path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
-    losses: with perturbation, nll per token without each operation [R, O] for each block; evolution: its record.
+    losses: with perturbation, nll per token without each operation [R, O] for each block; evolution: its record; runs:
+    with relearning, the runs with the pi of this budget.
     """
 
     path: list[int]
     budget: float | None = None
     losses: list[np.ndarray] | None = None
     evolution: dict | None = None
+    runs: list[SearchRun] | None = None
 
 
 def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
     """The content of the pattern file: the operation of each block, how certain it is, and where it comes from."""
+    runs = choice.runs or runs
     first = runs[0]
     blocks = [first.operations[index] for index in choice.path]
     pi = np.stack([run.pi for run in runs], axis=1)  # [N, S, O]

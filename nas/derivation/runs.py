@@ -57,6 +57,11 @@ class SearchRun:
         return self.options["search.latency.target"] if has_target else None
 
 
+def average_pi(runs: list[SearchRun]) -> np.ndarray:
+    """pi [N, O], averaged over runs."""
+    return np.mean([run.pi for run in runs], axis=0)
+
+
 def read_run(path: Path) -> SearchRun:
     """Read a search run. Raises InputError if the folder is not a search run, or is damaged, or if its logits have not
     learned.

@@ -21,8 +21,8 @@ def describe_target(options: LatencyOptions, blocks: int, costs: CostTable) -> s
     """What search.latency.target leaves for the blocks, one sentence."""
     baseline, limit = costs.cost(interleaved(blocks)), options.target * costs.cost(interleaved(blocks))
     return (
-        f"search.latency.target={options.target:g}: {limit:.4g} of the interleaved pattern's {baseline:.4g} {costs.unit}; "
-        f"embedding and output layer take {costs.overhead:.4g}, which leaves "
+        f"search.latency.target={options.target:g} is {limit:.4g} of the interleaved pattern's {baseline:.4g} "
+        f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, which leaves "
         f"{max(0.0, limit - costs.overhead) / (baseline - costs.overhead):.0%} of the interleaved pattern's blocks"
     )
 

@@ -87,4 +87,5 @@ def describe_maturity(config: Config, schedule: Schedule) -> str:
     text += f", {share:.2f} of the {steps:,} steps for which patterns will be trained"
     if share >= MATURE:
         return text
-    return f"WARNING: {text}: the search may misjudge them; give train.steps={math.ceil(steps * schedule.weights_steps / updates):,}"
+    enough = math.ceil(steps * schedule.weights_steps / updates)
+    return f"WARNING: {text}: the search may misjudge them; give train.steps={enough}"

@@ -149,9 +149,10 @@ class Trainer:
         self.write_board(split, {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
+        name = "nll" if split == "train" else "held-out nll"
         text = (
-            f"step {self.step}/{self.phase.total_steps}  {'' if split == 'train' else f'{split} '}nll {nll:.4f}  "
-            f"perplexity {perplexity(nll):.2f}  {shown}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
+            f"step {self.step}/{self.phase.total_steps}  {name} {nll:.4f}  perplexity {perplexity(nll):.2f}  {shown}  "
+            f"{tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
         if self.bar.disable:
             self.say(text)

@@ -1,0 +1,57 @@
+"""Derivation for another budget: pi is learned anew with the weights of a finished search.
+
+A SuperNet trained on uniform paths serves all budgets. Learning pi needs only forward passes, so it takes minutes where
+training the weights took hours.
+"""
+
+import sys
+from dataclasses import replace
+
+import torch
+from tqdm import tqdm
+
+from nas.core.errors import InputError
+from nas.costs.budget import best_within
+from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.derivation.pattern_record import Choice
+from nas.derivation.runs import SearchRun, average_pi
+from nas.derivation.supernet_evaluator import SuperNetEvaluator
+from nas.search.phase import SearchPhase
+
+
+def relearn(runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> list[Choice]:
+    """A choice for each budget, a ratio to the interleaved pattern's cost, each with its own pi.
+
+    Raises InputError if a run has no checkpoint, if it was not sequential, or if no pattern fits a budget.
+    """
+    for run in runs:
+        if run.options["search.schedule"] != "sequential":
+            raise InputError(
+                f"--method relearn needs search.schedule=sequential, because {run.path} was a joint search"
+            )
+    learned = {budget: [] for budget in budgets}
+    for run in runs:
+        evaluator = SuperNetEvaluator(run.path)
+        for budget in budgets:
+            learned[budget].append(learn_within(run, evaluator, costs, budget))
+    return [
+        Choice(best_within([budget], average_pi(own), own[0].operations, costs)[0], budget, runs=own)
+        for budget, own in learned.items()
+    ]
+
+
+def learn_within(run: SearchRun, evaluator: SuperNetEvaluator, costs: CostTable, budget: float) -> SearchRun:
+    """The run with pi learned anew among the patterns within a budget, on the run's held-out text."""
+    measured = costs.unit == MILLISECONDS
+    latency = replace(
+        evaluator.config.search.latency, source="measured" if measured else "flops", mode="budget", target=budget
+    )
+    options = replace(evaluator.config.search, weights_from=str(run.path), latency=latency)
+    config = replace(evaluator.config, search=options)
+    torch.manual_seed(config.seed)
+    phase = SearchPhase(evaluator.supernet, evaluator.corpus, config, evaluator.context, costs if measured else None)
+    bar = tqdm(range(1, phase.total_steps + 1), f"pi within {budget:g}", disable=not sys.stderr.isatty())
+    for step in bar:
+        phase.step(step)
+    pi = torch.stack([*phase.learned, phase.supernet.logits.detach()]).double().softmax(dim=-1)
+    return replace(run, seed_pi=pi.numpy())
