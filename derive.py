@@ -9,20 +9,30 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import abbreviate
-from nas.core.run_folder import CHECKPOINT
-from nas.costs.budget import read_budgets
-from nas.costs.cost_table import latency_report
+from nas.core.pattern import ATTENDING, abbreviate
+from nas.costs.budget import best_within, read_budgets
+from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.methods import METHODS
 from nas.derivation.pattern_record import (
+    Choice,
     confidence_table,
     pareto_table,
     pattern_record,
     perturbation_table,
     write_patterns,
 )
-from nas.derivation.runs import SearchRun, average_pi, check_seeds, read_run, target_notice
+from nas.derivation.runs import (
+    SearchRun,
+    average_pi,
+    check_seeds,
+    describe_spread,
+    has_mature_weights,
+    read_run,
+    target_notice,
+)
+
+NOISE = 0.005  # nats per token; smaller differences between patterns by a SuperNet's weights mean nothing
 
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
@@ -89,6 +99,13 @@ def main() -> None:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
 
+    if all(map(has_mature_weights, runs)):
+        from nas.derivation.supernet_evaluator import compare_with_rules  # imported here because it needs torch
+
+        for pattern in patterns:
+            rules = compare_with_rules(arguments.runs, pattern["blocks"], runs[0].operations, costs)
+            pattern["derived_from"]["rules"] = rules
+
     out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
     files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in arguments.budgets] if arguments.pareto else [out]
     write_patterns(dict(zip(files, patterns, strict=True)), arguments.force)
@@ -96,12 +113,14 @@ def main() -> None:
         table = pareto_table(patterns, costs.unit)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(table)
-    print_confidence(patterns[-1], runs)  # the last pattern has the largest budget
+    print_confidence(patterns[-1], choices[-1].runs or runs)  # the last pattern has the largest budget
+    print_spread(choices[-1], runs, costs)
     notice = None if arguments.budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"]))
     if notice:
         print(f"NOTICE: {notice}")
     for file, pattern in zip(files, patterns, strict=True):
         print_pattern(pattern)
+        print_rules(pattern)
         print(f"written to {file}")
 
 
@@ -109,10 +128,7 @@ def default_method(runs: list[SearchRun], budgets: list[float]) -> str:
     """argmax without a budget. Else relearn where the weights allow it, unless pi was learned within this budget."""
     if not budgets:
         return "argmax"
-    can_relearn = all(
-        run.options["search.schedule"] == "sequential" and (run.path / CHECKPOINT).exists() for run in runs
-    )
-    return "relearn" if can_relearn and budgets != [runs[0].budget] else "budget"
+    return "relearn" if all(map(has_mature_weights, runs)) and budgets != [runs[0].budget] else "budget"
 
 
 def measured_latency(runs: list[SearchRun]):
@@ -137,6 +153,37 @@ def print_confidence(pattern: dict, runs: list[SearchRun]) -> None:
         print(f"WARNING: {warning}")
     if len(runs) == 1:
         print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")
+
+
+def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> None:
+    """Print what each seed of pi and each SuperNet choose, if there are several."""
+    runs = choice.runs or runs
+
+    def choose(pi):
+        if choice.budget is None:
+            return pi.argmax(axis=1).tolist()
+        return best_within([choice.budget], pi, runs[0].operations, costs)[0]
+
+    if len(runs) > 1 or len(runs[0].seed_pi) > 1:
+        print("\n".join(describe_spread(runs, choose)))
+
+
+def print_rules(pattern: dict) -> None:
+    """Print the SuperNet's losses of the pattern and of rules that cost no more, and warnings."""
+    rules = dict(pattern["derived_from"].get("rules", {}))
+    if rules:
+        print("nll on the beginning of valid with the SuperNet's weights, for patterns that cost no more:")
+        for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
+            print(f"  {name:<15}{about['pattern']}  {about['nll']:.4f}")
+        best = min(rules, key=lambda name: rules[name]["nll"])
+        if rules[best]["nll"] < rules["derived"]["nll"] - NOISE:
+            print(f"WARNING: the SuperNet prefers the rule {best!r} to the derived pattern; try more logits_steps")
+    offered = [name for name in pattern["confidence"][0]["pi"] if name in ATTENDING]
+    if offered and not set(offered) & set(pattern["blocks"]):
+        print(
+            "WARNING: the pattern has no attention, so it predicts from the last token alone: give a larger budget, "
+            "or model.cutoffs=auto if embedding and output layer take most of the time"
+        )
 
 
 def print_pattern(pattern: dict) -> None:

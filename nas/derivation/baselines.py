@@ -47,6 +47,24 @@ RULES: dict[str, Callable[[int], list[str]]] = {
 }
 
 
+def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: float) -> dict[str, list[str]]:
+    """{name: pattern} of rules that cost at most `budget`, in the table's unit: as many of their blocks as fit.
+
+    Identity fills the other blocks. Besides rules of the literature there is `one attention`: an attention block, and
+    then dense blocks. A rule of which not even one block fits is left out.
+    """
+    rules = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
+    rules["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
+    found = {}
+    for name, rule in rules.items():
+        sizes = range(blocks, 0, -1) if "identity" in operations else [blocks]
+        patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
+        fitting = next((pattern for pattern in patterns if costs.cost(pattern) <= budget * (1 + 1e-9)), None)
+        if fitting and set(fitting) <= set(operations):
+            found[name] = fitting
+    return found
+
+
 def spread_evenly(counts: dict[str, int]) -> list[str]:
     """A pattern with each operation as often as given, evenly spread: {attention: 2, dense: 2} is interleaved."""
     placed = [(index / count, name) for name, count in counts.items() for index in range(count)]

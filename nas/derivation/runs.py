@@ -1,7 +1,9 @@
 """Search runs: how derivation reads them, and the check that several are seeds of one search."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
+from nas.core.pattern import abbreviate
+from nas.core.run_folder import CHECKPOINT
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.pi_statistics import TIE
 
@@ -77,6 +81,34 @@ def read_run(path: Path) -> SearchRun:
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / "flops.yaml", names)
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
+
+
+def has_mature_weights(run: SearchRun) -> bool:
+    """Whether the run holds weights that were trained on uniform paths, so that they can evaluate any pattern."""
+    return run.options["search.schedule"] == "sequential" and (run.path / CHECKPOINT).exists()
+
+
+def describe_spread(runs: list[SearchRun], choose: Callable[[np.ndarray], list[int]]) -> list[str]:
+    """Lines about the patterns that each seed of pi and each SuperNet choose, and how much they differ.
+
+    choose: pi [N, O] -> the operation of each block.
+    """
+    chosen = [[choose(pi) for pi in run.seed_pi] for run in runs]
+    lines = [
+        f"{run.path}: " + ", ".join(abbreviate([run.operations[index] for index in path]) for path in paths)
+        for run, paths in zip(runs, chosen, strict=True)
+    ]
+    within = [different_blocks(one, two) for paths in chosen for one, two in combinations(paths, 2)]
+    means = [choose(run.pi) for run in runs]
+    between = [different_blocks(one, two) for one, two in combinations(means, 2)]
+    for kind, counts in (("seeds of pi with the same weights", within), ("SuperNets", between)):
+        if counts:
+            lines.append(f"{np.mean(counts):.1f} of {len(means[0])} blocks differ between two {kind}")
+    return lines
+
+
+def different_blocks(one: list[int], two: list[int]) -> int:
+    return sum(a != b for a, b in zip(one, two, strict=True))
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:

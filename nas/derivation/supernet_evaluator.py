@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.pattern import abbreviate
 from nas.core.run_folder import CHECKPOINT
+from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
+from nas.derivation.baselines import rules_within
 from nas.search.sampling import sample_path
 from nas.search.supernet import build_supernet
 from nas.training.build import image_size
@@ -88,6 +91,9 @@ class SuperNetEvaluator:
         memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
         return float(self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks).mean())
 
+    def pattern_nll(self, pattern: list[str]) -> float:
+        return self.path_nll([self.supernet.operations.index(name) for name in pattern])
+
     def model_nll(self, model: nn.Module) -> float:
         """Loss per token of a model with a fixed pattern, on all parts."""
         return float(self.losses(model, self.parts, PATH_ROWS, count_memory_blocks(model.blocks)).mean())
@@ -101,3 +107,18 @@ class SuperNetEvaluator:
                 for text in parts
             ]
         return np.array([total / tokens for total, tokens in sums])
+
+
+def compare_with_rules(
+    runs: list[Path], pattern: list[str], operations: list[str], costs: CostTable
+) -> dict[str, dict]:
+    """{name: {"pattern", "nll"}} of a pattern, called `derived`, and of rules that cost at most as much.
+
+    nll: loss per token on the beginning of valid with the SuperNet's weights, averaged over the runs. Raises
+    InputError if a run has no checkpoint.
+    """
+    rules = rules_within(len(pattern), operations, costs, costs.cost(pattern))
+    patterns = {"derived": pattern, **rules}
+    evaluators = [SuperNetEvaluator(run) for run in runs]
+    nlls = {name: np.mean([one.pattern_nll(own) for one in evaluators]) for name, own in patterns.items()}
+    return {name: {"pattern": abbreviate(own), "nll": round(float(nlls[name]), 4)} for name, own in patterns.items()}
