@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import ATTENDING, abbreviate
+from nas.core.pattern import ATTENDING, abbreviate, interleaved
 from nas.costs.budget import best_within, read_budgets
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
@@ -102,8 +102,10 @@ def main() -> None:
     if all(map(has_mature_weights, runs)):
         from nas.derivation.supernet_evaluator import compare_with_rules  # imported here because it needs torch
 
-        for pattern in patterns:
-            rules = compare_with_rules(arguments.runs, pattern["blocks"], runs[0].operations, costs)
+        for choice, pattern in zip(choices, patterns, strict=True):
+            blocks = pattern["blocks"]
+            limit = max(costs.cost(blocks), (choice.budget or 0) * costs.cost(interleaved(len(blocks))))
+            rules = compare_with_rules(arguments.runs, blocks, runs[0].operations, costs, limit)
             pattern["derived_from"]["rules"] = rules
 
     out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
@@ -172,7 +174,7 @@ def print_rules(pattern: dict) -> None:
     """Print the SuperNet's losses of the pattern and of rules that cost no more, and warnings."""
     rules = dict(pattern["derived_from"].get("rules", {}))
     if rules:
-        print("nll on the beginning of valid with the SuperNet's weights, for patterns that cost no more:")
+        print("nll on the beginning of valid with the SuperNet's weights, for patterns within the same cost:")
         for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
             print(f"  {name:<15}{about['pattern']}  {about['nll']:.4f}")
         best = min(rules, key=lambda name: rules[name]["nll"])

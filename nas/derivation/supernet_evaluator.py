@@ -110,14 +110,14 @@ class SuperNetEvaluator:
 
 
 def compare_with_rules(
-    runs: list[Path], pattern: list[str], operations: list[str], costs: CostTable
+    runs: list[Path], pattern: list[str], operations: list[str], costs: CostTable, limit: float
 ) -> dict[str, dict]:
-    """{name: {"pattern", "nll"}} of a pattern, called `derived`, and of rules that cost at most as much.
+    """{name: {"pattern", "nll"}} of a pattern, called `derived`, and of rules that cost at most `limit`.
 
     nll: loss per token on the beginning of valid with the SuperNet's weights, averaged over the runs. Raises
     InputError if a run has no checkpoint.
     """
-    rules = rules_within(len(pattern), operations, costs, costs.cost(pattern))
+    rules = rules_within(len(pattern), operations, costs, limit)
     patterns = {"derived": pattern, **rules}
     evaluators = [SuperNetEvaluator(run) for run in runs]
     nlls = {name: np.mean([one.pattern_nll(own) for one in evaluators]) for name, own in patterns.items()}

@@ -138,9 +138,7 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
     old, new = flat_config(read_yaml(run / "config.yaml")), flat_config(asdict(config))
     for key in new:
         if key.startswith(MUST_EQUAL) and old[key] != new[key]:
-            raise InputError(
-                f"{prefix} has {key}={old[key]}, not {new[key]}; weights fit only the same model and split"
-            )
+            raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
     recorded = read_yaml(run / "provenance.yaml")
     for key, value in data_digests(corpus.meta).items():
         if recorded.get(key) != value:
