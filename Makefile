@@ -25,12 +25,12 @@ demo: setup
 	$(BIN)/python search.py $(CONFIGS)/search.yaml --run $(DEMO)/search --resume
 	$(BIN)/python derive.py $(DEMO)/search
 	$(BIN)/python animate.py $(DEMO)/search
-	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/retrain --resume
-	$(BIN)/python animate.py $(DEMO)/retrain
+	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/searched --resume
+	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/interleaved \
+		--resume --beside $(DEMO)/searched
 	@echo
-	@echo "The history of pi:         $(DEMO)/search/pi.gif"
-	@echo "The pattern it found:      $(DEMO)/search/pattern.yaml"
-	@echo "The results of retraining: $(DEMO)/retrain/results.yaml"
+	@echo "The history of pi:    $(DEMO)/search/pi.gif"
+	@echo "The pattern it found: $(DEMO)/search/pattern.yaml"
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"

@@ -1,11 +1,14 @@
 """Stage 3: train a fixed layer pattern from scratch as an ordinary Transformer-XL, and evaluate it."""
 
 import argparse
+from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
+from nas.core.files import read_yaml
 from nas.core.pattern import SPARSE, abbreviate, read_pattern
+from nas.core.run_folder import RESULTS
 from nas.costs.cost_table import latency_report
 
 
@@ -17,6 +20,14 @@ def parse_arguments() -> argparse.Namespace:
         "--eval-only",
         action="store_true",
         help="train nothing; evaluate the run's best.pt; evaluate.segment and evaluate.memory may differ",
+    )
+    parser.add_argument(
+        "--beside",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="RUN_DIR",
+        help="at the end print the results of this finished run beside those of the present one; may be repeated",
     )
     return parser.parse_intermixed_args()
 
@@ -32,6 +43,20 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):
             print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
+
+
+def print_beside(runs: list[Path]) -> None:
+    """Print a line for each finished run: pattern, perplexity on test, and costs beside the interleaved pattern."""
+    print(f"\n{'pattern':<14}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
+    for run in runs:
+        results = read_yaml(run / RESULTS)
+        test = results["test"]
+        words = f"{test['word_perplexity']:.2f}" if test["word_perplexity_comparable"] else "-"
+        ratios = results["latency"]["ratio_to_interleaved"], results["flops_ratio_to_interleaved"]
+        print(
+            f"{abbreviate(results['pattern']):<14}{words:>16}{test['perplexity']:>12.2f}"
+            f"{ratios[0]:>12.2f}{ratios[1]:>10.2f}  {run}"
+        )
 
 
 def print_results(results: dict) -> None:
@@ -67,19 +92,22 @@ def main() -> None:
 
     may_differ = ("evaluate.", "train.threads") if arguments.eval_only else ()
     resume = arguments.resume or arguments.eval_only
+    for other in arguments.beside:
+        if not (other / RESULTS).exists():
+            raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
     run = open_run(arguments.run, config, "retrain", resume, {"pattern": pattern_file["blocks"]}, may_differ)
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
         retrain(pattern_file, config, run, context, arguments.eval_only)
+        if arguments.beside:
+            print_beside([*arguments.beside, run.path])
 
 
 def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -> None:
     """Run the stage, on each rank."""
-    from nas.core.files import read_yaml
     from nas.core.provenance import provenance
-    from nas.core.run_folder import RESULTS
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.retraining.phase import RetrainPhase

@@ -18,6 +18,9 @@ from nas.search.supernet import SuperNet
 from nas.training.train_step import Batch, BatchRunner
 
 
+GROWTH = 0.7  # progress of the logits at which RiskSeeking counts all paths
+
+
 def leave_one_out_weights(losses: Tensor) -> Tensor:
     """Weights [K] of grad log p(path_k) whose sum is an unbiased estimate of the gradient of the expected loss.
 
@@ -32,12 +35,11 @@ def leave_one_out_weights(losses: Tensor) -> Tensor:
 def risk_seeking_weights(losses: Tensor, fraction: float) -> Tensor:
     """Weights [K] of grad log p(path_k) whose sum estimates the gradient of the mean of the best losses.
 
-    The weight is loss_k minus the quantile of the losses, divided by the number of the best, for the best `fraction` of
-    the paths; the others have weight 0 (Petersen et al. 2019, arXiv 1912.04871, section 3.3, where rewards are
-    maximised). The estimate is consistent: its bias vanishes as K grows.
+    These are the leave-one-out weights of min(loss, quantile) / fraction, so the paths beyond the best `fraction` all
+    count the same (Petersen et al. 2019, arXiv 1912.04871, section 3.3, where rewards are maximised). The estimate is
+    consistent: its bias vanishes as K grows. With fraction 1 it is leave-one-out.
     """
-    excess = losses - losses.quantile(fraction)
-    return excess.clamp_max(0) / (fraction * len(losses))
+    return leave_one_out_weights(losses.clamp_max(losses.quantile(fraction))) / fraction
 
 
 def score_gradient(marginals: Tensor, paths: list, weights: Tensor) -> Tensor:
@@ -53,12 +55,12 @@ def score_gradient(marginals: Tensor, paths: list, weights: Tensor) -> Tensor:
 class Estimator:
     """The base class of estimators. Subclasses store their estimate in supernet.logits.grad.
 
-    temperature: of relaxed samples; score functions do not use it.
+    temperature: of relaxed samples; progress: of the logits' training, from 0 to 1. The caller sets both.
     """
 
     def __init__(self, supernet: SuperNet, run: BatchRunner, sampler: WeightsSampler, options: SearchOptions):
         self.supernet, self.run, self.sampler, self.options = supernet, run, sampler, options
-        self.temperature = options.temperature.start
+        self.temperature, self.progress = options.temperature.start, 0.0
 
     def estimate(self, batch: Batch) -> tuple[Tensor, Memories]:
         """Estimate the gradient of the logits on a batch, without dropout. The weights do not change.
@@ -117,10 +119,15 @@ class LeaveOneOut(ScoreFunction):
 
 
 class RiskSeeking(ScoreFunction):
-    """Follows the mean loss of the best paths. derive.py takes one path, so the average over pi does not matter."""
+    """Follows the mean loss of the best paths, because derive.py takes one path, whatever the average over pi is.
+
+    The share of the paths that count as the best grows to 1. Once one path has a larger probability than this share,
+    its gradient vanishes, although pi may favour no single path yet. The growing share lets pi converge.
+    """
 
     def weights(self, losses):
-        return risk_seeking_weights(losses, self.options.best_fraction)
+        start = self.options.best_fraction
+        return risk_seeking_weights(losses, start + (1 - start) * min(1.0, max(0.0, self.progress) / GROWTH))
 
 
 class Relaxed(Estimator):

@@ -116,6 +116,7 @@ class SearchPhase:
             self.learned.append(self.supernet.logits.detach().clone())
             self.begin_logits()
         self.estimator.temperature = self.annealed_temperature(step)
+        self.estimator.progress = self.schedule.progress(step)
         nll = None
         if not self.schedule.logits_learn(step):
             batch = self.stream.next()
