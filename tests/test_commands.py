@@ -108,7 +108,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     assert metrics[-1]["tokens"] == 24 * 4 * 8
 
     shown = succeed("animate", "out/search", **here)
-    assert "13 frames of 13 logged steps" in shown
+    assert "9 frames of 13 logged steps" in shown  # pi changes from step 10, so steps 0 to 8 are one frame
     for name in ("pi.gif", "pi.png", "pi_over_time.png", "entropy.png", "learning_curves.png", "pattern.png"):
         assert (tmp_path / "out/search" / name).stat().st_size > 1000
     assert "learning_curves.png" in succeed("animate", "out/retrain", **here)
@@ -236,9 +236,9 @@ def test_eval_only_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
 
 def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
     assert "is not a run folder" in fail(2, "derive", tmp_path / "none")
-    assert "not of a retrain" in fail(2, "derive", retrained)
+    assert "is the folder of a retrain run, which has no pi.jsonl" in fail(2, "derive", retrained)
     (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
-    assert "one logged step" in fail(2, "animate", tmp_path)
+    assert "pi has not changed until step 0" in fail(2, "animate", tmp_path)
     assert "must end in .gif" in fail(2, "animate", searched, "--out", tmp_path / "x.mp4")
 
 

@@ -23,7 +23,7 @@ from nas.derivation.pattern_record import (
     perturbation_table,
     write_patterns,
 )
-from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
+from nas.derivation.runs import SearchRun, check_seeds, likeliest_pattern, read_run, target_notice
 
 NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
@@ -175,6 +175,13 @@ def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
     lattice = PatternLattice([3.1, 2.2, 2.3, 1.0, 0.0], 32, 60.0)
     assert max(lattice.nodes) <= math.comb(36, 4)
     assert len(lattice.best(np.log(source.dirichlet(np.ones(5), size=32)))) == 32
+
+
+def test_the_likeliest_pattern_of_a_finished_search_is_within_its_budget(tmp_path):
+    line = {"operations": NAMES, "pi": [[0.5, 0.4, 0.1], [0.1, 0.2, 0.7]]}
+    assert likeliest_pattern(tmp_path, line) == [NAMES[0], NAMES[2]]
+    (tmp_path / "outcome.yaml").write_text("pattern: [dense, identity]")
+    assert likeliest_pattern(tmp_path, line) == ["dense", "identity"]
 
 
 def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():

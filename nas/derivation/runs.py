@@ -10,6 +10,7 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
+from nas.core.run_folder import OUTCOME
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.pi_statistics import TIE
 
@@ -77,6 +78,16 @@ def read_run(path: Path) -> SearchRun:
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / "flops.yaml", names)
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
+
+
+def likeliest_pattern(run: Path, line: dict) -> list[str]:
+    """The pattern of a finished search's outcome.yaml, which is within its budget, or else the argmax of pi.
+
+    line: {"operations", "pi": [N blocks][O operations]}.
+    """
+    if (run / OUTCOME).exists():
+        return read_yaml(run / OUTCOME)["pattern"]
+    return [line["operations"][row.index(max(row))] for row in line["pi"]]
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
