@@ -154,7 +154,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
         axes.set_title(f"block {index + 1}", fontsize=9)
         axes.set_ylim(-0.02, 1.02)
         axes.locator_params(axis="x", nbins=3)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=7, labelbottom=index + columns >= blocks)  # also where no chart is below
         tidy(axes)
     note = f" (grey: only the weights train, for {start:,} steps)" if start else ""
     figure.supxlabel(f"step{note}", fontsize=9)
