@@ -6,6 +6,7 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.metrics import read_metrics, read_pi
+from nas.derivation.runs import likeliest_pattern
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -34,11 +35,12 @@ def main() -> None:
 
 def draw_search(run: Path, gif: Path) -> list[Path]:
     """Draw learning curves, the history of pi and the likeliest pattern. Returns the files."""
-    history = read_pi(run)
-    if len(history) == 1:
-        raise InputError(f"{run} has one logged step of pi, an animation needs two; let the search continue")
+    lines = read_pi(run)
     from nas.reporting import pi_figures  # imported late because matplotlib is slow to import
 
+    history = pi_figures.pi_history(lines)
+    if len(history) == 1:
+        raise InputError(f"{run}: pi has not changed until step {lines[-1]['step']}; let the search continue")
     figures = {
         "pi": pi_figures.final_pi,
         "pi_over_time": pi_figures.pi_over_time,
@@ -46,10 +48,9 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     }
     for name, draw in figures.items():
         draw(history, run / f"{name}.png")
-    last = history[-1]
-    pattern = draw_pattern(run, [last["operations"][row.index(max(row))] for row in last["pi"]])
+    pattern = draw_pattern(run, likeliest_pattern(run, history[-1]))
     frames = pi_figures.animate(history, gif)
-    print(f"{gif}: {frames} frames of {len(history)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
+    print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
     return [*draw_curves(run), *(run / f"{name}.png" for name in figures), pattern, gif]
 
 

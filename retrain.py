@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
-    """Print a notice for each size of the model that differs from the search."""
+    """Print a notice for each size of the model that differs from the search, and if model.blocks does."""
     keys = ["d_model", "heads", "d_ffn", "positions"]
     if set(SPARSE) & set(pattern_file["blocks"]):
         keys += ["stride", "factorization"]
@@ -43,6 +43,9 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):
             print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
+    blocks = len(pattern_file["blocks"])
+    if pattern_file.get("model") and blocks != config.model.blocks:
+        print(f"NOTICE: the pattern has {blocks} blocks; model.blocks={config.model.blocks} is not used")
 
 
 def print_beside(runs: list[Path]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from retrain import notice_other_sizes
 from tests.processes import ROOT, run_command
 
 pytestmark = pytest.mark.slow
@@ -108,7 +109,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     assert metrics[-1]["tokens"] == 24 * 4 * 8
 
     shown = succeed("animate", "out/search", **here)
-    assert "13 frames of 13 logged steps" in shown
+    assert "9 frames of 13 logged steps" in shown  # pi changes from step 10, so steps 0 to 8 are one frame
     for name in ("pi.gif", "pi.png", "pi_over_time.png", "entropy.png", "learning_curves.png", "pattern.png"):
         assert (tmp_path / "out/search" / name).stat().st_size > 1000
     assert "learning_curves.png" in succeed("animate", "out/retrain", **here)
@@ -234,11 +235,22 @@ def test_eval_only_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     assert "holds no best.pt" in fail(2, "retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
 
 
+@pytest.mark.parametrize(("blocks", "searched", "told"), [(2, True, True), (3, True, False), (2, False, False)])
+def test_retrain_tells_that_model_blocks_is_not_used(blocks, searched, told, small_config, capsys):
+    content = {"blocks": ["dense"] * blocks} | ({"model": {"d_model": 16}} if searched else {})
+    notice_other_sizes(content, small_config("model.blocks=3"))
+    notice = "NOTICE: the pattern has 2 blocks; model.blocks=3 is not used\n"
+    assert capsys.readouterr().out == (notice if told else "")
+
+
 def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
     assert "is not a run folder" in fail(2, "derive", tmp_path / "none")
-    assert "not of a retrain" in fail(2, "derive", retrained)
+    assert "is the folder of a retrain run, which has no pi.jsonl" in fail(2, "derive", retrained)
     (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
-    assert "one logged step" in fail(2, "animate", tmp_path)
+    assert "pi has not changed until step 0" in fail(2, "animate", tmp_path)
+    incomplete = shutil.copytree(searched, tmp_path / "incomplete")
+    (incomplete / "pi.jsonl").unlink()
+    assert "pi.jsonl of this search run is missing" in fail(2, "animate", incomplete)
     assert "must end in .gif" in fail(2, "animate", searched, "--out", tmp_path / "x.mp4")
 
 

@@ -23,7 +23,7 @@ from nas.derivation.pattern_record import (
     perturbation_table,
     write_patterns,
 )
-from nas.derivation.runs import SearchRun, check_seeds, read_run, target_notice
+from nas.derivation.runs import SearchRun, check_seeds, likeliest_pattern, read_run, target_notice
 
 NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
@@ -177,6 +177,13 @@ def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
     assert len(lattice.best(np.log(source.dirichlet(np.ones(5), size=32)))) == 32
 
 
+def test_the_likeliest_pattern_of_a_finished_search_is_within_its_budget(tmp_path):
+    line = {"operations": NAMES, "pi": [[0.5, 0.4, 0.1], [0.1, 0.2, 0.7]]}
+    assert likeliest_pattern(tmp_path, line) == [NAMES[0], NAMES[2]]
+    (tmp_path / "outcome.yaml").write_text("pattern: [dense, identity]")
+    assert likeliest_pattern(tmp_path, line) == ["dense", "identity"]
+
+
 def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
     with pytest.raises(InputError, match=r"fits a budget of 0.4: the cheapest costs 0.500 of"):
@@ -187,7 +194,7 @@ def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():
 
 def test_budgets_are_positive_numbers():
     assert read_budgets("1,0.5,0.65,1.0,0.65000001") == [0.5, 0.65, 1.0]
-    for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1"):
+    for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1", "10.5", "0.5,20"):
         with pytest.raises(InputError, match="is not a budget: give ratios"):
             read_budgets(bad)
 
@@ -286,7 +293,6 @@ def test_damaged_costs_are_reported(tmp_path):
         {"overhead": "x", "blocks": COSTS.blocks},
     ]
     damages += [{"overhead": 1.0, "blocks": {**COSTS.blocks, "dense": bad}} for bad in (-1.0, math.nan, math.inf)]
-    damages += [{"overhead": 0.0, "blocks": dict.fromkeys(NAMES, 0.0)}]
     damages += [{"overhead": 1.0, "blocks": COSTS.blocks, "holds_for": 5}]
     for damaged in damages:
         path.write_text(yaml.safe_dump(damaged))
@@ -294,6 +300,12 @@ def test_damaged_costs_are_reported(tmp_path):
             InputError, match="is damaged: `overhead` and, under `blocks`, attention, dense, identity must be"
         ):
             read_costs(path, NAMES)
+    for name in ("attention", "dense"):
+        path.write_text(yaml.safe_dump({"overhead": 1.0, "blocks": {**COSTS.blocks, name: 0.0}}))
+        with pytest.raises(InputError, match=f"flops.yaml makes no sense: {name} costs 0"):
+            read_costs(path, NAMES)
+    path.write_text(yaml.safe_dump({"overhead": 1.0, "blocks": {**COSTS.blocks, "identity": 0.0}}))
+    assert read_costs(path, NAMES).blocks["identity"] == 0
     path.write_text(yaml.safe_dump({"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks}))
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread
 

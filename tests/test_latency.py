@@ -6,6 +6,7 @@ import torch
 
 from models.operations import OPERATIONS
 from nas.core.config import Config
+from nas.core.errors import InputError
 from nas.costs import latency
 from nas.costs.benchmark import timed_rounds
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
@@ -81,6 +82,53 @@ def test_costs_lie_between_those_of_pure_and_of_mixed_models(small_config, count
     mixture = ["attention", "dense", "identity"] * 3
     exact = TRUE["overhead"] + sum(TRUE[name] for name in mixture)
     assert 1.02 * exact < table.cost(mixture) < 1.09 * exact
+
+
+@pytest.fixture
+def measured_in_turn(monkeypatch):
+    """measured_in_turn(*tables) replaces timing: each measurement takes the times of the next table, without noise.
+
+    A table may give two values for a cost, which alternate over the rounds.
+    """
+
+    def replace_timing(*tables):
+        left = list(tables)
+
+        def times(models, counts, context, rounds):
+            cost = {name: 1e-3 * np.resize(value, 20) for name, value in left.pop(0).items()}
+            return [cost["overhead"] + sum(cost[name] for name in pattern) for pattern, _ in models]
+
+        monkeypatch.setattr(latency, "segment_times", times)
+        return left
+
+    return replace_timing
+
+
+FREE_DENSE, UNSTEADY = {**TRUE, "dense": -0.25}, {**TRUE, "attention": [0.5, 4.0]}
+
+
+@pytest.mark.parametrize("bad", [FREE_DENSE, UNSTEADY, {**TRUE, "overhead": [0.5, 8.0]}])
+def test_a_table_that_makes_no_sense_is_measured_again(bad, small_config, counts, measured_in_turn, capsys):
+    left = measured_in_turn(bad, bad, TRUE)
+    table = measure_costs(small_config("model.blocks=8"), counts, CPU)
+    assert table.blocks["dense"] == pytest.approx(1.25) and table.overhead == pytest.approx(4.0)
+    assert left == [] and capsys.readouterr().out.count("measuring again") == 2
+
+
+def test_a_free_identity_is_accepted(small_config, counts, measured_in_turn):
+    measured_in_turn({**TRUE, "identity": [-0.1, 0.1]})
+    assert measure_costs(small_config("model.blocks=8"), counts, CPU).blocks["identity"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [(FREE_DENSE, "dense has a median of 0.0000 ms"), (UNSTEADY, "quartiles of 0.5000 and 4.0000 ms")],
+)
+def test_a_table_that_never_makes_sense_is_refused(bad, named, small_config, counts, measured_in_turn):
+    left = measured_in_turn(*[bad] * 4)
+    with pytest.raises(InputError, match=f"{named}.*nothing is lost: stop other programs") as refused:
+        measure_costs(small_config("model.blocks=8"), counts, CPU)
+    assert len(left) == 1 and "\n" not in str(refused.value)
 
 
 def test_calibration_patterns_are_empty_single_operations_and_even_mixtures():

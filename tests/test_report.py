@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import yaml
 
 from nas.comparison.results import write_contenders
 from nas.comparison.spec import Contender
+from nas.core.config import flat_config
+from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.reporting.page import write_page
+from nas.reporting.page import changed_options, write_page
 from tests.processes import run_command
 
 pytestmark = pytest.mark.slow
@@ -112,6 +115,26 @@ def test_figures_and_commands_are_those_of_the_runs(page, runs):
     confidence = yaml.safe_load((runs["search"] / "pattern.yaml").read_text())["confidence"]
     assert all(f"{block['margin']:.3f}" in words for block in confidence)
     assert "train.steps8" in words  # an option and its value, in neighbouring cells
+
+
+def test_only_options_that_somebody_set_are_listed(small_yaml):
+    def listed(*overrides):
+        return changed_options(flat_config(asdict(load_config(small_yaml, list(overrides)))))
+
+    shown = listed("train.epochs=2")
+    assert shown["train.epochs"] == 2 and shown["train.segment"] == 8 and shown["model.d_model"] == 16
+    assert not {"train.steps", "model.stride", "model.summary", "train.min_lr_ratio"} & shown.keys()
+    assert listed("model.stride=2").items() >= {"model.stride": 2}.items() and "model.summary" not in listed(
+        "model.stride=2"
+    )
+    assert listed("model.summary=1")["model.summary"] == 1 and "model.stride" not in listed("model.summary=1")
+
+
+def test_every_table_lies_in_a_box_that_scrolls(page):
+    """A table that is wider than the window must not lose columns."""
+    text = page.read_text()
+    assert text.count("<table") == text.count('<div class="wide"><table') > 3
+    assert ".wide { overflow-x: auto;" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -119,8 +119,15 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):
 def test_pi_is_read_with_clear_errors(tmp_path):
     with pytest.raises(InputError, match="is not a run folder"):
         read_pi(tmp_path / "none")
-    with pytest.raises(InputError, match=r"holds no pi.jsonl .*not of a retrain"):
+    with pytest.raises(InputError, match=r"holds no pi.jsonl with a logged step"):
         read_pi(tmp_path)
+    for stage, message in (
+        ("search", "pi.jsonl of this search run is missing"),
+        ("retrain", "of a retrain run, which"),
+    ):
+        (tmp_path / "config.yaml").write_text(f"stage: {stage}")
+        with pytest.raises(InputError, match=message):
+            read_pi(tmp_path)
     (tmp_path / "pi.jsonl").write_text(json.dumps({"step": 0}) + "\n")
     with pytest.raises(InputError, match="is damaged: line 1 lacks"):
         read_pi(tmp_path)

@@ -192,7 +192,10 @@ class SearchOptions:
     )
     paths: int = option(16, "risk_seeking, leave_one_out: paths evaluated per logits step", minimum=2)
     best_fraction: float = option(
-        0.25, "risk_seeking: share of the paths whose mean loss is minimised at first; it grows to 1", above=0, maximum=1
+        0.25,
+        "risk_seeking: share of the paths whose mean loss is minimised at first; it grows to 1",
+        above=0,
+        maximum=1,
     )
     split: str = option(
         "heldout",

@@ -159,10 +159,15 @@ def default_stride(keys: int) -> int:
     return lower if root - lower <= 2 * lower - root else 2 * lower
 
 
+def default_summary(stride: int) -> int:
+    """4 positions, or the stride if it is shorter."""
+    return min(4, stride)
+
+
 def settle_sparse(config: Config) -> None:
     """Replace null in model.stride and model.summary by numbers, so that config.yaml records them."""
     model, keys = config.model, config.train.segment + config.train.memory
     if model.stride is None and keys > 0:  # check() reports segment and memory that are out of range
         model.stride = default_stride(keys)
     if model.summary is None and model.stride is not None:
-        model.summary = min(4, model.stride)
+        model.summary = default_summary(model.stride)

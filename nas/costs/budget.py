@@ -9,6 +9,8 @@ from nas.core.pattern import interleaved
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
+LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
+
 
 def read_budgets(text: str) -> list[float]:
     """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises
@@ -18,8 +20,11 @@ def read_budgets(text: str) -> list[float]:
         budgets = sorted({round(float(part), 4) for part in text.split(",")})  # rounded for file names
     except ValueError:
         budgets = []
-    if not budgets or not all(0 < budget < math.inf for budget in budgets):
-        raise InputError(f"{text!r} is not a budget: give ratios to the interleaved pattern's cost, such as 0.5,0.65,1")
+    if not budgets or not all(0 < budget <= LARGEST for budget in budgets):
+        raise InputError(
+            f"{text!r} is not a budget: give ratios to the interleaved pattern's cost, such as 0.65 or 0.5,0.65,1, "
+            f"of at most {LARGEST}"
+        )
     return budgets
 
 

@@ -83,7 +83,8 @@ class CostTable:
 def read_costs(path: Path, operations: list[str]) -> CostTable:
     """Read a table.
 
-    Raises InputError if it lacks the cost of one of the operations, of attention or of dense, or if a cost is invalid.
+    Raises InputError if it lacks the cost of one of the operations, of attention or of dense, or if a cost is invalid;
+    attention and dense cannot cost 0.
     """
     content = read_yaml(path)
     blocks, overhead = content.get("blocks"), content.get("overhead")
@@ -92,10 +93,13 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
     valid = costs and all(isinstance(cost, (int, float)) and 0 <= cost < math.inf for cost in costs)
     holds_for, quartiles = (content.get(key) or {} for key in ("holds_for", "quartiles"))
     mappings = isinstance(holds_for, dict) and isinstance(quartiles, dict)
-    if not (valid and mappings and needed <= blocks.keys() and sum(costs) > 0):
+    if not (valid and mappings and needed <= blocks.keys()):
         raise InputError(
             f"{path} is damaged: `overhead` and, under `blocks`, {', '.join(operations)} must be costs of 0 or more"
         )
+    for name in interleaved(2):
+        if blocks[name] == 0:
+            raise InputError(f"{path} makes no sense: {name} costs 0; remove the file to measure costs again")
     return CostTable(content.get("unit", FLOPS), overhead, blocks, holds_for, quartiles)
 
 

@@ -1,5 +1,6 @@
 """Latency of operations and patterns, measured on this device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from models.transformer_xl import TransformerXL, build_pattern
 from nas.core.config import Config
+from nas.core.errors import InputError
 from nas.core.pattern import interleaved
 from nas.core.provenance import processor
 from nas.costs.benchmark import timed_rounds
@@ -18,6 +20,7 @@ from nas.training.device import DeviceContext
 from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
+ATTEMPTS = 3  # measurements of a table before its values are refused
 MIXTURES = 6  # models of mixed operations to which costs are fitted, besides those of a single operation
 
 
@@ -110,6 +113,18 @@ def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
     return [[], *([name] * blocks for name in operations), *mixtures]
 
 
+def unusable_cost(table: CostTable) -> str:
+    """The first cost that is not larger than its interquartile range, as text; empty if there is none.
+
+    identity is left out, because it costs almost nothing.
+    """
+    for name, cost in {"overhead": table.overhead, **table.blocks}.items():
+        low, high = table.quartiles[name]
+        if name != "identity" and high - low >= cost:
+            return f"{name} has a median of {cost:.4f} ms and quartiles of {low:.4f} and {high:.4f} ms"
+    return ""
+
+
 def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) -> CostTable:
     """Milliseconds of each operation in a block, and of the overhead, for a segment with full memories.
 
@@ -117,7 +132,8 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     a model's memory traffic; timed alone, it would find other data in the caches. In each round a least-squares fit
     of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
 
-    counts [V]: how often each token occurs in the training text.
+    counts [V]: how often each token occurs in the training text. A table with an unusable cost is measured again, at
+    most twice. Raises InputError, which names the cost, if it is still so.
     """
     names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
     patterns = calibration_patterns(names, config.model.blocks)
@@ -127,14 +143,29 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
         f"models of {config.model.blocks} blocks, at least {ROUNDS} times each",
         flush=True,
     )
-    times = np.array(segment_times([(pattern, config) for pattern in patterns], counts, context, ROUNDS))  # [P, R]
+    for attempt in range(1, ATTEMPTS + 1):
+        times = segment_times([(pattern, config) for pattern in patterns], counts, context, ROUNDS)
+        table = fit_costs(patterns, names, np.array(times))
+        reason = unusable_cost(table)
+        if not reason:
+            return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
+        if attempt < ATTEMPTS:
+            print(f"NOTICE: {reason}; measuring again", flush=True)
+    section = "train" if timing == "training" else "evaluate"
+    raise InputError(
+        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs, or give a "
+        f"larger {section}.batch_size, and repeat the command"
+    )
+
+
+def fit_costs(patterns: list[list[str]], names: list[str], times: np.ndarray) -> CostTable:
+    """The costs of operations from the seconds [P, R] of P patterns in R rounds."""
     terms = np.array([[1, *(pattern.count(name) for name in names)] for pattern in patterns])
     fits = [np.linalg.lstsq(terms / taken[:, None], np.ones(len(terms)), rcond=None)[0] for taken in 1e3 * times.T]
     low, middle, high = np.maximum(0.0, np.quantile(fits, [0.25, 0.5, 0.75], axis=0))
     overhead, *costs = map(float, middle)
     quartiles = {name: [float(a), float(b)] for name, a, b in zip(["overhead", *names], low, high, strict=True)}
-    conditions = measurement_conditions(config, len(counts), names, context)
-    return CostTable(MILLISECONDS, overhead, dict(zip(names, costs, strict=True)), conditions, quartiles)
+    return CostTable(MILLISECONDS, overhead, dict(zip(names, costs, strict=True)), quartiles=quartiles)
 
 
 def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, file: Path) -> CostTable:

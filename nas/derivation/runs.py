@@ -13,7 +13,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
 from nas.core.pattern import abbreviate
-from nas.core.run_folder import CHECKPOINT
+from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.pi_statistics import TIE
 
@@ -109,6 +109,16 @@ def describe_spread(runs: list[SearchRun], choose: Callable[[np.ndarray], list[i
 
 def different_blocks(one: list[int], two: list[int]) -> int:
     return sum(a != b for a, b in zip(one, two, strict=True))
+
+
+def likeliest_pattern(run: Path, line: dict) -> list[str]:
+    """The pattern of a finished search's outcome.yaml, which is within its budget, or else the argmax of pi.
+
+    line: {"operations", "pi": [N blocks][O operations]}.
+    """
+    if (run / OUTCOME).exists():
+        return read_yaml(run / OUTCOME)["pattern"]
+    return [line["operations"][row.index(max(row))] for row in line["pi"]]
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:

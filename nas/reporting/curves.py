@@ -7,7 +7,9 @@ import numpy as np
 
 from nas.comparison.results import PatternResult
 from nas.comparison.spec import RANDOM
-from nas.reporting.style import BLUE, GREY, KIND_COLOURS, RED, new_figure, save, tidy
+from nas.reporting.style import BLUE, GREY, KIND_COLOURS, PURPLE, RED, new_figure, save, tidy
+
+LABELS = {"heldout": "held-out, sampled paths"}  # of splits in metrics.jsonl; other labels are the names
 
 
 def learning_curves(metrics: list[dict], path: Path) -> None:
@@ -17,18 +19,18 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
         metrics: the lines of metrics.jsonl.
     """
     figure, axes = new_figure(6, 3.4)
-    styles = {"train": (GREY, "-", None), "valid": (BLUE, "-", "o"), "test": (RED, "", "D")}
-    highest = []
+    styles = {"train": (GREY, "-", None), "heldout": (PURPLE, "-", None)}
+    styles |= {"valid": (BLUE, "-", "o"), "test": (RED, "", "D")}
+    curves = []
     for split, (colour, line, marker) in styles.items():
         points = [(entry["tokens"], entry["nll"]) for entry in metrics if entry["split"] == split]
         if points:
+            marker = marker or ("." if len(points) == 1 else None)  # a line of one point is invisible
             style = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4}
-            axes.plot(*zip(*points, strict=True), label=split, **style)
-            highest += [nll for _, nll in points[1:]] or [points[0][1]]
+            axes.plot(*zip(*points, strict=True), label=LABELS.get(split, split), **style)
+            curves.append([nll for _, nll in points])
     axes.set(xlabel="training tokens", ylabel="nll (nats per token)")
-    if highest:  # without the first steps, which would compress the rest
-        low, high = min(highest), float(np.percentile(highest, 97))
-        axes.set_ylim(low - 0.05 * (high - low + 0.1), high + 0.1 * (high - low + 0.1))
+    limit_nll(axes, curves)
     format_tokens(axes, max((entry["tokens"] for entry in metrics), default=0))
     axes.legend(frameon=False)
     tidy(axes)
@@ -42,7 +44,7 @@ def comparison_curves(results: list[PatternResult], metrics: dict[str, list[list
         metrics: by contender name, the lines of metrics.jsonl of each seed.
     """
     figure, axes = new_figure(7, 3.8)
-    styles, late = itertools.cycle(["-", "--", "-.", ":"]), []
+    styles, curves = itertools.cycle(["-", "--", "-.", ":"]), []
     for result in results:
         name, kind = result.contender.name, result.contender.kind
         runs = [[(line["tokens"], line["nll"]) for line in run if line["split"] == "train"] for run in metrics[name]]
@@ -50,14 +52,28 @@ def comparison_curves(results: list[PatternResult], metrics: dict[str, list[list
         tokens, nll = np.array([run[:length] for run in runs]).reshape(len(runs), length, 2).mean(axis=0).T
         style = {"linewidth": 0.9} if kind == RANDOM else {"linewidth": 1.6, "linestyle": next(styles)}
         axes.plot(tokens, nll, color=KIND_COLOURS[kind], label=name, **style)
-        late += [*nll[length // 5 :]]
+        curves.append([*nll])
     axes.set(xlabel="training tokens", ylabel="training nll (nats per token)")
-    if late:  # without the first steps, which would compress the rest
-        axes.set_ylim(min(late) - 0.05, max(late) + 0.1)
+    limit_nll(axes, curves)
     format_tokens(axes, max((line["tokens"] for seeds in metrics.values() for run in seeds for line in run), default=0))
     axes.legend(frameon=False, fontsize=7, ncols=2)
     tidy(axes)
     save(figure, path)
+
+
+def limit_nll(axes, curves: list[list[float]]) -> None:
+    """Limit the y axis to the last four fifths of each curve; a note says if earlier values lie outside.
+
+    The first values are so high that they would compress the rest.
+    """
+    late = [nll for curve in curves for nll in curve[len(curve) // 5 :]]
+    if not late:
+        return
+    low, high = min(map(min, curves)), max(late)
+    margin = 0.05 * (high - low + 0.1)
+    axes.set_ylim(low - margin, high + margin)
+    if max(map(max, curves)) > high + margin:
+        axes.set_title("first steps outside", loc="left", fontsize=8, color="#52606d")
 
 
 def format_tokens(axes, most: int) -> None:

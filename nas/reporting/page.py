@@ -9,7 +9,8 @@ from pathlib import Path
 from nas.comparison.claims import make_claims
 from nas.comparison.results import choose_metric, read_results, sort_by_loss, table_cells, table_header
 from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file, settings_file
-from nas.core.config import default_of, flat_config, options
+from nas.core.config import flat_config
+from nas.core.config_loading import default_stride, default_summary
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.metrics import read_metrics, read_pi
@@ -18,7 +19,7 @@ from nas.core.provenance import git_commit
 from nas.core.run_folder import MAY_CHANGE, OUTCOME, RESULTS
 from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
-from nas.derivation.runs import read_run
+from nas.derivation.runs import likeliest_pattern, read_run
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MEDIA_TYPES = {".gif": "image/gif", ".svg": "image/svg+xml"}
@@ -35,7 +36,7 @@ def data_uri(figure: Callable, *content, suffix: str = ".svg") -> str:
 def origin(run: Path) -> dict:
     """How to repeat a run: its commands, its device and versions, and the options that are not defaults."""
     record = read_yaml(run / "provenance.yaml")
-    defaults, own = {key: default_of(item) for key, item in options()}, flat_config(read_yaml(run / "config.yaml"))
+    own = flat_config(read_yaml(run / "config.yaml"))
     facts = {
         "device": f"{record['processor']}, {record['threads']} threads, {record['device']}",
         "versions": ", ".join([f"python {record['python']}", *(f"{k} {v}" for k, v in record["packages"].items())]),
@@ -49,7 +50,20 @@ def origin(run: Path) -> dict:
     return {
         "repeat": [*([f"git checkout {commit}"] if commit else []), f"python {record['command']}"],
         "facts": facts,
-        "options": {k: value for k, value in own.items() if value != defaults[k] and k not in MAY_CHANGE},
+        "options": changed_options(own),
+    }
+
+
+def changed_options(own: dict) -> dict:
+    """The options of a run, as flat_config returns them, that differ from their defaults and from derived values."""
+    defaults = flat_config({})
+    keys, stride = own["train.segment"] + own["train.memory"], own["model.stride"]
+    if keys and stride:  # the values that null gives in config.yaml
+        defaults["model.stride"], defaults["model.summary"] = default_stride(keys), default_summary(stride)
+    return {
+        key: value
+        for key, value in own.items()
+        if value not in (None, defaults[key]) and key not in MAY_CHANGE  # train.epochs makes train.steps null
     }
 
 
@@ -72,13 +86,13 @@ def curves_uri(run: Path) -> str | None:
 
 
 def search_section(run: Path) -> dict:
-    """The section of a search. Its pattern is read from pattern.yaml if the file exists, else it is
-    the argmax of pi.
+    """The section of a search. Its pattern is read from pattern.yaml if the file exists, else from
+    outcome.yaml; an unfinished search has the argmax of pi.
     """
-    from nas.reporting.pi_figures import animate, pi_over_time
+    from nas.reporting.pi_figures import animate, pi_history, pi_over_time
 
-    search, history = read_run(run), read_pi(run)
-    path, outcome = search.pi.argmax(axis=1).tolist(), run / OUTCOME
+    search, history, outcome = read_run(run), pi_history(read_pi(run)), run / OUTCOME
+    path = [search.operations.index(name) for name in likeliest_pattern(run, history[-1])]
     derived = run / "pattern.yaml"
     pattern = read_pattern(derived) if derived.exists() else pattern_record(Choice(path), [search], "argmax")
     summary = f"Step {search.step:,} of {search.of_steps:,}."

@@ -1,6 +1,7 @@
 """Figures of pi: an animated GIF of its history, and still pictures.
 
-`history` is the content of pi.jsonl: a list of {"step", "temperature", "operations", "pi": [N blocks][O operations]}.
+`history` is the result of pi_history: a list of {"step", "temperature", "operations", "logits_seeds",
+"pi": [N blocks][O operations]}. Its first entry is pi before it changes.
 """
 
 import math
@@ -14,12 +15,41 @@ from matplotlib.patches import Patch, Rectangle
 
 from nas.core.pattern import abbreviate
 from nas.reporting.style import COLOURS, GREY, NAVY, RED, new_figure, save, tidy
-from nas.search.pi_statistics import entropy
+from nas.search.pi_statistics import TIE, entropy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000
 GREY_LEVELS = 18  # in a GIF
+BEFORE = 0.15  # of the steps in which pi changes: so many steps before them are shown
 WIDE = 16  # number of blocks above which labels are smaller
+
+
+def pi_history(lines: list[dict]) -> list[dict]:
+    """The history of pi to draw, from the lines of pi.jsonl: one entry before pi changes, and then its changes.
+
+    If the logits were learned several times, pi is the mean over these seeds at equal progress, and the steps are those
+    of the first seed. A seed that stopped early keeps its last pi. The result has one entry if pi has not changed.
+    """
+    first, seeds = lines[0], {}
+    changed = next((index for index, line in enumerate(lines) if line["pi"] != first["pi"]), len(lines))
+    for line in lines[changed:]:
+        seeds.setdefault(line.get("logits_seed", 1), []).append(line)
+    history = [{**lines[max(0, changed - 1)], "logits_seeds": max(1, len(seeds))}]
+    if not seeds:
+        return history
+    longest = max(seeds.values(), key=len)  # the first of them
+    for index, line in enumerate(longest):
+        pi = np.mean([seed[min(index, len(seed) - 1)]["pi"] for seed in seeds.values()], axis=0)
+        history.append({**line, "logits_seeds": len(seeds), "pi": pi.tolist()})
+    if len(longest) > 1 and longest[1]["step"] == longest[0]["step"] + 1:  # then no change lies between two lines
+        history[0]["step"] = history[1]["step"] - 1
+    return history
+
+
+def mean_of_seeds(entry: dict) -> str:
+    """The words "mean of S seeds", or nothing if the logits were learned once."""
+    seeds = entry.get("logits_seeds", 1)
+    return f"mean of {seeds} seeds" if seeds > 1 else ""
 
 
 def pi_array(history: list[dict]) -> np.ndarray:
@@ -35,8 +65,8 @@ def choose_frames(count: int) -> list[int]:
 class PiPicture:
     """A picture of pi: operations as rows, blocks as columns, darkness as probability.
 
-    The probability is written on the likeliest operation of each block. The figure is created once, and show() changes
-    only what differs between frames, which makes an animation fast.
+    The probability is written on the likeliest operation of each block, unless all operations tie. The figure is
+    created once, and show() changes only what differs between frames, which makes an animation fast.
     """
 
     def __init__(self, operations: list[str], blocks: int):
@@ -46,7 +76,7 @@ class PiPicture:
         self.canvas = FigureCanvasAgg(self.figure)
         axes = self.figure.subplots()
         self.image = axes.imshow(np.zeros((len(operations), blocks)), cmap="Greys", vmin=0, vmax=1, aspect="auto")
-        self.title = axes.set_title(" ", fontsize=10, family="monospace")
+        self.title = self.figure.suptitle(" ", fontsize=9, family="monospace")
         axes.set_yticks(range(len(operations)), operations)
         every = 1 if blocks <= WIDE else 2
         axes.set_xticks(range(0, blocks, every), range(1, blocks + 1, every))
@@ -63,13 +93,11 @@ class PiPicture:
         pi = np.array(line["pi"])
         self.image.set_data(pi.T)
         for index, (text, row) in enumerate(zip(self.numbers, pi, strict=True)):
-            best = int(row.argmax())
-            text.set(
-                x=index, y=best, text=f"{row[best]:.2f}".lstrip("0"), color="white" if row[best] > 0.55 else "black"
-            )
-        self.title.set_text(
-            f"step {line['step']:>7,}   temperature {line['temperature']:.3f}   entropy {entropy(pi).mean():.3f}"
-        )
+            best, tie = int(row.argmax()), len(row) > 1 and np.ptp(row) < TIE
+            number = "" if tie else f"{row[best]:.2f}".lstrip("0")
+            text.set(x=index, y=best, text=number, color="white" if row[best] > 0.55 else "black")
+        title = f"step {line['step']:>7,}   temperature {line['temperature']:.3f}   entropy {entropy(pi).mean():.3f}"
+        self.title.set_text(f"{title}   {mean_of_seeds(line)}".rstrip())
 
     def pixels(self) -> np.ndarray:
         """The picture in grey [height, width], uint8.
@@ -106,11 +134,11 @@ def final_pi(history: list[dict], path: Path) -> None:
 
 
 def pi_over_time(history: list[dict], path: Path) -> None:
-    """A chart per block with a line per operation. The warm-up, in which only the weights train, is grey."""
+    """A chart per block with a line per operation. The end of the time before pi changes is grey."""
     pi, steps, operations = pi_array(history), [line["step"] for line in history], history[0]["operations"]
-    blocks = pi.shape[1]
-    moved = np.flatnonzero((pi != pi[0]).any(axis=(1, 2)))
-    warmup_end = steps[max(0, int(moved[0]) - 1)] if len(moved) else 0
+    blocks, start, last = pi.shape[1], steps[0], steps[-1]
+    before = min(start, BEFORE * max(1, last - start))  # steps to show before pi changes
+    pi, steps = np.concatenate([pi[:1], pi]), [start - before, *steps]
     columns = min(blocks, 6 if blocks <= 24 else 8)
     rows = -(-blocks // columns)
     size, shared = (1.9 * columns + 0.6, 1.5 * rows + 0.8), {"sharex": True, "sharey": True}
@@ -121,16 +149,20 @@ def pi_over_time(history: list[dict], path: Path) -> None:
             continue
         for number, name in enumerate(operations):
             axes.plot(steps, pi[:, index, number], color=COLOURS.get(name, "black"), linewidth=1.6)
-        axes.axvspan(steps[0], warmup_end, color="#f3f3f3", linewidth=0)
+        axes.axvspan(steps[0], start, color="#ececec", linewidth=0)
+        axes.set_xlim(steps[0], last if last > steps[0] else None)
         axes.set_title(f"block {index + 1}", fontsize=9)
         axes.set_ylim(-0.02, 1.02)
         axes.locator_params(axis="x", nbins=3)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=7, labelbottom=index + columns >= blocks)  # also where no chart is below
         tidy(axes)
-    figure.supxlabel("step", fontsize=9)
+    note = f" (grey: only the weights train, for {start:,} steps)" if start else ""
+    figure.supxlabel(f"step{note}", fontsize=9)
     figure.supylabel("probability", fontsize=9)
     handles = [Patch(color=COLOURS.get(name, "black"), label=name) for name in operations]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(operations), frameon=False, fontsize=9)
+    title = mean_of_seeds(history[-1]) or None
+    style = {"ncols": len(operations), "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
+    figure.legend(handles=handles, loc="outside upper center", **style)
     save(figure, path)
 
 
@@ -140,6 +172,7 @@ def entropy_over_time(history: list[dict], path: Path) -> None:
     figure, axes = new_figure(6, 3.4)
     axes.plot(steps, values, color=GREY, linewidth=0.8)
     axes.plot(steps, values.mean(axis=1), color=NAVY, linewidth=2.2, label="mean of the blocks")
+    axes.set_title(mean_of_seeds(history[-1]), fontsize=9)
     uniform = math.log(len(history[0]["operations"]))
     axes.axhline(uniform, color=RED, linestyle="--", linewidth=1, label="uniform")
     axes.set(xlabel="step", ylabel="entropy of pi (nats)", ylim=(0, uniform * 1.08 or 1))

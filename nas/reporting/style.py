@@ -15,8 +15,8 @@ COLOURS = {
     "dense": "#2f6690",
     "identity": "#b9bfc7",
 }
-RED, BLUE, NAVY, GREY = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1"
-KIND_COLOURS = {"searched": RED, "given": BLUE, "parameters": "#7b6d8d", "random": GREY}  # kinds of contenders
+RED, BLUE, NAVY, GREY, PURPLE = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1", "#7b6d8d"
+KIND_COLOURS = {"searched": RED, "given": BLUE, "parameters": PURPLE, "random": GREY}  # kinds of contenders
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options):
