@@ -1,12 +1,11 @@
 """The specification of a comparison: COMPARISON.yaml, its contenders, and the paths of their files."""
 
-import difflib
 import math
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from nas.core.errors import InputError
+from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.pattern import abbreviate, read_pattern
 from nas.derivation.baselines import RULES
@@ -100,8 +99,7 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     known = [item.name for item in fields(Settings)]
     for key in content:
         if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
-            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest!r}")
+            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(key, known)!r}")
     for key in ("retrain", "search"):
         if not isinstance(content.get(key, None if key == "retrain" else ""), str):
             raise InputError(f"{path}: {key} must name a configuration file, not {content.get(key)!r}")
@@ -171,9 +169,10 @@ def read_contender(path: Path, name: str, blocks: int) -> Contender:
     """The contender in the pattern file `name`, relative to COMPARISON.yaml at `path`."""
     file = path.parent / name
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
-        nearest = difflib.get_close_matches(name, PATTERN_NAMES, n=1, cutoff=0)[0]
-        known = ", ".join(PATTERN_NAMES)
-        raise InputError(f"{path}: patterns: {name!r} is neither a file nor one of {known}; the nearest is {nearest!r}")
+        raise InputError(
+            f"{path}: patterns: {name!r} is neither a file nor one of {', '.join(PATTERN_NAMES)}; the nearest is "
+            f"{nearest(name, PATTERN_NAMES)!r}"
+        )
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", file.stem):
         raise InputError(
             f"{path}: patterns: {name!r}: the file name must begin with a letter or digit and consist of letters, "
