@@ -34,8 +34,8 @@ def runs(tmp_path_factory, finished_comparison) -> dict[str, Path]:
     """A search, a training, and the comparison that contains them, with HTML in the name of a pattern."""
     folder = tmp_path_factory.mktemp("runs <b>")  # a valid name of a folder
     comparison = shutil.copytree(finished_comparison[1], folder / "comparison")
-    searched = yaml.safe_load((comparison / "patterns" / "searched.yaml").read_text())
-    shutil.copy(comparison / "patterns" / "searched.yaml", comparison / "search-1" / "pattern.yaml")
+    searched = yaml.safe_load((comparison / "patterns" / "searched-2.yaml").read_text())
+    shutil.copy(comparison / "patterns" / "searched-2.yaml", comparison / "search-1" / "pattern.yaml")
     contender = Contender(EVIL, "searched", searched["blocks"])
     latencies = {"patterns": {contender.key: {"median_ms": 1.5, "ratio_to_interleaved": 0.5}}}
     write_contenders(comparison / "contenders.yaml", [contender], [1, 2], {EVIL: 1.0}, latencies)
