@@ -22,7 +22,7 @@ required. The values below are examples unless a comment calls them the default:
   random_seeds: [1]          # default: seeds; the seeds of the random patterns' trainings
 
 Patterns by rule have model.blocks blocks. A claim about quality is `yes` or `NO` if its t-test has p < 0.05, and else
-`not shown`. A claim without a test, such as latency, is `yes` or `NO`.
+`not shown`. A claim without a test, such as latency, is `yes` or `NO`. docs/compare.md explains each claim.
 
 On a cluster, --pending prints the commands of the next stage: searches, then derivations, then trainings. Run them with
 any scheduler, and repeat until it prints nothing. Then the command without --pending measures latencies and reports.
