@@ -36,6 +36,7 @@ def test_names_of_contenders_that_depend_on_a_search(written):
         "random-1-1": "random",
         "random-1-2": "random",
     }
+    assert list(settings.searched.items()) == [("searched-0.65", 0.65), ("searched-1", 1.0)]  # lowest budget first
     settings = read_settings(written(random=1), {})
     assert settings.derived_names == {"searched": "searched", "random-1": "random"}
 
