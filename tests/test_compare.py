@@ -58,6 +58,7 @@ def test_tables_claims_and_plots_of_a_comparison_are_complete(finished_compariso
     )
     assert all(claim["sentence"] in done.stdout for claim in claims["claims"])
     assert {claim["verdict"] for claim in claims["claims"]} <= {"yes", "no", "not shown"}
+    assert " are hardly trained: their perplexity per token on valid is above" in done.stdout  # after 8 steps
     assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "comparison.md").read_text() in done.stdout
 
