@@ -9,15 +9,20 @@ required. The values below are examples unless a comment calls them the default:
   retrain: retrain.yaml      # the recipe that trains every pattern; its seed is ignored
   search: search.yaml        # default: no search; compares the given patterns only
   search_seeds: [1]          # default [1]; several seeds average pi; fixed once a run has begun
-  pareto: [0.5, 0.65]        # default []; latency budgets; each adds a searched pattern
-  method: budget             # default budget; or evolution: how derive.py chooses the patterns of the budgets
+  budgets: [0.5, 0.65]       # default []; latency budgets; a searched pattern for each, such as searched-0.65.
+                             # Without budgets there is one, searched, which derive.py derives without a budget
+  method: relearn            # how derive.py chooses within a budget: budget, relearn or evolution; default null,
+                             # which learns pi anew if the search was sequential (see derive.py --help)
   trials: 0                  # default 0; with evolution: how many of the best patterns derive.py trains to choose one
   patterns: [interleaved]    # the default; from interleaved, sandwich, par, attention-only, dense-only, pattern files,
-                             # and parameters: the most parameters within the searched pattern's predicted latency
-  random: 5                  # default 0; patterns drawn at the searched pattern's measured latency, within 3%
+                             # and parameters: the most parameters within the smallest searched latency, predicted
+  random: 5                  # default 0; patterns drawn at the measured latency of each searched pattern, within 3%:
+                             # random-1 and so on for searched, random-0.65-1 and so on for searched-0.65
   seeds: [1, 2, 3]           # the default; the seeds of each pattern's training
+  random_seeds: [1]          # default: seeds; the seeds of the random patterns' trainings
 
-Patterns by rule have model.blocks blocks. In claims, yes/NO shows the comparison of the means; p is the test's p-value.
+Patterns by rule have model.blocks blocks. A claim about quality is `yes` or `NO` if its t-test has p < 0.05, and else
+`not shown`. A claim without a test, such as latency, is `yes` or `NO`. docs/compare.md explains each claim.
 
 On a cluster, --pending prints the commands of the next stage: searches, then derivations, then trainings. Run them with
 any scheduler, and repeat until it prints nothing. Then the command without --pending measures latencies and reports.
@@ -41,7 +46,7 @@ HELP = {
     "--run": "folder of the comparison",
     "--workers": "number of runs at a time, each on the next GPU (default: the number of GPUs, or 1 without GPUs); "
     "on the CPU more than 1 needs train.threads",
-    "--random": "number of random patterns; replaces the value in the file",
+    "--random": "number of random patterns for each searched pattern; replaces the value in the file",
     "--seeds": "seeds of the trainings; replaces the value in the file",
     "--match-parameters": "train each pattern at the d_ffn that gives it the interleaved pattern's parameters; writes "
     "comparison-matched.csv and so on",
@@ -132,7 +137,7 @@ def report(comparison, suffix: str, measure: bool) -> None:
 
 
 def write_report(folder: Path, suffix: str) -> None:
-    from nas.comparison.claims import CLAIMS_FORMAT, make_claims
+    from nas.comparison.claims import CLAIMS_FORMAT, claims_markdown, make_claims, training_warning
     from nas.comparison.results import csv_text, markdown, read_results
     from nas.core.files import write_text, write_yaml
     from nas.reporting.comparison_figures import comparison_plot
@@ -140,13 +145,11 @@ def write_report(folder: Path, suffix: str) -> None:
     results = read_results(contenders_file(folder, suffix))
     claims = make_claims(results)
     write_text(folder / f"comparison{suffix}.csv", csv_text(results))
-    write_text(folder / f"comparison{suffix}.md", markdown(results))
+    text = f"{markdown(results)}\n{claims_markdown(claims, training_warning(results))}"
+    write_text(folder / f"comparison{suffix}.md", text)
     comparison_plot(results, folder / f"comparison{suffix}.png")
     write_yaml(folder / f"claims{suffix}.yaml", {"format": CLAIMS_FORMAT, "claims": claims})
-    print(markdown(results))
-    print("yes/NO shows the comparison of the means; p is the test's p-value")
-    for claim in claims:
-        print(f"{'yes' if claim['holds'] else 'NO':<4}{claim['pattern']}: {claim['claim']}. {claim['sentence']}")
+    print(text)
     print(f"written to {folder}: comparison{suffix}.csv, .md, .png and claims{suffix}.yaml")
 
 

@@ -11,7 +11,7 @@ COMPARISON = {
     "search": "small.yaml",
     "retrain": "small.yaml",
     "patterns": ["interleaved", "dense-only", "parameters"],
-    "pareto": [2.0],
+    "budgets": [2.0],
     "seeds": [1, 2],
 }
 

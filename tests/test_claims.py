@@ -1,12 +1,13 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.claims import make_claims
+from nas.comparison.claims import VERDICT_NOTE, claims_markdown, make_claims, training_warning
 from nas.comparison.results import (
     COLUMNS,
     PatternResult,
@@ -49,7 +50,7 @@ def row(name, kind, letters, perplexities, ms=10.0, baseline_ms=20.0, **about) -
 
 
 INTERLEAVED = row("interleaved", "given", "adadad", [100.0, 102.0, 101.0], ms=20.0)
-SEARCHED = row("searched", "searched", "addidd", [99.0, 100.0, 98.0])
+SEARCHED = row("searched", "searched", "addidd", [98.0, 100.0, 99.0])
 RANDOM = [row(f"random-{n}", "random", "aaiiid", [p, p + 1]) for n, p in enumerate([103.0, 105.0, 104.0], start=1)]
 
 
@@ -100,10 +101,10 @@ def test_the_effect_of_a_seed_on_all_patterns_is_not_noise():
     baseline = row("interleaved", "given", "adadad", [100.0, 150.0, 225.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
     claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
-    assert claim["figures"]["verdict"] == "better" and "paired by seed" in claim["sentence"]
+    assert claim["verdict"] == "yes" and "paired by seed" in claim["sentence"]
     other = PatternResult(baseline.contender, [1, 5, 4], baseline.runs, baseline.latency, 0.0)
     claim = claims_of([other, searched])["equal or better word perplexity than interleaved"]
-    assert claim["figures"]["verdict"] == "no difference is shown" and "Welch" in claim["sentence"]
+    assert claim["verdict"] == "not shown" and "Welch" in claim["sentence"]
     random = [row(f"random-{n}", "random", "ad", [p, 1.5 * p, 2.25 * p]) for n, p in enumerate([104.0, 106.0, 105.0])]
     name = "better than the average random pattern at the same latency"
     assert claims_of([searched, *random])[name]["figures"]["p"] < 0.01
@@ -139,7 +140,7 @@ def test_the_chance_of_a_better_draw_has_a_uniform_distribution():
 def test_claims_where_the_search_wins():
     claims = claims_of([INTERLEAVED, SEARCHED, *RANDOM])
     quality = claims["equal or better word perplexity than interleaved"]
-    assert quality["holds"] and quality["figures"]["searched"] == pytest.approx(99.0)
+    assert quality["verdict"] == "yes" and quality["figures"]["searched"] == pytest.approx(99.0)
     assert (
         "99.0 ± 0.6 on test, interleaved 101.0 ± 0.6 (mean ± standard error over 3 and 3 seeds): -2.0% by mean loss"
         in quality["sentence"]
@@ -154,24 +155,25 @@ def test_claims_where_the_search_wins():
     assert "0.50 of the interleaved pattern's 20.00 ms: 50% less" in claims["less latency than interleaved"]["sentence"]
     assert claims["fewer attention blocks than interleaved"]["figures"] == {"searched": 1, "interleaved": 3}
     random = claims["better than the average random pattern at the same latency"]
-    assert random["holds"] and random["figures"]["better_than"] == random["figures"]["of"] == 3
+    assert random["verdict"] == "yes" and random["figures"]["better_than"] == random["figures"]["of"] == 3
     assert random["figures"]["p"] < 0.01 and random["figures"]["latency_to_searched"] == [1.0, 1.0, 1.0]
     assert random["figures"]["random_means"] == [103.5, 105.5, 104.5]
-    assert claims["the aim"]["holds"] and claims["on the Pareto front"]["holds"]
-    assert not claims["the search costs less than one training"]["holds"]  # 3 hours against 2
+    assert "(2 seeds each). Their mean" in random["sentence"]
+    assert claims["the aim"]["verdict"] == claims["on the Pareto front in the mean"]["verdict"] == "yes"
+    assert claims["the search costs less than one training"]["verdict"] == "no"  # 3 hours against 2
 
 
 def test_claims_where_the_search_loses():
     lost = row("searched", "searched", "aaaadd", [110.0, 111.0, 112.0], ms=15.0)
     random = [PatternResult(r.contender, r.seeds, r.runs, lost.latency, 0.0) for r in RANDOM]
     claims = claims_of([INTERLEAVED, lost, *random])
-    assert claims["equal or better word perplexity than interleaved"]["figures"]["verdict"] == "worse"
-    assert not claims["better than the average random pattern at the same latency"]["holds"]
+    assert claims["equal or better word perplexity than interleaved"]["verdict"] == "no"
+    assert claims["better than the average random pattern at the same latency"]["verdict"] == "no"
     assert claims["better than the average random pattern at the same latency"]["figures"]["p"] > 0.99
-    assert claims["on the Pareto front"]["figures"]["dominated_by"] == ["random-1", "random-2", "random-3"]
-    assert claims["the aim"]["sentence"].endswith(
+    assert claims["on the Pareto front in the mean"]["figures"]["dominated_by"] == ["random-1", "random-2", "random-3"]
+    assert claims["the aim"]["verdict"] == "no" and claims["the aim"]["sentence"].endswith(
         "missed: not at most 65% of the interleaved pattern's latency, not equal or better word perplexity, not better "
-        "than every random pattern's mean."
+        "than every random pattern."
     )
     assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
 
@@ -181,25 +183,78 @@ def test_seeds_that_one_pattern_lacks_are_ignored():
     baseline = row("interleaved", "given", "adadad", [100.0, 150.0])
     searched = row("searched", "searched", "addidd", [95.0, 143.0, 214.0])
     claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
-    assert claim["holds"] and claim["figures"]["loss_difference"] == pytest.approx(np.log([95 / 100, 143 / 150]).mean())
+    assert claim["verdict"] == "yes" and claim["figures"]["loss_difference"] == pytest.approx(
+        np.log([95 / 100, 143 / 150]).mean()
+    )
 
 
 def test_the_verdict_needs_p_below_5_percent():
     baseline = row("interleaved", "given", "adadad", [100.0, 100.0, 100.0])
     searched = row("searched", "searched", "addidd", [99.0, 96.0, 98.5])
     claim = claims_of([baseline, searched])["equal or better word perplexity than interleaved"]
-    assert 0.05 < claim["figures"]["p"] < 0.2 and claim["figures"]["verdict"] == "no difference is shown"
+    assert 0.05 < claim["figures"]["p"] < 0.2 and claim["verdict"] == "not shown"
 
 
 def test_better_than_most_random_patterns_but_not_than_their_average():
     near = [row(f"random-{n}", "random", "ad", [p, p]) for n, p in enumerate([99.5, 99.6, 99.7, 60.0])]
     claims = claims_of([INTERLEAVED, SEARCHED, *near])
     claim = claims["better than the average random pattern at the same latency"]
-    assert claim["figures"]["better_than"] == 3 and not claim["holds"]
-    assert (
-        "not better than every random pattern's mean" in claims["the aim"]["sentence"]
-        and not claims["the aim"]["holds"]
-    )
+    assert claim["figures"]["better_than"] == 3 and claim["verdict"] == "not shown"
+    assert claims["the aim"]["verdict"] == "not shown"
+    assert claims["the aim"]["sentence"].endswith("is not shown: better than every random pattern.")
+
+
+def test_better_than_the_average_is_not_better_than_every_random_pattern():
+    near = [row(f"random-{n}", "random", "ad", [p, p]) for n, p in enumerate([120.0, 121.0, 122.0, 123.0, 98.9])]
+    claims = claims_of([INTERLEAVED, SEARCHED, *near])
+    better = claims["better than the average random pattern at the same latency"]
+    assert (better["verdict"], better["figures"]["better_than"]) == ("yes", 4)
+    assert claims["the aim"]["verdict"] == "not shown"
+    assert claims["the aim"]["sentence"].endswith("is not shown: better than every random pattern.")
+
+
+def test_a_slow_pattern_misses_the_aim_whatever_the_tests_show():
+    slow = row("searched", "searched", "addidd", [99.0, 100.0, 98.0], ms=14.0)
+    random = [PatternResult(r.contender, r.seeds, r.runs, slow.latency, 0.0) for r in RANDOM]
+    assert claims_of([INTERLEAVED, slow, *random])["the aim"]["verdict"] == "no"
+
+
+def test_random_patterns_of_one_seed_are_one_sample():
+    """Welch's test of three losses of the searched pattern against one loss of each random pattern."""
+    single = [row(f"random-{n}", "random", "ad", [p]) for n, p in enumerate([103.0, 105.0, 104.0, 101.0], start=1)]
+    claim = claims_of([INTERLEAVED, SEARCHED, *single])["better than the average random pattern at the same latency"]
+    expected = t_test(np.log([99.0, 100.0, 98.0]), np.log([103.0, 105.0, 104.0, 101.0]), paired=False)
+    assert claim["figures"]["p"] == pytest.approx(expected["p"] / 2) and claim["verdict"] == "yes"
+    assert "(1 seed each). Their mean" in claim["sentence"]
+
+
+def test_a_claim_about_random_patterns_is_shown_only_by_the_test():
+    name = "better than the average random pattern at the same latency"
+    for perplexities, verdict in (([90.0, 140.0], "not shown"), ([99.0], "not shown"), ([60.0, 61.0, 62.0], "no")):
+        random = [row(f"random-{n}", "random", "ad", [p]) for n, p in enumerate(perplexities, start=1)]
+        claim = claims_of([SEARCHED, *random])[name]
+        assert claim["verdict"] == verdict, claim["sentence"]
+
+
+def test_hardly_trained_patterns_are_named():
+    """The perplexity per token on valid is sqrt(word perplexity), here 10 and 9.9: above a quarter of 39, not of 40."""
+    rows = [row("one", "given", "ad", [100.0, 100.0]), row("two", "given", "dd", [98.0, 98.0])]
+
+    def warning(vocab_size):
+        return training_warning([replace(result, vocab_size=vocab_size) for result in rows])
+
+    assert warning(None) is None and warning(41) is None
+    assert warning(39.8).startswith("WARNING: one is hardly trained: its perplexity per token on valid is above")
+    assert warning(39).startswith("WARNING: one, two are hardly trained: their perplexity")
+    assert "a quarter of the 39 tokens of the vocabulary. The claims mean little" in warning(39)
+
+
+def test_claims_are_listed_with_their_verdicts_below_the_warning():
+    lines = claims_markdown(make_claims([INTERLEAVED, SEARCHED, *RANDOM]), "WARNING: hardly").splitlines()
+    assert lines[0] == "WARNING: hardly" and lines[2] == VERDICT_NOTE
+    assert lines[4].startswith("- yes: searched, equal or better word perplexity than interleaved. searched (addidd)")
+    assert lines[-1].startswith("- NO: searched, the search costs less than one training. ")
+    assert claims_markdown([], None) == f"{VERDICT_NOTE}\n\n"
 
 
 def test_claims_do_not_call_different_latencies_the_same():
@@ -211,15 +266,16 @@ def test_claims_do_not_call_different_latencies_the_same():
         assert claims[name]["figures"]["latency_to_searched"] == [ms / 10, ms / 10]
 
 
-def test_another_searched_pattern_of_the_same_latency_is_compared_with_random_ones():
-    budget = row("searched-0.5", "searched", "adiidd", [97.0, 98.0, 96.0], ms=10.4)
-    slower = row("searched-0.6", "searched", "aadidd", [97.0, 98.0, 96.0], ms=12.0)
-    faster = row("searched-0.4", "searched", "adiiid", [97.0, 98.0, 96.0], ms=8.0)
-    rows = [INTERLEAVED, SEARCHED, budget, slower, faster, *RANDOM]
-    name = "better than the average random pattern at the same latency"
-    assert name in claims_of(rows) and claims_of(rows, "searched-0.5")[name]["holds"]
-    assert "the aim" in claims_of(rows, "searched-0.5") and name not in claims_of(rows, "searched-0.6")
-    assert "better than the average random pattern of the same latency or more" in claims_of(rows, "searched-0.4")
+def test_a_searched_pattern_is_compared_with_its_own_random_patterns():
+    slow = row("searched-1", "searched", "aadidd", [97.0, 98.0, 96.0], ms=20.0)
+    fast = row("searched-0.5", "searched", "adiiid", [97.0, 98.0, 96.0], ms=10.0)
+    other = row("searched-0.4", "searched", "diiiid", [97.0, 98.0, 96.0], ms=10.0)
+    random = [row(f"random-1-{n}", "random", "aad", [p, p + 1], ms=20.0) for n, p in enumerate([90.0, 91.0, 92.0])]
+    random += [row(f"random-0.5-{n}", "random", "ad", [p, p + 1]) for n, p in enumerate([103.0, 104.0])]
+    rows, name = [INTERLEAVED, other, fast, slow, *random], "better than the average random pattern at the same latency"
+    assert claims_of(rows, "searched-0.5")[name]["figures"]["random_means"] == [103.5, 104.5]
+    assert claims_of(rows, "searched-1")[name]["figures"]["random_means"] == [90.5, 91.5, 92.5]
+    assert not any("random" in claim for claim in claims_of(rows, "searched-0.4"))
 
 
 def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
@@ -303,8 +359,10 @@ def test_the_table_lists_the_best_pattern_first_and_shows_both_splits():
 def test_contenders_are_read_back_with_their_finished_runs(tmp_path):
     contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
     latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
-    path = tmp_path / "contenders.yaml"
-    write_contenders(path, contenders, [1, 2], {"searched": 3.0, "interleaved": 0.0, "wide": 0.0}, latencies)
+    contenders.append(Contender("random-1", "random", expand("addidd")))
+    path, hours = tmp_path / "contenders.yaml", {"searched": 3.0, "interleaved": 0.0, "wide": 0.0, "random-1": 0.0}
+    write_contenders(path, contenders, [1, 2], hours, latencies, random_seeds=[1])
+    (tmp_path / "provenance.yaml").write_text("vocab_size: 77\n")
     with pytest.raises(InputError, match="none of its runs has finished"):
         read_results(path)
     for name, perplexity in (
@@ -316,7 +374,8 @@ def test_contenders_are_read_back_with_their_finished_runs(tmp_path):
     ):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity)))
-    searched, baseline, wide = read_results(path)
+    searched, baseline, wide, random = read_results(path)
+    assert (random.seeds, random.vocab_size) == ([1], 77)  # its run with seed 2 belongs to the searched pattern
     assert (searched.contender, searched.seeds, searched.search_hours) == (SEARCHED.contender, [1, 2], 3.0)
     assert (baseline.seeds, baseline.search_hours, baseline.latency) == ([2], 0.0, INTERLEAVED.latency)
     assert wide.latency is None and wide.runs[0]["test"]["word_perplexity"] == 50.0

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from nas.comparison.spec import Contender, given_contenders, pattern_file, read_
 from nas.comparison.timer import Timer
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.core.pattern import interleaved, network, read_pattern
+from nas.core.files import write_yaml
+from nas.core.pattern import FORMAT, interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from tests.comparing import COMPARISON, compare, write_comparison_yaml
 from tests.processes import ROOT
@@ -36,7 +38,7 @@ def table(path: Path) -> list[dict]:
 def test_tables_claims_and_plots_of_a_comparison_are_complete(finished_comparison):
     _, run, done = finished_comparison
     rows = table(run / "comparison.csv")
-    assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched", "searched-2", "parameters"]
+    assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched-2", "parameters"]
     for row in rows:
         figures = [
             yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
@@ -48,23 +50,25 @@ def test_tables_claims_and_plots_of_a_comparison_are_complete(finished_compariso
         assert int(row["parameters"]) == figures[0]["parameters"]
     assert float(rows[0]["latency_ratio"]) == 1.0
     hours = yaml.safe_load((run / "search-1" / "outcome.yaml").read_text())["wall_time_s"] / 3600
-    assert [float(row["search_hours"]) > 0 for row in rows] == [False, False, True, True, False]
+    assert [float(row["search_hours"]) > 0 for row in rows] == [False, False, True, False]
     assert float(rows[2]["search_hours"]) == pytest.approx(hours, rel=1e-3)
     claims = yaml.safe_load((run / "claims.yaml").read_text())
-    assert claims["format"] == "par-claims/1" and all(
-        {"claim", "holds", "sentence", "figures"} <= c.keys() for c in claims["claims"]
+    assert claims["format"] == "par-claims/2" and all(
+        {"claim", "verdict", "sentence", "figures"} <= c.keys() for c in claims["claims"]
     )
     assert all(claim["sentence"] in done.stdout for claim in claims["claims"])
+    assert {claim["verdict"] for claim in claims["claims"]} <= {"yes", "no", "not shown"}
+    assert " are hardly trained: their perplexity per token on valid is above" in done.stdout  # after 8 steps
     assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "comparison.md").read_text() in done.stdout
 
 
-def test_the_searched_pattern_is_the_argmax_of_pi(finished_comparison):
+def test_a_pattern_within_a_budget_that_never_binds_is_the_argmax_of_pi(finished_comparison):
     _, run, _ = finished_comparison
     last = (run / "search-1" / "pi.jsonl").read_text().splitlines()[-1]
     pi = np.array(yaml.safe_load(last)["pi"])
     operations = yaml.safe_load(last)["operations"]
-    assert read_pattern(run / "patterns" / "searched.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
+    assert read_pattern(run / "patterns" / "searched-2.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
 
 
 def test_a_repeated_command_trains_nothing_and_reports_the_same(finished_comparison):
@@ -100,7 +104,7 @@ def test_another_recipe_is_refused_before_anything_is_trained(finished_compariso
 def test_a_budget_that_is_added_later_is_derived(finished_comparison):
     """The new budget comes first in order, but must not reuse the pattern file of the old budget."""
     path, run, _ = finished_comparison
-    path.write_text(yaml.safe_dump(COMPARISON | {"pareto": [1.5, 2.0]}))
+    path.write_text(yaml.safe_dump(COMPARISON | {"budgets": [1.5, 2.0]}))
     more = compare(path, "--run", run, "--seeds", 1)
     path.write_text(yaml.safe_dump(COMPARISON))
     assert more.returncode == 0, more.stderr
@@ -144,7 +148,7 @@ def test_match_parameters_trains_at_equal_parameters(finished_comparison, small_
 
 
 def test_a_failing_run_is_reported_and_the_others_continue(tmp_path, small_yaml):
-    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["dense-only", "interleaved"]}
+    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["dense-only", "interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     nothing = compare(path, "--run", run, "--report")
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
@@ -170,7 +174,7 @@ def test_a_failing_run_is_reported_and_the_others_continue(tmp_path, small_yaml)
 
 def test_a_killed_comparison_continues_when_repeated(tmp_path, small_yaml):
     """After kill -9 during a training, the training saves and ends by itself, and the same command continues it."""
-    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
+    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     arguments = [path, "--run", run, "train.steps=300", "train.checkpoint_every=20"]
     process = subprocess.Popen([sys.executable, "-m", "nas.compare", *map(str, arguments)], cwd=ROOT)
@@ -186,7 +190,7 @@ def test_a_killed_comparison_continues_when_repeated(tmp_path, small_yaml):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
-    given = {"search": None, "pareto": None, "seeds": [1], "patterns": ["interleaved"]}
+    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["interleaved"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -199,7 +203,7 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
 
 def test_pending_commands_do_what_one_process_does(finished_comparison, tmp_path, small_yaml):
     """The commands of each stage, run from another folder, give the same results. Later calls train nothing."""
-    changed = {"patterns": ["interleaved"], "pareto": None, "seeds": [1]}
+    changed = {"patterns": ["interleaved"], "budgets": None, "seeds": [1]}
     (folder := tmp_path / "a folder").mkdir()
     path, run = write_comparison_yaml(folder, small_yaml, **changed), folder / "run"
     path.write_text(path.read_text().replace("small.yaml", str(finished_comparison[0].with_name("small.yaml"))))
@@ -286,11 +290,11 @@ def comparison(tmp_path, small_yaml, monkeypatch):
     monkeypatch.setattr(Timer, "table", lambda self, kept: COSTS)
     monkeypatch.setattr(Timer, "measure", measure)
 
-    def make(**changed) -> Comparison:
+    def make(*overrides, **changed) -> Comparison:
         path = write_comparison_yaml(tmp_path, small_yaml, **changed)
-        settings, config = read_settings(path, {}), load_config(tmp_path / "small.yaml", ["model.blocks=6"])
+        settings, config = read_settings(path, {}), load_config(tmp_path / "small.yaml", ["model.blocks=6", *overrides])
         given = given_contenders(settings, path, 6)
-        comparison = Comparison(settings, given, config, config, tmp_path / "run", ["model.blocks=6"])
+        comparison = Comparison(settings, given, config, config, tmp_path / "run", ["model.blocks=6", *overrides])
         comparison.start(path.read_text())
         return comparison
 
@@ -301,7 +305,7 @@ SEARCHED = Contender("searched", "searched", ["attention", "dense", "dense", "id
 
 
 def test_random_patterns_have_the_measured_latency_of_the_searched_pattern(comparison):
-    made = comparison(random=4, patterns=["interleaved"], pareto=None)
+    made = comparison(random=4, patterns=["interleaved"], budgets=None)
     made.write_pattern(SEARCHED)
     choose_baselines(made)
     random = [contender for contender in made.known_contenders() if contender.kind == "random"]
@@ -313,21 +317,72 @@ def test_random_patterns_have_the_measured_latency_of_the_searched_pattern(compa
         assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
 
+def test_each_searched_pattern_has_its_own_random_patterns(comparison):
+    made = comparison(random=2, patterns=["interleaved"], budgets=[0.5, 0.75])
+    blocks = {11.0: ["attention", "dense", "dense", "attention", "identity", "identity"], 12.0: SEARCHED.blocks}
+    for name, pattern in zip(("searched-0.5", "searched-0.75"), blocks.values(), strict=True):
+        made.write_pattern(Contender(name, "searched", pattern))
+    choose_baselines(made)
+    costs = {c.name: COSTS.cost(c.blocks) for c in made.known_contenders() if c.kind == "random"}
+    assert costs == {"random-0.5-1": 11.0, "random-0.5-2": 11.0, "random-0.75-1": 12.0, "random-0.75-2": 12.0}
+
+
+def test_random_patterns_train_with_their_own_seeds(comparison):
+    made = comparison(random=1, patterns=["interleaved"], budgets=None, seeds=[1, 2], random_seeds=[2, 5])
+    random = Contender("random-1", "random", ["dense"] * 6)
+    names = [task.name for task in made.training_tasks([*made.given, random])]
+    assert names == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
+
+
+def test_derivations_leave_the_method_to_derive_unless_one_is_given(comparison):
+    def commands(**changed) -> list[list[str]]:
+        made = comparison(patterns=["interleaved"], **changed)
+        os.close(made.run.lock)
+        return [task.command[3:-2] for task in made.derivation_tasks()]
+
+    assert commands(budgets=None) == [[]]
+    assert commands(budgets=[0.65, 1.0]) == [["--latency-budget", "0.65"], ["--latency-budget", "1.0"]]
+    assert commands(budgets=[0.65], method="relearn") == [["--method", "relearn", "--latency-budget", "0.65"]]
+
+
+def test_a_pattern_by_another_method_than_the_default_is_refused(comparison):
+    made = comparison(patterns=["interleaved"], budgets=[0.65])
+    os.close(made.run.lock)
+    file = pattern_file(made.path, "searched-0.65")
+    for method, refused in (("relearn", False), ("budget", False), ("evolution", True)):
+        write_yaml(file, {"format": FORMAT, "blocks": SEARCHED.blocks, "derived_from": {"method": method}})
+        if refused:
+            with pytest.raises(InputError, match="was derived by evolution without trials, not by budget without"):
+                comparison(patterns=["interleaved"], budgets=[0.65])
+        else:
+            os.close(comparison(patterns=["interleaved"], budgets=[0.65]).run.lock)
+
+
+def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(comparison, capsys):
+    os.close(comparison(patterns=["interleaved"], budgets=None).run.lock)
+    assert "WARNING" not in capsys.readouterr().out  # it is a joint search
+    comparison("search.schedule=sequential", "search.warmup_steps=null", patterns=["interleaved"], budgets=None)
+    assert capsys.readouterr().out.count("WARNING: the search trains each operation 3 times") == 1
+
+
 def test_random_patterns_stay_when_more_are_drawn(comparison):
-    made = comparison(random=2, patterns=["interleaved"], pareto=None)
+    made = comparison(random=2, patterns=["interleaved"], budgets=None)
     made.write_pattern(SEARCHED)
     choose_baselines(made)
     before = [contender.blocks for contender in made.known_contenders()]
     os.close(made.run.lock)
-    more = comparison(random=4, patterns=["interleaved"], pareto=None)
+    more = comparison(random=4, patterns=["interleaved"], budgets=None)
     choose_baselines(more)
     assert [contender.blocks for contender in more.known_contenders()][: len(before)] == before
     assert len({network(contender.blocks) for contender in more.known_contenders()}) == len(before) + 2
 
 
 def test_most_parameters_within_the_latency(comparison):
-    made = comparison(patterns=["parameters"], pareto=None)
-    made.write_pattern(SEARCHED)
+    made = comparison(patterns=["parameters"], budgets=[0.75, 0.9])
+    made.write_pattern(Contender("searched-0.9", "searched", ["attention", "dense", "dense"] * 2))  # 13 ms
+    choose_baselines(made)
+    assert not pattern_file(made.path, "parameters").exists()  # the smallest latency is not known yet
+    made.write_pattern(replace(SEARCHED, name="searched-0.75"))
     choose_baselines(made)
     (richest,) = [contender for contender in made.known_contenders() if contender.kind == "parameters"]
     assert COSTS.cost(richest.blocks) <= 12.0
@@ -337,13 +392,13 @@ def test_most_parameters_within_the_latency(comparison):
 
 
 def test_another_pattern_under_a_known_name_is_refused(comparison):
-    made = comparison(patterns=["interleaved"], pareto=None)
+    made = comparison(patterns=["interleaved"], budgets=None)
     with pytest.raises(InputError, match=r"interleaved\.yaml holds another pattern than dddddd"):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
 
 
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
-    made, calls = comparison(patterns=["interleaved"], pareto=None), []
+    made, calls = comparison(patterns=["interleaved"], budgets=None), []
     monkeypatch.setattr(
         Timer, "measure", lambda self, contenders, rounds: calls.append(1) or {c.key: {} for c in contenders}
     )

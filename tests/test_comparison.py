@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nas.comparison.spec import Contender, given_contenders, read_settings
+from nas.comparison.spec import Contender, given_contenders, is_random_of, random_names, read_settings
 from nas.core.errors import InputError
 
 GOOD = {"format": "par-comparison/1", "retrain": "r.yaml", "search": "s.yaml"}
@@ -26,15 +26,32 @@ def test_paths_are_relative_to_the_file_and_the_command_line_wins(written, tmp_p
 
 
 def test_names_of_contenders_that_depend_on_a_search(written):
-    settings = read_settings(written(pareto=[0.5, 0.65], random=2, patterns=["par", "parameters"]), {})
+    settings = read_settings(written(budgets=[1.0, 0.65], random=2, patterns=["par", "parameters"]), {})
     assert settings.derived_names == {
-        "searched": "searched",
-        "searched-0.5": "searched",
         "searched-0.65": "searched",
+        "searched-1": "searched",
         "parameters": "parameters",
-        "random-1": "random",
-        "random-2": "random",
+        "random-0.65-1": "random",
+        "random-0.65-2": "random",
+        "random-1-1": "random",
+        "random-1-2": "random",
     }
+    assert list(settings.searched.items()) == [("searched-0.65", 0.65), ("searched-1", 1.0)]  # lowest budget first
+    settings = read_settings(written(random=1), {})
+    assert settings.derived_names == {"searched": "searched", "random-1": "random"}
+
+
+def test_a_random_pattern_belongs_to_one_searched_pattern():
+    for searched in ("searched", "searched-1", "searched-0.65"):
+        owned = {name for other in ("searched", "searched-1", "searched-0.65") for name in random_names(other, 2)}
+        assert {name for name in owned if is_random_of(name, searched)} == set(random_names(searched, 2))
+
+
+def test_random_patterns_have_their_own_seeds_only_if_given(written):
+    settings = read_settings(written(random_seeds=[7]), {})
+    assert (settings.seeds_of("searched"), settings.seeds_of("random")) == ([1, 2, 3], [7])
+    settings = read_settings(written(), {"seeds": [4]})
+    assert settings.seeds_of("given") == settings.seeds_of("random") == [4]
 
 
 @pytest.mark.parametrize(
@@ -50,17 +67,22 @@ def test_names_of_contenders_that_depend_on_a_search(written):
         ({"seeds": [-1]}, "seeds=[-1] must be"),
         ({"seeds": 3}, "seeds=3 must be"),
         ({"search_seeds": ["a"]}, "search_seeds=['a'] must be"),
-        ({"pareto": [0.5, "x"]}, "pareto=[0.5, 'x'] must be different ratios"),
-        ({"pareto": [0]}, "pareto=[0] must be different ratios"),
-        ({"pareto": [0.33333]}, "of at most 4 decimals"),
-        ({"method": "argmax"}, "method='argmax' must be one of budget, evolution"),
+        ({"budgets": [0.5, "x"]}, "budgets=[0.5, 'x'] must be different ratios"),
+        ({"budgets": [0]}, "budgets=[0] must be different ratios"),
+        ({"budgets": [0.33333]}, "of at most 4 decimals"),
+        ({"pareto": [0.5]}, "unknown key 'pareto'; the nearest is"),
+        ({"method": "argmax"}, "method='argmax' must be one of budget, relearn, evolution, or null"),
+        ({"method": "relearn"}, "method='relearn' needs budgets: add them, such as `budgets: [0.65]`"),
+        ({"random_seeds": []}, "random_seeds=[] must be different whole numbers"),
+        ({"random_seeds": 1}, "random_seeds=1 must be different whole numbers"),
         ({"patterns": [""]}, "patterns=[''] must be different names"),
         ({"search": None, "patterns": []}, "patterns=[] and no search leave nothing to compare"),
         ({"search": None, "search_seeds": [1]}, "search_seeds needs a search"),
         ({"random": -1}, "random=-1 must be a whole number from 0"),
         ({"random": True}, "random=True must be a whole number from 0"),
-        ({"search": None, "random": 1}, "random-1 needs a search"),
+        ({"search": None, "random": 1}, "random needs a search"),
         ({"search": None, "patterns": ["parameters"]}, "parameters needs a search"),
+        ({"search": None, "budgets": [0.5]}, "budgets needs a search"),
     ],
 )
 def test_a_wrong_file_gives_one_line(written, changed, words):

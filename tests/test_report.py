@@ -37,8 +37,8 @@ def runs(tmp_path_factory, finished_comparison) -> dict[str, Path]:
     """A search, a training, and the comparison that contains them, with HTML in the name of a pattern."""
     folder = tmp_path_factory.mktemp("runs <b>")  # a valid name of a folder
     comparison = shutil.copytree(finished_comparison[1], folder / "comparison")
-    searched = yaml.safe_load((comparison / "patterns" / "searched.yaml").read_text())
-    shutil.copy(comparison / "patterns" / "searched.yaml", comparison / "search-1" / "pattern.yaml")
+    searched = yaml.safe_load((comparison / "patterns" / "searched-2.yaml").read_text())
+    shutil.copy(comparison / "patterns" / "searched-2.yaml", comparison / "search-1" / "pattern.yaml")
     contender = Contender(EVIL, "searched", searched["blocks"])
     latencies = {"patterns": {contender.key: {"median_ms": 1.5, "ratio_to_interleaved": 0.5}}}
     write_contenders(comparison / "contenders.yaml", [contender], [1, 2], {EVIL: 1.0}, latencies)
@@ -102,6 +102,13 @@ def test_the_page_has_pictures_of_every_kind(page, runs):
         "Cost of each operation",
     ):
         assert heading in words
+
+
+def test_claims_have_badges_below_the_warning_about_training(page):
+    badges = re.findall(r'class="verdict (\w+)">([^<]+)<', page.read_text())
+    assert badges and set(badges) <= {("yes", "yes"), ("no", "no"), ("not", "not shown")}
+    words = Reader(page.read_text()).text
+    assert words.index("hardly trained: ") < words.index("not shown: p is larger.") < words.index(f"{EVIL}: ")
 
 
 def test_figures_and_commands_are_those_of_the_runs(page, runs):

@@ -43,6 +43,20 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
     open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, may_change=("train.", "search."))
 
 
+def test_only_a_search_is_bound_to_the_options_of_searches(tmp_path, small_config):
+    changed, timed = small_config("search.paths=7"), small_config("search.latency.timing=training")
+    start(tmp_path / "search", small_config())
+    with pytest.raises(InputError, match=r"search.paths \(4 -> 7\)"):
+        open_run(tmp_path / "search", changed, "search", True)
+    for stage in ("retrain", "compare"):
+        start(tmp_path / stage, small_config(), stage)
+        open_run(tmp_path / stage, changed, stage, True)
+        with pytest.raises(InputError, match=r"search.latency.timing \(inference -> training\)"):
+            open_run(tmp_path / stage, timed, stage, True)
+        with pytest.raises(InputError, match=r"train.lr \(0.003 -> 0.5\)"):
+            open_run(tmp_path / stage, small_config("train.lr=0.5"), stage, True)
+
+
 def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, small_config):
     run = start(tmp_path / "run", small_config())
     content = yaml.safe_load((run.path / "config.yaml").read_text())

@@ -1,10 +1,19 @@
-"""Baselines that depend on the searched pattern's latency: most parameters within it, and random patterns of it."""
+"""Baselines that depend on the searched patterns' latencies: most parameters within the smallest, and random ones."""
 
 from dataclasses import replace
 from itertools import islice
 
 from nas.comparison.comparison import Comparison
-from nas.comparison.spec import PARAMETERS, RANDOM, SAME_LATENCY, SEARCHED, Contender, pattern_file
+from nas.comparison.spec import (
+    PARAMETERS,
+    RANDOM,
+    SAME_LATENCY,
+    SEARCHED,
+    Contender,
+    is_random_of,
+    pattern_file,
+    random_names,
+)
 from nas.core.pattern import abbreviate, interleaved, network
 from nas.costs.cost_table import CostTable
 from nas.derivation.baselines import most_parameters, random_patterns
@@ -16,14 +25,21 @@ def choose_baselines(comparison: Comparison) -> None:
     """Write the missing pattern files of these baselines. Nothing else should run meanwhile, because latencies are
     measured.
     """
-    names = [name for name, kind in comparison.settings.derived_names.items() if kind in (PARAMETERS, RANDOM)]
-    missing = [name for name in names if not pattern_file(comparison.path, name).exists()]
-    if missing:
-        searched = next(contender for contender in comparison.known_contenders() if contender.name == SEARCHED)
-        table = comparison.timer.table(comparison.path / "latency.yaml")
-        if PARAMETERS in missing:
-            choose_most_parameters(comparison, table, table.cost(searched.blocks))
-        draw_random(comparison, [name for name in missing if name != PARAMETERS], table, searched)
+    settings = comparison.settings
+    searched = [contender for contender in comparison.known_contenders() if contender.kind == SEARCHED]
+    complete = len(searched) == len(settings.searched)  # a derivation may have failed
+    wanted = [PARAMETERS] if complete and PARAMETERS in settings.patterns else []
+    wanted += [name for contender in searched for name in random_names(contender.name, settings.random)]
+    missing = [name for name in wanted if not pattern_file(comparison.path, name).exists()]
+    if not missing:
+        return
+    table = comparison.timer.table(comparison.path / "latency.yaml")
+    if PARAMETERS in missing:
+        choose_most_parameters(comparison, table, min(table.cost(contender.blocks) for contender in searched))
+    for contender in searched:
+        names = [name for name in missing if is_random_of(name, contender.name)]
+        if names:
+            draw_random(comparison, names, table, contender)
 
 
 def choose_most_parameters(comparison: Comparison, table: CostTable, budget: float) -> None:
@@ -39,8 +55,8 @@ def draw_random(comparison: Comparison, names: list[str], table: CostTable, sear
 
     Both latencies may differ by a share SAME_LATENCY.
     """
-    known = comparison.known_contenders()
-    seen = {network(other.blocks) for other in known if other.kind in (SEARCHED, RANDOM)}
+    own = [other for other in comparison.known_contenders() if is_random_of(other.name, searched.name)]
+    seen = {network(other.blocks) for other in (searched, *own)}
     target, operations = table.cost(searched.blocks), comparison.search.search.operations
     draws = random_patterns(comparison.blocks, operations, table, target, SAME_LATENCY, seed=0)
     fresh = (Contender("", RANDOM, blocks) for blocks in draws if network(blocks) not in seen)
@@ -60,10 +76,10 @@ def draw_random(comparison: Comparison, names: list[str], table: CostTable, sear
                     predicted_ratio=round(predicted, 4),
                     measured_ratio=round(ratio, 4),
                 )
-                print(f"drew {missing.pop(0)}: {contender.key}, {ratio:.3f} of the searched pattern's latency")
+                print(f"drew {missing.pop(0)}: {contender.key}, {ratio:.3f} of the latency of {searched.name}")
     if missing:
         print(
-            f"NOTICE: no pattern was found for {', '.join(missing)}, because few have the searched pattern's latency; "
+            f"NOTICE: no pattern was found for {', '.join(missing)}, because few have the latency of {searched.name}; "
             "repeat the command to try again"
         )
 

@@ -1,10 +1,13 @@
-"""Claims of a comparison. Each has a name, whether it holds, a sentence of evidence, and figures.
+"""Claims of a comparison. Each has a name, a verdict, a sentence of evidence, and figures.
 
-A claim about quality holds if the comparison of the means supports it. The p-value is reported but does not decide.
+The t-test decides a claim about quality: the verdict is `yes` or `no` if p < 0.05, and else `not shown`. Other claims
+have no test, and their verdict is `yes` or `no`.
 """
 
+import numpy as np
+
 from nas.comparison.results import Metric, PatternResult, choose_metric, mean_and_standard_error
-from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED
+from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED, is_random_of
 from nas.comparison.statistics import (
     CONFIDENCE,
     chance_of_better_draw,
@@ -14,28 +17,31 @@ from nas.comparison.statistics import (
 )
 from nas.core.pattern import ATTENDING, abbreviate, interleaved
 
-CLAIMS_FORMAT = "par-claims/1"
+CLAIMS_FORMAT = "par-claims/2"
+YES, NO, NOT_SHOWN = "yes", "no", "not shown"
+VERDICT_NOTE = "yes and no: the test, with p < 0.05, or a claim without a test. not shown: p is larger."
 AIM_RATIO = 0.65  # of the interleaved pattern's latency (arXiv 2009.04534, abstract: 35% less)
+UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
 
 
 def make_claims(results: list[PatternResult]) -> list[dict]:
-    """The claims about each searched pattern: {"pattern", "claim", "holds", "sentence", "figures"}."""
+    """The claims about each searched pattern: {"pattern", "claim", "verdict", "sentence", "figures"}."""
     metric, baseline, claims = choose_metric(results), find_interleaved(results), []
-    random = [result for result in results if result.contender.kind == RANDOM]
     # Several budgets can give the same pattern. It then gets one set of claims, under its first name.
     searched = {result.contender.key: result for result in reversed(results) if result.contender.kind == SEARCHED}
     for result in reversed(searched.values()):
-        own = []
+        own, random = [], find_random(result, results)
         if baseline:
-            own += [claim_quality(result, baseline, metric), claim_attention(result, baseline)]
+            quality = claim_quality(result, baseline, metric)
+            own += [quality, claim_attention(result, baseline)]
         if result.latency_ratio is not None:
             own += [claim_latency(result), claim_front(result, results, metric)]
-        # Random patterns have the latency of the argmax pattern. Another searched pattern may have the same latency.
-        latency = compare_random_latency(result, random) if random else None
-        if random and (result.contender.name == SEARCHED or latency):
-            own.append(claim_random(result, random, metric, latency or "drawn at its latency, which differs here"))
+        if random:
+            latency = compare_random_latency(result, random)
+            better = claim_random(result, random, metric, latency or "drawn at its latency, which differs here")
+            own.append(better)
             if baseline and latency:
-                own.append(claim_aim(result, baseline, random, metric))
+                own.append(claim_aim(result, quality, better, metric))
         own.append(claim_cost(result))
         claims += [{"pattern": result.contender.name, **claim} for claim in own]
     return claims
@@ -50,8 +56,24 @@ def find_interleaved(results: list[PatternResult]) -> PatternResult | None:
     return None
 
 
-def make_claim(name: str, holds: bool, sentence: str, **figures) -> dict:
-    return {"claim": name, "holds": bool(holds), "sentence": sentence, "figures": figures}
+def find_random(result: PatternResult, results: list[PatternResult]) -> list[PatternResult]:
+    """The random patterns that were drawn at the latency of a searched pattern."""
+    random = [other for other in results if other.contender.kind == RANDOM]
+    return [other for other in random if is_random_of(other.contender.name, result.contender.name)]
+
+
+def yes_or_no(true: bool) -> str:
+    return YES if true else NO
+
+
+def make_claim(name: str, verdict: str | bool, sentence: str, **figures) -> dict:
+    """verdict: YES, NO or NOT_SHOWN, or whether a claim without a test is true."""
+    return {
+        "claim": name,
+        "verdict": verdict if isinstance(verdict, str) else yes_or_no(verdict),
+        "sentence": sentence,
+        "figures": figures,
+    }
 
 
 def format_p(p: float | None) -> str:
@@ -62,28 +84,28 @@ def claim_quality(result: PatternResult, baseline: PatternResult, metric: Metric
     name, blocks = result.contender.name, abbreviate(result.contender.blocks)
     test, kind = compare_losses(result, baseline, metric)
     if test["p"] is None:
-        interval, verdict = "", "not tested"
+        interval, verdict, outcome = "", NOT_SHOWN, "not tested"
     else:
         low, high = metric.format_difference(test["low"]), metric.format_difference(test["high"])
         interval = f", {CONFIDENCE:.0%} interval {low} to {high}"
-        significant = test["p"] < 1 - CONFIDENCE
-        verdict = ("better" if test["difference"] < 0 else "worse") if significant else "no difference is shown"
+        verdict, outcome = NOT_SHOWN, "no difference is shown"
+        if test["p"] < 1 - CONFIDENCE:
+            verdict, outcome = (YES, "better") if test["difference"] < 0 else (NO, "worse")
     sentence = (
         f"{name} ({blocks}) reaches {metric.name} {result.format_mean(metric)} on test, interleaved "
         f"{baseline.format_mean(metric)} (mean ± standard error over {len(result.seeds)} and {len(baseline.seeds)} "
         f"seeds): {metric.format_difference(test['difference'])} by mean loss{interval}, {format_p(test['p'])} "
-        f"(t-test, {kind}): {verdict}."
+        f"(t-test, {kind}): {outcome}."
     )
     return make_claim(
         f"equal or better {metric.name} than interleaved",
-        test["difference"] <= 0,
+        verdict,
         sentence,
         searched=mean_and_standard_error(result.values(metric))[0],
         interleaved=mean_and_standard_error(baseline.values(metric))[0],
         loss_difference=test["difference"],
         interval=[test["low"], test["high"]],
         p=test["p"],
-        verdict=verdict,
     )
 
 
@@ -110,7 +132,7 @@ def claim_front(result: PatternResult, results: list[PatternResult], metric: Met
     if better:
         verb = "is" if len(better) == 1 else "are"
         sentence = f"{', '.join(better)} {verb} at least as fast as {name} and, in the mean, at least as good."
-    return make_claim("on the Pareto front", not better, sentence, dominated_by=better)
+    return make_claim("on the Pareto front in the mean", not better, sentence, dominated_by=better)
 
 
 def latency_ratios(result: PatternResult, random: list[PatternResult]) -> list[float]:
@@ -138,16 +160,21 @@ def claim_random(result: PatternResult, random: list[PatternResult], metric: Met
     at = f"{min(ratios):.2f} to {max(ratios):.2f} times its latency" if ratios else "latencies that were not measured"
     average, error = mean_and_standard_error(values)
     spread = "" if error is None else f" ± {error:.{metric.digits}f}"
+    seeds = sorted({len(other.seeds) for other in random})
+    trained = f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'} each"
+    p, alpha = test["p"], 1 - CONFIDENCE
+    verdict = NOT_SHOWN if p is None or alpha <= p <= 1 - alpha else YES if p < alpha else NO
     sentence = (
-        f"{result.contender.name} is better than {better_than} of {len(random)} random patterns at {at}. Their mean "
-        f"{metric.name} is {average:.{metric.digits}f}{spread}: {metric.format_difference(test['difference'])} "
-        f"against their average by mean loss, {format_p(test['p'])} (t-test, Welch, one-sided)."
+        f"{result.contender.name} is better than {better_than} of {len(random)} random patterns at {at} ({trained}). "
+        f"Their mean {metric.name} is {average:.{metric.digits}f}{spread}: "
+        f"{metric.format_difference(test['difference'])} against their average by mean loss, {format_p(p)} "
+        "(t-test, Welch, one-sided)."
     )
     if chance is not None:
         sentence += f" One more random pattern would be as good or better with probability {chance:.2f}."
     return make_claim(
         f"better than the average random pattern {latency}",
-        test["difference"] < 0,
+        verdict,
         sentence,
         random_means=values,
         better_than=better_than,
@@ -160,16 +187,26 @@ def claim_random(result: PatternResult, random: list[PatternResult], metric: Met
     )
 
 
-def claim_aim(result: PatternResult, baseline: PatternResult, random: list[PatternResult], metric: Metric) -> dict:
-    loss = result.losses(metric).mean()
+def claim_aim(result: PatternResult, quality: dict, random: dict, metric: Metric) -> dict:
+    """The aim, from the claims about quality and random patterns.
+
+    A part is missed by its test or by the latency, not by means alone. The pattern is shown to be better than every
+    random pattern if it is significantly better than their average and in the mean better than each.
+    """
+    figures, against_random = random["figures"], random["verdict"]
+    if against_random == YES and figures["better_than"] < figures["of"]:
+        against_random = NOT_SHOWN
     parts = {
-        f"at most {AIM_RATIO:.0%} of the interleaved pattern's latency": result.latency_ratio <= AIM_RATIO,
-        f"equal or better {metric.name}": bool(loss <= baseline.losses(metric).mean()),
-        "better than every random pattern's mean": all(bool(loss < other.losses(metric).mean()) for other in random),
+        f"at most {AIM_RATIO:.0%} of the interleaved pattern's latency": yes_or_no(result.latency_ratio <= AIM_RATIO),
+        f"equal or better {metric.name}": quality["verdict"],
+        "better than every random pattern": against_random,
     }
-    missed = [part for part, met in parts.items() if not met]
-    sentence = f"The aim ({', '.join(parts)}) is {'missed: not ' + ', not '.join(missed) if missed else 'met'}."
-    return make_claim("the aim", not missed, sentence, **parts)
+    verdict = next((kind for kind in (NO, NOT_SHOWN) if kind in parts.values()), YES)
+    missed, unknown = ([part for part in parts if parts[part] == kind] for kind in (NO, NOT_SHOWN))
+    details = [f"missed: not {', not '.join(missed)}"] if missed else []
+    details += [f"not shown: {', '.join(unknown)}"] if unknown else []
+    sentence = f"The aim ({', '.join(parts)}) is {'; '.join(details) or 'met'}."
+    return make_claim("the aim", verdict, sentence, **parts)
 
 
 def claim_cost(result: PatternResult) -> dict:
@@ -177,3 +214,28 @@ def claim_cost(result: PatternResult) -> dict:
     sentence = f"Search and derivation took {minutes:.1f} minutes, {times:.1f} times one training of the pattern."
     hours = {"search": result.search_hours, "train": result.train_hours}
     return make_claim("the search costs less than one training", times < 1, sentence, hours=hours)
+
+
+def training_warning(results: list[PatternResult]) -> str | None:
+    """A warning that names the patterns whose mean perplexity per token on valid shows hardly any training."""
+    untrained = []
+    for result in results:
+        perplexity = np.mean([run["valid"]["perplexity"] for run in result.runs])
+        if result.vocab_size and perplexity > UNTRAINED * result.vocab_size:
+            untrained.append(result.contender.name)
+    if not untrained:
+        return None
+    verb, their = ("is", "its") if len(untrained) == 1 else ("are", "their")
+    return (
+        f"WARNING: {', '.join(untrained)} {verb} hardly trained: {their} perplexity per token on valid is above a "
+        f"quarter of the {results[0].vocab_size:,} tokens of the vocabulary. The claims mean little; "
+        "train for more steps."
+    )
+
+
+def claims_markdown(claims: list[dict], warning: str | None) -> str:
+    """The warning, and a line for each claim with its verdict. A `no` is in capitals."""
+    lines = [*([f"{warning}\n"] if warning else []), f"{VERDICT_NOTE}\n"]
+    shown = {YES: "yes", NO: "NO", NOT_SHOWN: "not shown"}
+    lines += [f"- {shown[c['verdict']]}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
+    return "\n".join(lines) + "\n"

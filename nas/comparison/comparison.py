@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from nas.comparison.spec import (
-    SEARCHED,
+    RANDOM,
     Contender,
     Settings,
     pattern_file,
@@ -25,6 +25,7 @@ from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
+from nas.search.schedule import maturity_warning
 from nas.training.build import count_parameters, resolve_cutoffs
 from nas.training.device import device_context, set_up_device
 
@@ -75,6 +76,8 @@ class Comparison:
     def start(self, text: str) -> None:
         """Prepare the data, lock the folder, and write the given patterns. text: the content of COMPARISON.yaml."""
         context = set_up_device(self.recipe.seed, self.recipe.train)
+        if self.search and (warning := maturity_warning(self.search, self.recipe.train.steps)):
+            print(warning)
         self.recipe = resolve_cutoffs(self.recipe, self.corpus)
         self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
@@ -90,24 +93,23 @@ class Comparison:
         return tasks
 
     def derivation_tasks(self) -> list[Task]:
-        """A task for the argmax of pi, and one for each budget."""
+        """A task for each searched pattern."""
+        method = ["--method", self.settings.method] if self.settings.method else []
         trials = ["--trials", self.settings.trials] if self.settings.trials else []
-        options = {SEARCHED: []}
-        for budget, name in self.settings.budgets.items():
-            options[name] = ["--method", self.settings.method, "--latency-budget", budget, *trials]
         tasks = []
-        for name, how in options.items():
+        for name, budget in self.settings.searched.items():
+            how = [] if budget is None else [*method, "--latency-budget", budget, *trials]
             out = pattern_file(self.path, name)
             arguments = [*self.search_folders.values(), *how, "--out", out]
             tasks.append(self.task(f"derive-{name}", "derive.py", arguments, out))
         return tasks
 
     def training_tasks(self, contenders: list[Contender]) -> list[Task]:
-        """A task for each seed and each distinct pattern, ordered by seed."""
-        tasks = {}
-        for seed, contender in product(self.settings.seeds, contenders):
+        """A task for each distinct pattern and each of its seeds, ordered by seed."""
+        tasks, settings = {}, self.settings
+        for seed, contender in product(dict.fromkeys([*settings.seeds, *settings.seeds_of(RANDOM)]), contenders):
             folder = training_folder(self.path, contender, seed)
-            if folder in tasks:
+            if folder in tasks or seed not in settings.seeds_of(contender.kind):
                 continue
             config = replace(with_d_ffn(self.recipe, contender.d_ffn), seed=seed)
             open_run(folder, config, "retrain", resume=True, extra={"pattern": contender.blocks})
@@ -150,12 +152,12 @@ class Comparison:
 
 def check_derivation(settings: Settings, run: Path) -> None:
     """Raises InputError if the patterns of budgets were derived by another method than the settings say."""
-    wanted = settings.method, bool(settings.trials)
-    for name in settings.budgets.values():
-        file = pattern_file(run, name)
+    methods = (settings.method,) if settings.method else ("budget", "relearn")  # the latter are derive.py's defaults
+    wanted = [(method, bool(settings.trials)) for method in methods]
+    for file in (pattern_file(run, name) for name, budget in settings.searched.items() if budget is not None):
         if file.exists():
             origin = read_pattern(file)["derived_from"]
             before = origin["method"], bool(origin.get("evolution", {}).get("trials"))
-            if before != wanted:
-                old, new = (f"{how} {'with' if trials else 'without'} trials" for how, trials in (before, wanted))
-                raise InputError(f"{file} was derived by {old}, not by {new}; give another --run folder")
+            if before not in wanted:
+                old, *new = (f"{how} {'with' if trials else 'without'} trials" for how, trials in (before, *wanted))
+                raise InputError(f"{file} was derived by {old}, not by {' or '.join(new)}; give another --run folder")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.spec import Contender, training_folder
+from nas.comparison.spec import RANDOM, Contender, training_folder
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate
@@ -69,6 +69,7 @@ class PatternResult:
         latency: an entry of nas.costs.latency.measure_models, or None if it was not measured.
         search_hours: time of its searches and derivation; 0 for contenders without a search.
         folders: the run folders, in the order of `seeds`.
+        vocab_size: the size of the vocabulary, or None if it is unknown.
     """
 
     contender: Contender
@@ -77,6 +78,7 @@ class PatternResult:
     latency: dict | None
     search_hours: float
     folders: tuple[Path, ...] = ()
+    vocab_size: int | None = None
 
     @property
     def train_hours(self) -> float:
@@ -110,17 +112,23 @@ def mean_and_standard_error(values) -> tuple[float, float | None]:
 
 
 def write_contenders(
-    path: Path, contenders: list[Contender], seeds: list[int], hours: dict[str, float], latencies: dict
+    path: Path,
+    contenders: list[Contender],
+    seeds: list[int],
+    hours: dict[str, float],
+    latencies: dict,
+    random_seeds: list[int] | None = None,
 ) -> None:
     """Write the contenders file, which read_results() reads.
 
     Args:
         hours: search hours by the contender's name.
         latencies: from nas.comparison.timer.Timer.measure_or_reuse, or empty.
+        random_seeds: the seeds of random patterns; default `seeds`.
     """
     times = latencies.get("patterns", {})
     listed = [{**asdict(c), "search_hours": hours[c.name], "latency": times.get(c.key)} for c in contenders]
-    content = {"format": CONTENDERS_FORMAT, "seeds": seeds, "contenders": listed}
+    content = {"format": CONTENDERS_FORMAT, "seeds": seeds, "random_seeds": random_seeds or seeds, "contenders": listed}
     write_yaml(path, {**content, "latency_holds_for": latencies.get("holds_for")})
 
 
@@ -151,13 +159,16 @@ def read_results(path: Path) -> list[PatternResult]:
     Raises InputError if a file is damaged, or if no run has finished.
     """
     content, results = read_contenders(path), []
+    vocab_size = read_yaml(path.with_name("provenance.yaml"))["vocab_size"]
     for entry in content["contenders"]:
         contender = contender_of(entry)
-        folders = {seed: training_folder(path.parent, contender, seed) for seed in content["seeds"]}
+        seeds = content.get("random_seeds", content["seeds"]) if contender.kind == RANDOM else content["seeds"]
+        folders = {seed: training_folder(path.parent, contender, seed) for seed in seeds}
         done = {seed: folder for seed, folder in folders.items() if (folder / RESULTS).exists()}
         if done:
             runs, folders = [read_yaml(folder / RESULTS) for folder in done.values()], tuple(done.values())
-            results.append(PatternResult(contender, list(done), runs, entry["latency"], entry["search_hours"], folders))
+            times = entry["latency"], entry["search_hours"]
+            results.append(PatternResult(contender, list(done), runs, *times, folders, vocab_size))
     if not results:
         raise InputError(f"{path}: none of its runs has finished")
     return results

@@ -8,7 +8,7 @@ import torch
 from nas.comparison.baselines import choose_baselines, match_parameters
 from nas.comparison.comparison import Comparison
 from nas.comparison.results import known_latencies, write_contenders
-from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, Contender, contenders_file, pattern_file
+from nas.comparison.spec import MATCHED, RANDOM, SEARCHED, UNMATCHED, Contender, contenders_file, pattern_file
 from nas.comparison.tasks import Task, run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.files import read_yaml
@@ -35,8 +35,7 @@ def stages(comparison: Comparison, suffix: str) -> Iterator[tuple[list[Task], bo
     yield searches + comparison.training_tasks(comparison.given if suffix == UNMATCHED else []), True
     if searches and not unfinished(searches):
         yield comparison.derivation_tasks(), False
-        if pattern_file(comparison.path, SEARCHED).exists():
-            choose_baselines(comparison)
+        choose_baselines(comparison)
     yield comparison.training_tasks(find_contenders(comparison, suffix)), True
 
 
@@ -71,7 +70,8 @@ def record_contenders(comparison: Comparison, contenders: list[Contender], suffi
     if measure:
         latencies = comparison.timer.measure_or_reuse(contenders, latencies)
     hours = {contender.name: search_hours(comparison, contender) for contender in contenders}
-    write_contenders(path, contenders, comparison.settings.seeds, hours, latencies)
+    settings = comparison.settings
+    write_contenders(path, contenders, settings.seeds, hours, latencies, settings.seeds_of(RANDOM))
 
 
 def search_hours(comparison: Comparison, contender: Contender) -> float:

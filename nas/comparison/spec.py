@@ -1,12 +1,11 @@
 """The specification of a comparison: COMPARISON.yaml, its contenders, and the paths of their files."""
 
-import difflib
 import math
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from nas.core.errors import InputError
+from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.pattern import abbreviate, read_pattern
 from nas.derivation.baselines import RULES
@@ -15,7 +14,7 @@ FORMAT = "par-comparison/1"
 GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds of contenders
 PATTERN_NAMES = (*RULES, PARAMETERS)
 SAME_LATENCY = 0.03  # greatest relative difference between the latency of a random pattern and of the searched one
-METHODS = ("budget", "evolution")  # values of derive.py --method for the budgets in `pareto`
+METHODS = ("budget", "relearn", "evolution")  # values of derive.py --method for the keys `budgets` and `method`
 UNMATCHED, MATCHED = "", "-matched"  # suffixes of file names: the recipe's d_ffn, or equal parameters
 
 
@@ -37,6 +36,16 @@ class Contender:
     def key(self) -> str:
         """The name of its runs. Contenders with the same pattern share their runs."""
         return abbreviate(self.blocks) + ("" if self.d_ffn is None else f"-ffn{self.d_ffn}")
+
+
+def random_names(searched: str, count: int) -> list[str]:
+    """The names of the random patterns of a searched pattern: random-0.65-1 and so on for searched-0.65."""
+    return [f"{RANDOM}{searched.removeprefix(SEARCHED)}-{number}" for number in range(1, count + 1)]
+
+
+def is_random_of(name: str, searched: str) -> bool:
+    """Whether a random pattern was drawn at the latency of this searched pattern."""
+    return name.rpartition("-")[0] == RANDOM + searched.removeprefix(SEARCHED)
 
 
 def training_folder(run: Path, contender: Contender, seed: int) -> Path:
@@ -67,25 +76,31 @@ class Settings:
     retrain: Path
     search: Path | None = None
     search_seeds: list[int] = field(default_factory=lambda: [1])
-    pareto: list[float] = field(default_factory=list)
-    method: str = "budget"
+    budgets: list[float] = field(default_factory=list)
+    method: str | None = None
     trials: int = 0
     patterns: list[str] = field(default_factory=lambda: ["interleaved"])
     random: int = 0
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    random_seeds: list[int] | None = None
+
+    @property
+    def searched(self) -> dict[str, float | None]:
+        """{name: budget} of the searched patterns; without `budgets` there is one, and its budget is None."""
+        if not self.search:
+            return {}
+        return {f"{SEARCHED}-{budget:g}": budget for budget in sorted(self.budgets)} or {SEARCHED: None}
 
     @property
     def derived_names(self) -> dict[str, str]:
         """{name: kind} of the contenders that depend on a search, in order."""
-        names = {SEARCHED: SEARCHED} if self.search else {}
-        names |= dict.fromkeys(self.budgets.values(), SEARCHED)
+        names = dict.fromkeys(self.searched, SEARCHED)
         names |= {PARAMETERS: PARAMETERS} if PARAMETERS in self.patterns else {}
-        return names | {f"{RANDOM}-{number}": RANDOM for number in range(1, self.random + 1)}
+        return names | {random: RANDOM for name in self.searched for random in random_names(name, self.random)}
 
-    @property
-    def budgets(self) -> dict[float, str]:
-        """{budget of `pareto`: name of its searched pattern}"""
-        return {budget: f"{SEARCHED}-{budget:g}" for budget in sorted(self.pareto)}
+    def seeds_of(self, kind: str) -> list[int]:
+        """The seeds with which contenders of a kind are trained."""
+        return self.random_seeds if kind == RANDOM and self.random_seeds else self.seeds
 
 
 def read_settings(path: Path, overrides: dict) -> Settings:
@@ -100,16 +115,13 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     known = [item.name for item in fields(Settings)]
     for key in content:
         if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
-            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest!r}")
+            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(key, known)!r}")
     for key in ("retrain", "search"):
         if not isinstance(content.get(key, None if key == "retrain" else ""), str):
             raise InputError(f"{path}: {key} must name a configuration file, not {content.get(key)!r}")
     settings = Settings(**content | overrides)
     check_values(path, settings)
-    if settings.search is None and (settings.derived_names or "search_seeds" in content):
-        wrong = ", ".join(settings.derived_names) or "search_seeds"
-        raise InputError(f"{path}: {wrong} needs a search: add `search: FILE.yaml`, or remove the key")
+    check_search(path, settings, "search_seeds" in content)
     if settings.search is None and not settings.patterns:
         raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")
     return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
@@ -120,15 +132,29 @@ def check_values(path: Path, settings: Settings) -> None:
     check_list(path, "seeds", settings.seeds, is_count, "different whole numbers from 0, such as [1, 2, 3]")
     check_list(path, "search_seeds", settings.search_seeds, is_count, "different whole numbers from 0, such as [1, 2]")
     allowed = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
-    check_list(path, "pareto", settings.pareto, is_budget, allowed, empty=True)
+    check_list(path, "budgets", settings.budgets, is_budget, allowed, empty=True)
     allowed = f"different names of {', '.join(PATTERN_NAMES)}, or pattern files"
     check_list(path, "patterns", settings.patterns, is_name, allowed, empty=True)
-    if settings.method not in METHODS:
-        raise InputError(f"{path}: method={settings.method!r} must be one of {', '.join(METHODS)}")
+    if settings.random_seeds is not None:
+        allowed = "different whole numbers from 0, such as [1]"
+        check_list(path, "random_seeds", settings.random_seeds, is_count, allowed)
+    if settings.method not in (None, *METHODS):
+        raise InputError(f"{path}: method={settings.method!r} must be one of {', '.join(METHODS)}, or null")
+    if settings.method and not settings.budgets:
+        raise InputError(f"{path}: method={settings.method!r} needs budgets: add them, such as `budgets: [0.65]`")
     if not is_count(settings.trials) or (settings.trials and settings.method != "evolution"):
         raise InputError(f"{path}: trials={settings.trials!r} must be a whole number from 0, with method: evolution")
     if not is_count(settings.random):
         raise InputError(f"{path}: random={settings.random!r} must be a whole number from 0")
+
+
+def check_search(path: Path, settings: Settings, has_seeds: bool) -> None:
+    """Raises InputError if there is no search, but a key needs one. has_seeds: whether `search_seeds` is given."""
+    parameters = PARAMETERS in settings.patterns
+    keys = {"budgets": settings.budgets, PARAMETERS: parameters, RANDOM: settings.random, "search_seeds": has_seeds}
+    needed = ", ".join(key for key, given in keys.items() if given)
+    if settings.search is None and needed:
+        raise InputError(f"{path}: {needed} needs a search: add `search: FILE.yaml`, or remove the key")
 
 
 def is_count(value) -> bool:
@@ -171,9 +197,10 @@ def read_contender(path: Path, name: str, blocks: int) -> Contender:
     """The contender in the pattern file `name`, relative to COMPARISON.yaml at `path`."""
     file = path.parent / name
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
-        nearest = difflib.get_close_matches(name, PATTERN_NAMES, n=1, cutoff=0)[0]
-        known = ", ".join(PATTERN_NAMES)
-        raise InputError(f"{path}: patterns: {name!r} is neither a file nor one of {known}; the nearest is {nearest!r}")
+        raise InputError(
+            f"{path}: patterns: {name!r} is neither a file nor one of {', '.join(PATTERN_NAMES)}; the nearest is "
+            f"{nearest(name, PATTERN_NAMES)!r}"
+        )
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", file.stem):
         raise InputError(
             f"{path}: patterns: {name!r}: the file name must begin with a letter or digit and consist of letters, "

@@ -50,8 +50,10 @@ def compare_with_average(
 ) -> tuple[dict, np.ndarray, float]:
     """The one-sided t_test of a pattern against the average random pattern; the random means [R]; the pattern's mean.
 
-    Each random pattern is one observation of the sample: its mean loss over seeds. The effect that a seed has
-    on the average random pattern is subtracted from the pattern's loss with that seed.
+    It is Welch's test of two samples: the pattern's losses, one for each of its seeds, and the random patterns' losses,
+    one for each pattern. A random pattern's loss is its mean over its seeds; it may have a single seed.
+    If all share at least two seeds, only these count. Then the effect that a seed has on the average random pattern is
+    subtracted from the pattern's loss with that seed.
     """
     seeds = common_seeds([result, *random]) or None
     losses, own = [other.losses(metric, seeds) for other in random], result.losses(metric, seeds)

@@ -1,12 +1,11 @@
 """Checks of a configuration: the range of each option, and options that depend on each other."""
 
-import difflib
 import math
 import operator
 from dataclasses import asdict
 
 from nas.core.config import Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
-from nas.core.errors import InputError
+from nas.core.errors import InputError, nearest
 from nas.core.pattern import ATTENDING, OPERATIONS
 
 LIMITS = {
@@ -28,11 +27,6 @@ def check(config: Config) -> None:
     check_search(config.search)
 
 
-def nearest(name: str, known) -> str:
-    """The known name that is spelled most like `name`."""
-    return difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-
-
 def check_range(key: str, value, allowed) -> None:
     """Raises InputError if a value is not allowed. allowed: the metadata of the option."""
     if value is None:
@@ -41,9 +35,7 @@ def check_range(key: str, value, allowed) -> None:
         raise InputError(f"{key}={value} must be a finite number")
     choices = allowed.get("choices")
     if choices and value not in choices:
-        raise InputError(
-            f"{key}={value} must be one of {', '.join(choices)}; the nearest is {nearest(str(value), choices)}"
-        )
+        raise InputError(f"{key}={value} must be one of {', '.join(choices)}; the nearest is {nearest(value, choices)}")
     for name, (holds, text) in LIMITS.items():
         if name in allowed and not holds(value, allowed[name]):
             raise InputError(f"{key}={value} must be {text} {allowed[name]}")

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nas.core.config import Config, default_of, options
-from nas.core.config_checks import check, nearest
-from nas.core.errors import InputError
+from nas.core.config_checks import check
+from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_message
 
 RUN_KEYS = ("stage", "pattern", "search_seeds")  # keys of a run's config.yaml that are not options

@@ -1,10 +1,11 @@
 """Errors, signals and exit statuses of the commands, and the rank of a process under torchrun."""
 
+import difflib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class InputError(Exception):
@@ -17,6 +18,11 @@ class RunError(Exception):
 
 class Interrupted(Exception):
     """The user stopped a run. The message says how to continue. Exit status 130."""
+
+
+def nearest(name, known: Iterable[str]) -> str:
+    """The known name that is spelled most like `name`, for messages about misspelled names."""
+    return difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
 
 
 def rank() -> int:

@@ -1,9 +1,8 @@
 """Layer patterns: names of the operations, abbreviations, and the pattern file."""
 
-import difflib
 from pathlib import Path
 
-from nas.core.errors import InputError
+from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 
 FORMAT = "par-pattern/1"
@@ -53,8 +52,8 @@ def read_pattern(path: str | Path) -> dict:
         raise InputError(f"{path}: `blocks` must be a list of at least one operation of {known}")
     for index, name in enumerate(blocks, start=1):
         if name not in OPERATIONS:
-            nearest = difflib.get_close_matches(str(name), OPERATIONS, n=1, cutoff=0)[0]
             raise InputError(
-                f"{path}: block {index} is {name!r}; known operations are {known}; the nearest is {nearest}"
+                f"{path}: block {index} is {name!r}; known operations are {known}; the nearest is "
+                f"{nearest(name, OPERATIONS)}"
             )
     return content

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nas.core.config import Config, flat_config
+from nas.core.config import Config, flat_config, options
 from nas.core.errors import InputError, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.metrics import METRICS, PI, perplexity
@@ -19,6 +19,9 @@ OUTCOME = "outcome.yaml"  # the last file of a finished search
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_steps")
+
+# Options that only a search uses, so that other stages accept another value. All stages use search.latency.timing.
+ONLY_SEARCH = tuple(key for key, _ in options() if key.startswith("search.") and not key.startswith("search.latency."))
 
 
 def on_rank_0(method):
@@ -37,7 +40,7 @@ class RunFolder:
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
         """extra: keys of config.yaml that are not options; may_change: prefixes of more options that may change."""
         self.path, self.stage, self.extra = path, stage, extra
-        self.may_change = (*MAY_CHANGE, *may_change)
+        self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
         file = path / "config.yaml"
         self.recorded = read_yaml(file) if file.exists() else None  # config.yaml of an earlier call
 

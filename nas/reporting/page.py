@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.comparison.claims import make_claims
+from nas.comparison.claims import VERDICT_NOTE, make_claims, training_warning
 from nas.comparison.results import choose_metric, read_results, sort_by_loss, table_cells, table_header
-from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, pattern_file, settings_file
+from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, settings_file
 from nas.core.config import flat_config
 from nas.core.config_loading import default_stride, default_summary
 from nas.core.errors import InputError
@@ -143,14 +143,12 @@ def comparison_section(run: Path) -> dict:
     parts = [comparison_part(title, file) for title, file in files.items() if file.exists()]
     if not parts:
         raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
-    settings, searched = settings_file(run), pattern_file(run, SEARCHED)
-    pattern = read_pattern(searched) if searched.exists() else None
+    settings, derivations = settings_file(run), list(map(derivation, sorted(run.glob(f"patterns/{SEARCHED}*.yaml"))))
     return {
         "parts": parts,
         "settings": settings.read_text(encoding="utf-8") if settings.exists() else None,
-        "derivations": [derivation(file) for file in sorted(searched.parent.glob(f"{SEARCHED}*.yaml"))],
-        "pattern": pattern,
-        "table": cost_table(run, len(pattern["blocks"]), []) if pattern else None,
+        "derivations": derivations,
+        "table": cost_table(run, len(derivations[0][1]["blocks"]), []) if derivations else None,
         "searches": [search_section(path.parent) for path in sorted(run.glob("search-*/pi.jsonl"))],
         "origin": origin(run),
     }
@@ -166,6 +164,7 @@ def comparison_part(title: str, contenders: Path) -> dict:
     metrics = {r.contender.name: [read_metrics(folder) for folder in r.folders] for r in results}
     return {
         "title": title,
+        "warning": training_warning(results),
         "claims": make_claims(results),
         "plot": data_uri(comparison_plot, results),
         "header": table_header(metric),
@@ -174,8 +173,8 @@ def comparison_part(title: str, contenders: Path) -> dict:
     }
 
 
-def derivation(file: Path) -> tuple[str, list[str], str]:
-    """(name, blocks, method) of a searched pattern."""
+def derivation(file: Path) -> tuple[str, dict, str]:
+    """(name, content of the file, method) of a searched pattern."""
     content = read_pattern(file)
     origin = content["derived_from"]
     evolution = origin.get("evolution", {})
@@ -189,7 +188,7 @@ def derivation(file: Path) -> tuple[str, list[str], str]:
         losses = ", ".join(f"{letters} {nll:.4f}" for letters, nll in trials)
         text += f"; trained for {evolution['trial_steps']} steps each, with nll: {losses}"
     undecided = sum(block["undecided"] for block in content["confidence"])
-    return file.stem, content["blocks"], f"{text}; pi leaves {undecided} blocks undecided"
+    return file.stem, content, f"{text}; pi leaves {undecided} blocks undecided"
 
 
 SECTIONS = {"search": search_section, "retrain": training_section, "compare": comparison_section}
@@ -219,6 +218,7 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
         runs=sections,
         colours=COLOURS,
         letters=LETTERS,
+        verdict_note=VERDICT_NOTE,
         written=datetime.date.today().isoformat(),
         commit=git_commit(),
     )

@@ -77,6 +77,24 @@ def retraining_steps(config: Config, weights_steps: int) -> int:
     return config.search.retrain_steps or max(1, round(updates_per_operation(config, weights_steps)))
 
 
+def maturity_warning(search: Config, steps: int | None) -> str | None:
+    """A warning if a sequential search trains its operations clearly less than `steps`, those of the final training.
+
+    None if one of the two counts epochs, or if the search uses the weights of another one.
+    """
+    options = search.search
+    if options.schedule != "sequential" or options.weights_from or None in (steps, search.train.steps):
+        return None
+    updates = updates_per_operation(search, search.train.steps)
+    if updates >= MATURE * steps:
+        return None
+    enough = math.ceil(steps * search.train.steps / updates)
+    return (
+        f"WARNING: the search trains each operation {updates:,.0f} times, and patterns are trained for {steps:,} "
+        f"steps: the search may misjudge them; give the search train.steps={enough}"
+    )
+
+
 def describe_maturity(config: Config, schedule: Schedule) -> str:
     """How well the weights of a sequential search will be trained, beside patterns alone."""
     updates, steps = updates_per_operation(config, schedule.weights_steps), config.search.retrain_steps
