@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from pathlib import Path
 
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import run_command
@@ -54,7 +55,9 @@ def search(config, run, context) -> None:
         print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train")))))
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":
-        latency = broadcast_from_main(lambda: current_costs(config, counts, context, run.path / "latency.yaml"))
+        tables = [Path(folder, "latency.yaml") for folder in (run.path, options.weights_from) if folder]
+        file = next(filter(Path.exists, tables), tables[0])
+        latency = broadcast_from_main(lambda: current_costs(config, counts, context, file))
     latency_seconds = time.monotonic() - began
     phase = SearchPhase(supernet, corpus, config, context, latency)
 

@@ -201,10 +201,10 @@ def test_doubtful_outcomes_cause_warnings(small_config):
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
     phase.convergence.path, phase.convergence.changed_at = [2, 2, 1], [0, 100, 0]
-    text = " ".join(phase.convergence.warnings(100))
+    text = " ".join(phase.convergence.warnings(100, 0))
     assert "2 of 3 blocks choose identity" in text
     assert "block 3 is UNDECIDED: dense leads attention by only 0.0" in text and "block 1" not in text
-    assert "not settled: block 2 changed in the last 10% of the steps" in text
+    assert "not settled: block 2 changed in the last 10% of the logits' steps" in text
 
 
 def test_the_thresholds_of_warnings_are_options(small_config):
@@ -213,7 +213,7 @@ def test_the_thresholds_of_warnings_are_options(small_config):
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
     phase.convergence.changed_at = [0, 100, 0]
-    assert phase.convergence.warnings(100) == []
+    assert phase.convergence.warnings(100, 0) == []
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ class Convergence:
             return f"{stable} of {len(self.path)} blocks kept their choice for {steps} steps"
         return None
 
-    def warnings(self, step: int) -> list[str]:
-        """Warnings about a doubtful outcome, one sentence each."""
+    def warnings(self, step: int, first_step: int) -> list[str]:
+        """Warnings about a doubtful outcome, one sentence each. first_step: the first at which the logits trained."""
         limits, result = self.options.warnings, []
         names = self.supernet.names(self.path)
         if names.count("identity") > limits.identity_share * len(names):
@@ -38,9 +38,10 @@ class Convergence:
         for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
             if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
                 result.append(undecided_message(number, *self.supernet.names(order), pi[0] - pi[1]))
-        late = [str(i) for i, since in enumerate(self.changed_at, 1) if since > (1 - limits.late_share) * step]
+        late_from = step - limits.late_share * (step - first_step)
+        late = [str(i) for i, since in enumerate(self.changed_at, 1) if since > late_from]
         if late:
-            when = f"the last {limits.late_share:.0%} of the steps"
+            when = f"the last {limits.late_share:.0%} of the logits' steps"
             result.append(f"the pattern has not settled: block {', '.join(late)} changed in {when}")
         return result
 

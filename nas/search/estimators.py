@@ -17,7 +17,6 @@ from nas.search.sampling import WeightsSampler, gumbel_like, relax, straight_thr
 from nas.search.supernet import SuperNet
 from nas.training.train_step import Batch, BatchRunner
 
-
 GROWTH = 0.7  # progress of the logits at which RiskSeeking counts all paths
 
 

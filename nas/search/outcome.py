@@ -12,7 +12,7 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
     latency_seconds: the time that this process took to measure latencies.
     """
     run, supernet = trainer.run, phase.supernet
-    for warning in phase.convergence.warnings(trainer.step):
+    for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_logits_step):
         trainer.say(f"WARNING: {warning}")
     valid = trainer.valid  # the loop always evaluates at the last step
     pattern = supernet.names(phase.best_path())
