@@ -79,18 +79,28 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.operations=[dense,dense]", "must be different names from"),
         ("search.schedule=joined", "search.schedule=joined must be one of sequential, joint; the nearest is joint"),
         ("search.logits_steps=0", "search.logits_steps=0 must be at least 1"),
-        ("search.schedule=sequential", "search.warmup_steps=6 needs search.schedule=joint"),
-        ("search.split=shared search.schedule=sequential", "search.split=shared needs search.schedule=joint"),
-        ("search.weights_from=runs/x", "search.weights_from=runs/x needs search.schedule=sequential"),
-        ("search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
         ("search.shared_projections=true", "needs two operations of attention, sparse_strided, sparse_fixed"),
-        ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
         ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
     ],
 )
 def test_bad_values_are_reported(load, override, message):
     with pytest.raises(InputError, match=message):
         load(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("search.warmup_steps=6", "search.warmup_steps=6 needs search.schedule=joint"),
+        ("search.split=shared", "search.split=shared needs search.schedule=joint"),
+        ("search.schedule=joint search.weights_from=runs/x", "search.weights_from=runs/x needs search.schedule=seq"),
+        ("search.schedule=joint search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
+        ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
+    ],
+)
+def test_options_of_a_search_that_exclude_each_other_are_reported(load, overrides, message):
+    with pytest.raises(InputError, match=message):
+        load(*overrides.split())
 
 
 @pytest.mark.parametrize(

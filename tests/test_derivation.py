@@ -256,7 +256,7 @@ def test_a_choice_is_not_undecided_if_pi_clearly_prefers_another():
 
 
 def test_a_pattern_far_from_the_searchs_target_causes_a_notice():
-    price = {"search": {"latency": {"source": "flops", "target": 0.75, "weight": 2.0}}}
+    price = {"search": {"latency": {"source": "flops", "mode": "target", "target": 0.75, "weight": 2.0}}}
     assert "target is 0.75 of the interleaved pattern's cost, and this pattern costs 0.43" in target_notice(
         search_run([[1.0, 0.0, 0.0]], **price), 0.43
     )

@@ -55,7 +55,6 @@ REDUCED = [
     "train.memory=24",
     "train.warmup_steps=0",
     "train.lr=0.005",
-    "search.warmup_steps=1",
 ]
 
 
@@ -68,7 +67,9 @@ def zipf_corpus(memory_corpus):
 
 @pytest.mark.parametrize("sampling", ["soft", "hard"])
 def test_a_search_of_the_papers_depth_trains_at_reduced_width(memory_corpus, sampling):
-    config = load_config(EXPERIMENTS / "wikitext103" / "search.yaml", [*REDUCED, f"search.sampling={sampling}"])
+    config = load_config(
+        EXPERIMENTS / "wikitext103" / "search.yaml", [*REDUCED, "search.warmup_steps=1", f"search.sampling={sampling}"]
+    )
     corpus = zipf_corpus(memory_corpus)
     phase = make_search(config, corpus)
     assert phase.total_steps == 40000 and len(phase.supernet.backbone.blocks) == 32

@@ -4,6 +4,8 @@ N blocks, O candidate operations, K samples. The nodes of level n are the costs 
 adds the operation of the next block. One pass over the lattice gives the best pattern, or sums over all patterns.
 """
 
+import math
+
 import numpy as np
 
 
@@ -22,7 +24,8 @@ class PatternLattice:
         """costs [O]: of each operation, in any block. Raises ValueError if no pattern is within the limit."""
         unit = max(costs) / 2**40 or 1.0
         added = np.rint(np.array(costs) / unit).astype(np.int64)  # [O]
-        most = min(int(limit / unit), blocks * int(added.max())) + 2**10
+        slack = 2**10 if added.any() else 0
+        most = min(math.floor(limit / unit), blocks * int(added.max())) + slack
         sums, self.edges, self.nodes = np.zeros(1, dtype=np.int64), [], []
         for left in reversed(range(blocks)):
             reached = sums[:, None] + added  # [nodes, O]
