@@ -5,12 +5,13 @@ share of the seeds that agree with the choice.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import ATTENDING, abbreviate, interleaved
-from nas.costs.budget import best_within, read_budgets
+from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.methods import METHODS
@@ -39,13 +40,10 @@ HELP = {
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
     "--method": "argmax: the likeliest operations. budget: the highest sum of log pi within --latency-budget. relearn: "
     "the same, with pi learned anew for each budget (default for other budgets than the search's, if the search was "
-    "sequential). perturbation: the operations whose removal "
-    "hurts the SuperNet most on valid. evolution: the pattern with which the SuperNet has the lowest loss on valid, "
-    "within the budget or else the search's target; it needs a search with search.schedule=sequential",
+    "sequential). perturbation: the operations whose removal hurts the SuperNet most on valid",
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "with evolution: train the K best for a fifth of the search's steps each, and choose the best of them",
     "--force": "replace existing pattern files that differ",
 }
 
@@ -55,7 +53,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=HELP["runs"])
     parser.add_argument("--out", metavar="PATTERN.yaml", type=Path, help=HELP["--out"])
     parser.add_argument("--method", choices=METHODS, help=HELP["--method"])
-    parser.add_argument("--trials", type=int, default=0, metavar="K", help=HELP["--trials"])
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
@@ -73,9 +70,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if method in ("budget", "relearn") and not budgets:
         raise InputError(f"--method {method} needs --latency-budget or --pareto")
     if method in ("argmax", "perturbation") and budgets:
-        raise InputError(f"--method {method} takes no budget; use --method relearn, budget or evolution")
-    if arguments.trials < 0 or (arguments.trials and method != "evolution"):
-        raise InputError(f"--trials {arguments.trials} must be a number of patterns, with --method evolution")
+        raise InputError(f"--method {method} takes no budget; use --method relearn or budget")
     if arguments.latency_budget and len(budgets) > 1:
         raise InputError(f"--latency-budget {arguments.latency_budget} must be one ratio; --pareto takes several")
 
@@ -93,20 +88,15 @@ def main() -> None:
             costs = runs[0].flops if runs[0].options["search.latency.source"] == "flops" else costs
         arguments.method = default_method(runs, arguments.budgets)
 
-    choices = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets, arguments.trials)
+    choices, rules = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets), []
+    if all(map(has_mature_weights, runs)) and arguments.method != "perturbation":
+        choices, rules = judge(choices, runs, costs)
     patterns = [pattern_record(choice, runs, arguments.method) for choice in choices]
+    for pattern, compared in zip(patterns, rules, strict=False):
+        pattern["derived_from"]["rules"] = compared
     if latency:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
-
-    if all(map(has_mature_weights, runs)):
-        from nas.derivation.supernet_evaluator import compare_with_rules  # imported here because it needs torch
-
-        for choice, pattern in zip(choices, patterns, strict=True):
-            blocks = pattern["blocks"]
-            limit = max(costs.cost(blocks), (choice.budget or 0) * costs.cost(interleaved(len(blocks))))
-            rules = compare_with_rules(arguments.runs, blocks, runs[0].operations, costs, limit)
-            pattern["derived_from"]["rules"] = rules
 
     out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
     files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in arguments.budgets] if arguments.pareto else [out]
@@ -131,6 +121,19 @@ def default_method(runs: list[SearchRun], budgets: list[float]) -> str:
     if not budgets:
         return "argmax"
     return "relearn" if all(map(has_mature_weights, runs)) and budgets != [runs[0].budget] else "budget"
+
+
+def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable) -> tuple[list[Choice], list[dict]]:
+    """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost."""
+    from nas.derivation.supernet_evaluator import SuperNetEvaluator, choose_among_seeds, compare_with_rules
+
+    evaluators, operations = [SuperNetEvaluator(run.path) for run in runs], runs[0].operations
+    choices, rules = [choose_among_seeds(choice, runs, costs, evaluators) for choice in choices], []
+    for choice in choices:
+        pattern = [operations[index] for index in choice.path]
+        limit = max(costs.cost(pattern), (choice.budget or 0) * costs.cost(interleaved(len(pattern))))
+        rules.append(compare_with_rules(evaluators, pattern, operations, costs, limit))
+    return choices, rules
 
 
 def measured_latency(runs: list[SearchRun]):
@@ -161,12 +164,8 @@ def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> Non
     """Print what each seed of pi and each SuperNet choose, if there are several."""
     runs = choice.runs or runs
 
-    def choose(pi):
-        if choice.budget is None:
-            return pi.argmax(axis=1).tolist()
-        return best_within([choice.budget], pi, runs[0].operations, costs)[0]
-
     if len(runs) > 1 or len(runs[0].seed_pi) > 1:
+        choose = partial(likeliest_path, operations=runs[0].operations, costs=costs, budget=choice.budget)
         print("\n".join(describe_spread(runs, choose)))
 
 
@@ -189,15 +188,8 @@ def print_rules(pattern: dict) -> None:
 
 
 def print_pattern(pattern: dict) -> None:
-    """Print the pattern, its costs and, with evolution, how it was chosen."""
+    """Print the pattern and its costs."""
     print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
-    if record := pattern["derived_from"].get("evolution"):
-        print(
-            f"best of {record['judged']} patterns within {record['budget']:g} of the interleaved pattern's cost: nll "
-            f"{record['nll']:.4f} on valid with the SuperNet's weights; the choice of pi has {record['nll_of_pi']:.4f}"
-        )
-        for name, nll in record.get("trials", {}).items():
-            print(f"  trained alone for {record['trial_steps']} steps, {name} has nll {nll:.4f}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)

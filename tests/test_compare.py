@@ -22,8 +22,7 @@ from nas.comparison.spec import Contender, given_contenders, pattern_file, read_
 from nas.comparison.timer import Timer
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.core.files import write_yaml
-from nas.core.pattern import FORMAT, interleaved, network, read_pattern
+from nas.core.pattern import interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from tests.comparing import COMPARISON, compare, write_comparison_yaml
 from tests.processes import ROOT
@@ -116,11 +115,6 @@ def test_a_budget_that_is_added_later_is_derived(finished_comparison):
 
 def test_wrong_options_are_refused(finished_comparison):
     path, run, _ = finished_comparison
-    path.write_text(yaml.safe_dump(COMPARISON | {"method": "evolution"}))
-    refused = compare(path, "--run", run)
-    path.write_text(yaml.safe_dump(COMPARISON))
-    assert refused.returncode == 2
-    assert "searched-2.yaml was derived by budget without trials, not by evolution without trials" in refused.stderr
     for arguments, words in (
         (["seed=3"], "seed=3: every pattern is trained with several seeds; give them with --seeds"),
         (
@@ -334,7 +328,7 @@ def test_random_patterns_train_with_their_own_seeds(comparison):
     assert names == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
 
 
-def test_derivations_leave_the_method_to_derive_unless_one_is_given(comparison):
+def test_each_budget_is_derived_with_the_default_method(comparison):
     def commands(**changed) -> list[list[str]]:
         made = comparison(patterns=["interleaved"], **changed)
         os.close(made.run.lock)
@@ -342,20 +336,6 @@ def test_derivations_leave_the_method_to_derive_unless_one_is_given(comparison):
 
     assert commands(budgets=None) == [[]]
     assert commands(budgets=[0.65, 1.0]) == [["--latency-budget", "0.65"], ["--latency-budget", "1.0"]]
-    assert commands(budgets=[0.65], method="relearn") == [["--method", "relearn", "--latency-budget", "0.65"]]
-
-
-def test_a_pattern_by_another_method_than_the_default_is_refused(comparison):
-    made = comparison(patterns=["interleaved"], budgets=[0.65])
-    os.close(made.run.lock)
-    file = pattern_file(made.path, "searched-0.65")
-    for method, refused in (("relearn", False), ("budget", False), ("evolution", True)):
-        write_yaml(file, {"format": FORMAT, "blocks": SEARCHED.blocks, "derived_from": {"method": method}})
-        if refused:
-            with pytest.raises(InputError, match="was derived by evolution without trials, not by budget without"):
-                comparison(patterns=["interleaved"], budgets=[0.65])
-        else:
-            os.close(comparison(patterns=["interleaved"], budgets=[0.65]).run.lock)
 
 
 def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(comparison, capsys):

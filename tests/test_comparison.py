@@ -71,8 +71,6 @@ def test_random_patterns_have_their_own_seeds_only_if_given(written):
         ({"budgets": [0]}, "budgets=[0] must be different ratios"),
         ({"budgets": [0.33333]}, "of at most 4 decimals"),
         ({"pareto": [0.5]}, "unknown key 'pareto'; the nearest is"),
-        ({"method": "argmax"}, "method='argmax' must be one of budget, relearn, evolution, or null"),
-        ({"method": "relearn"}, "method='relearn' needs budgets: add them, such as `budgets: [0.65]`"),
         ({"random_seeds": []}, "random_seeds=[] must be different whole numbers"),
         ({"random_seeds": 1}, "random_seeds=1 must be different whole numbers"),
         ({"patterns": [""]}, "patterns=[''] must be different names"),

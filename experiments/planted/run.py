@@ -95,6 +95,8 @@ class PlantedCorpus:
     def __init__(self, planted: Planted):
         self.vocab_size = planted.vocab_size
         self.splits = {"train": planted.stream(TRAIN, 1), "valid": planted.stream(VALID, 2)}
+        about = {"words": VALID, "bytes": VALID, "words_kept": False, "lossless": False}
+        self.meta = {"splits": {"valid": about}}
 
     def tokens(self, split: str) -> np.ndarray:
         return self.splits["train" if split == "train" else "valid"]
@@ -129,8 +131,9 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
         phase = SearchPhase(supernet, corpus, make_config(name, seed, [*overrides, *more]), context)
         for step in range(1, phase.total_steps + 1):
             phase.step(step)
-        result[kind] = abbreviate(supernet.names(phase.best_path()))
-        result[f"pi_{kind}"] = supernet.pi().tolist()
+        phase.evaluate(None, phase.total_steps)  # chooses among the seeds of pi
+        result[kind] = abbreviate(supernet.names(phase.chosen))
+        result[f"pi_{kind}"] = phase.pi_of_seeds().tolist()
     return result
 
 

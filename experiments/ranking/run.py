@@ -118,7 +118,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
         phase, started = SearchPhase(supernet, corpus, config, context), time.perf_counter()
         for step in range(1, phase.total_steps + 1):
             phase.step(step)
-        seconds, path = time.perf_counter() - started, phase.best_path()
+        seconds, path = time.perf_counter() - started, phase.paths.best(supernet.logits)
         nll = evaluate_path(supernet, path, config, corpus)
         return {"found": abbreviate(supernet.names(path)), "nll": nll, "seconds": seconds}
 

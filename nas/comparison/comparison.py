@@ -59,7 +59,6 @@ class Comparison:
         self.search_folders = {seed: search_folder(path, seed) for seed in search_seeds or []}
         self.run = open_run(path, recipe, "compare", resume=True, extra={"search_seeds": search_seeds})
         self.recipe = self.run.resolve_auto(recipe)
-        check_derivation(settings, path)
         self.search_tasks()  # this call and the next check every run
         self.training_tasks(self.known_contenders())
 
@@ -94,11 +93,9 @@ class Comparison:
 
     def derivation_tasks(self) -> list[Task]:
         """A task for each searched pattern."""
-        method = ["--method", self.settings.method] if self.settings.method else []
-        trials = ["--trials", self.settings.trials] if self.settings.trials else []
         tasks = []
         for name, budget in self.settings.searched.items():
-            how = [] if budget is None else [*method, "--latency-budget", budget, *trials]
+            how = [] if budget is None else ["--latency-budget", budget]
             out = pattern_file(self.path, name)
             arguments = [*self.search_folders.values(), *how, "--out", out]
             tasks.append(self.task(f"derive-{name}", "derive.py", arguments, out))
@@ -148,16 +145,3 @@ class Comparison:
     def parameters(self, blocks: list[str], d_ffn: int | None = None) -> int:
         """The number of parameters of a pattern."""
         return count_parameters(blocks, with_d_ffn(self.recipe, d_ffn), self.corpus.vocab_size)
-
-
-def check_derivation(settings: Settings, run: Path) -> None:
-    """Raises InputError if the patterns of budgets were derived by another method than the settings say."""
-    methods = (settings.method,) if settings.method else ("budget", "relearn")  # the latter are derive.py's defaults
-    wanted = [(method, bool(settings.trials)) for method in methods]
-    for file in (pattern_file(run, name) for name, budget in settings.searched.items() if budget is not None):
-        if file.exists():
-            origin = read_pattern(file)["derived_from"]
-            before = origin["method"], bool(origin.get("evolution", {}).get("trials"))
-            if before not in wanted:
-                old, *new = (f"{how} {'with' if trials else 'without'} trials" for how, trials in (before, *wanted))
-                raise InputError(f"{file} was derived by {old}, not by {' or '.join(new)}; give another --run folder")

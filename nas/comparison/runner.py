@@ -75,9 +75,9 @@ def record_contenders(comparison: Comparison, contenders: list[Contender], suffi
 
 
 def search_hours(comparison: Comparison, contender: Contender) -> float:
-    """The time of all searches, and of the contender's own evolution; 0 for contenders without a search."""
+    """The time of all searches, and of relearning pi for the contender; 0 for contenders without a search."""
     if contender.kind != SEARCHED:
         return 0.0
     seconds = [read_yaml(folder / OUTCOME)["wall_time_s"] for folder in comparison.search_folders.values()]
     origin = read_pattern(pattern_file(comparison.path, contender.name))["derived_from"]
-    return (sum(seconds) + origin.get("evolution", {}).get("seconds", 0)) / 3600
+    return (sum(seconds) + origin.get("seconds", 0)) / 3600

@@ -14,7 +14,6 @@ FORMAT = "par-comparison/1"
 GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds of contenders
 PATTERN_NAMES = (*RULES, PARAMETERS)
 SAME_LATENCY = 0.03  # greatest relative difference between the latency of a random pattern and of the searched one
-METHODS = ("budget", "relearn", "evolution")  # values of derive.py --method for the keys `budgets` and `method`
 UNMATCHED, MATCHED = "", "-matched"  # suffixes of file names: the recipe's d_ffn, or equal parameters
 
 
@@ -77,8 +76,6 @@ class Settings:
     search: Path | None = None
     search_seeds: list[int] = field(default_factory=lambda: [1])
     budgets: list[float] = field(default_factory=list)
-    method: str | None = None
-    trials: int = 0
     patterns: list[str] = field(default_factory=lambda: ["interleaved"])
     random: int = 0
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -138,12 +135,6 @@ def check_values(path: Path, settings: Settings) -> None:
     if settings.random_seeds is not None:
         allowed = "different whole numbers from 0, such as [1]"
         check_list(path, "random_seeds", settings.random_seeds, is_count, allowed)
-    if settings.method not in (None, *METHODS):
-        raise InputError(f"{path}: method={settings.method!r} must be one of {', '.join(METHODS)}, or null")
-    if settings.method and not settings.budgets:
-        raise InputError(f"{path}: method={settings.method!r} needs budgets: add them, such as `budgets: [0.65]`")
-    if not is_count(settings.trials) or (settings.trials and settings.method != "evolution"):
-        raise InputError(f"{path}: trials={settings.trials!r} must be a whole number from 0, with method: evolution")
     if not is_count(settings.random):
         raise InputError(f"{path}: random={settings.random!r} must be a whole number from 0")
 

@@ -37,6 +37,11 @@ def best_within(budgets: list[float], pi: np.ndarray, operations: list[str], cos
     return [patterns_within(budget, len(pi), operations, costs).best(scores) for budget in budgets]
 
 
+def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
+    """The likeliest operation of each block under pi [N, O]; with a budget, the likeliest path within it."""
+    return pi.argmax(axis=1).tolist() if budget is None else best_within([budget], pi, operations, costs)[0]
+
+
 def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:
     """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
 

@@ -21,15 +21,15 @@ class Choice:
     """The choice of a method of derivation.
 
     path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
-    losses: with perturbation, nll per token without each operation [R, O] for each block; evolution: its record; runs:
-    with relearning, the runs with the pi of this budget.
+    losses: with perturbation, nll per token without each operation [R, O] for each block; runs: with relearning, the
+    runs with the pi of this budget; seconds: the time of relearning.
     """
 
     path: list[int]
     budget: float | None = None
     losses: list[np.ndarray] | None = None
-    evolution: dict | None = None
     runs: list[SearchRun] | None = None
+    seconds: float | None = None
 
 
 def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
@@ -48,8 +48,8 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
     origin = {"runs": [str(run.path) for run in runs], "steps": [run.step for run in runs], "method": method}
     if choice.budget is not None:
         origin["latency_budget"] = choice.budget
-    if choice.evolution is not None:
-        origin["evolution"] = choice.evolution
+    if choice.seconds is not None:
+        origin["seconds"] = round(choice.seconds)
     return {
         "format": FORMAT,
         "blocks": blocks,

@@ -5,13 +5,14 @@ training the weights took hours.
 """
 
 import sys
+import time
 from dataclasses import replace
 
 import torch
 from tqdm import tqdm
 
 from nas.core.errors import InputError
-from nas.costs.budget import best_within
+from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun, average_pi
@@ -29,15 +30,13 @@ def relearn(runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> li
             raise InputError(
                 f"--method relearn needs search.schedule=sequential, because {run.path} was a joint search"
             )
-    learned = {budget: [] for budget in budgets}
-    for run in runs:
-        evaluator = SuperNetEvaluator(run.path)
-        for budget in budgets:
-            learned[budget].append(learn_within(run, evaluator, costs, budget))
-    return [
-        Choice(best_within([budget], average_pi(own), own[0].operations, costs)[0], budget, runs=own)
-        for budget, own in learned.items()
-    ]
+    evaluators, choices = [SuperNetEvaluator(run.path) for run in runs], []
+    for budget in budgets:
+        began = time.monotonic()
+        own = [learn_within(run, one, costs, budget) for run, one in zip(runs, evaluators, strict=True)]
+        path = likeliest_path(average_pi(own), own[0].operations, costs, budget)
+        choices.append(Choice(path, budget, runs=own, seconds=time.monotonic() - began))
+    return choices
 
 
 def learn_within(run: SearchRun, evaluator: SuperNetEvaluator, costs: CostTable, budget: float) -> SearchRun:
@@ -53,5 +52,4 @@ def learn_within(run: SearchRun, evaluator: SuperNetEvaluator, costs: CostTable,
     bar = tqdm(range(1, phase.total_steps + 1), f"pi within {budget:g}", disable=not sys.stderr.isatty())
     for step in bar:
         phase.step(step)
-    pi = torch.stack([*phase.learned, phase.supernet.logits.detach()]).double().softmax(dim=-1)
-    return replace(run, seed_pi=pi.numpy())
+    return replace(run, seed_pi=phase.pi_of_seeds().numpy())

@@ -3,6 +3,7 @@
 N blocks, O candidate operations.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,13 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
 from nas.core.run_folder import CHECKPOINT
+from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.baselines import rules_within
+from nas.derivation.pattern_record import Choice
+from nas.derivation.runs import SearchRun
 from nas.search.sampling import sample_path
 from nas.search.supernet import build_supernet
 from nas.training.build import image_size
@@ -91,13 +95,6 @@ class SuperNetEvaluator:
         memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
         return float(self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks).mean())
 
-    def pattern_nll(self, pattern: list[str]) -> float:
-        return self.path_nll([self.supernet.operations.index(name) for name in pattern])
-
-    def model_nll(self, model: nn.Module) -> float:
-        """Loss per token of a model with a fixed pattern, on all parts."""
-        return float(self.losses(model, self.parts, PATH_ROWS, count_memory_blocks(model.blocks)).mean())
-
     def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, memory_blocks: int) -> np.ndarray:
         """Loss per token [parts]; rows: the batch size; memory_blocks: the number of blocks with a memory."""
         train, device = self.config.train, self.context.device
@@ -109,16 +106,32 @@ class SuperNetEvaluator:
         return np.array([total / tokens for total, tokens in sums])
 
 
+def mean_nll(evaluators: list[SuperNetEvaluator], path: list[int]) -> float:
+    """Loss per token along a path, averaged over SuperNets."""
+    return float(np.mean([evaluator.path_nll(path) for evaluator in evaluators]))
+
+
+def choose_among_seeds(
+    choice: Choice, runs: list[SearchRun], costs: CostTable, evaluators: list[SuperNetEvaluator]
+) -> Choice:
+    """The choice, with the path of lowest loss among its own and the likeliest path of each seed of pi.
+
+    Two seeds may find different patterns that are equally good. The average of their pi is then a mixture, which may be
+    worse than both. Losses are those of mean_nll().
+    """
+    own = choice.runs or runs
+    found = [likeliest_path(pi, run.operations, costs, choice.budget) for run in own for pi in run.seed_pi]
+    paths = [list(path) for path in dict.fromkeys(map(tuple, [choice.path, *found]))]
+    return replace(choice, path=min(paths, key=lambda path: mean_nll(evaluators, path)) if paths[1:] else choice.path)
+
+
 def compare_with_rules(
-    runs: list[Path], pattern: list[str], operations: list[str], costs: CostTable, limit: float
+    evaluators: list[SuperNetEvaluator], pattern: list[str], operations: list[str], costs: CostTable, limit: float
 ) -> dict[str, dict]:
     """{name: {"pattern", "nll"}} of a pattern, called `derived`, and of rules that cost at most `limit`.
 
-    nll: loss per token on the beginning of valid with the SuperNet's weights, averaged over the runs. Raises
-    InputError if a run has no checkpoint.
+    nll: loss per token on the beginning of valid with the SuperNets' weights.
     """
-    rules = rules_within(len(pattern), operations, costs, limit)
-    patterns = {"derived": pattern, **rules}
-    evaluators = [SuperNetEvaluator(run) for run in runs]
-    nlls = {name: np.mean([one.pattern_nll(own) for one in evaluators]) for name, own in patterns.items()}
-    return {name: {"pattern": abbreviate(own), "nll": round(float(nlls[name]), 4)} for name, own in patterns.items()}
+    patterns = {"derived": pattern, **rules_within(len(pattern), operations, costs, limit)}
+    nlls = {name: mean_nll(evaluators, [operations.index(part) for part in own]) for name, own in patterns.items()}
+    return {name: {"pattern": abbreviate(own), "nll": round(nlls[name], 4)} for name, own in patterns.items()}

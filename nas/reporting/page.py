@@ -177,16 +177,9 @@ def derivation(file: Path) -> tuple[str, dict, str]:
     """(name, content of the file, method) of a searched pattern."""
     content = read_pattern(file)
     origin = content["derived_from"]
-    evolution = origin.get("evolution", {})
     text = f"derive.py --method {origin['method']}"
     if "latency_budget" in origin:
         text += f" within {origin['latency_budget']:g} of the interleaved pattern's cost"
-    if evolution:
-        text += f"; {evolution['judged']} patterns evaluated"
-    if evolution.get("trials"):
-        trials = sorted(evolution["trials"].items(), key=lambda trial: trial[1])
-        losses = ", ".join(f"{letters} {nll:.4f}" for letters, nll in trials)
-        text += f"; trained for {evolution['trial_steps']} steps each, with nll: {losses}"
     undecided = sum(block["undecided"] for block in content["confidence"])
     return file.stem, content, f"{text}; pi leaves {undecided} blocks undecided"
 

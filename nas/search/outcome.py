@@ -15,7 +15,7 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
     for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_logits_step):
         trainer.say(f"WARNING: {warning}")
     valid = trainer.valid  # the loop always evaluates at the last step
-    pattern = supernet.names(phase.best_path())
+    pattern = supernet.names(phase.chosen)
     seconds = trainer.wall_seconds + latency_seconds
     outcome = {
         "format": "par-outcome/1",

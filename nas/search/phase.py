@@ -85,6 +85,7 @@ class SearchPhase:
         self.estimator = estimator_class(options)(supernet, runner, self.sampler, options)
         self.learned: list[Tensor] = []  # the logits [N, O] of the seeds before the present one
         self.begin_logits()
+        self.chosen = self.paths.best(supernet.logits)  # at the last evaluation
         self.heldout_nll: float | None = None  # mean over the samples of the last held-out logits step
 
     def begin_logits(self) -> None:
@@ -94,7 +95,7 @@ class SearchPhase:
         self.logits_optimizer = torch.optim.Adam(
             [self.supernet.logits], lr=options.lr, betas=ADAM_BETAS, weight_decay=options.weight_decay
         )
-        self.convergence = Convergence(self.supernet, self.options, self.best_path())
+        self.convergence = Convergence(self.supernet, self.options, self.paths.best(self.supernet.logits))
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """One training step:
@@ -157,13 +158,9 @@ class SearchPhase:
         schedule = self.options.temperature
         return temperature_at(self.schedule.progress(step), schedule.start, schedule.end, schedule.schedule)
 
-    def mean_pi(self) -> Tensor:
-        """pi [N, O], averaged over the seeds of the logits."""
-        return torch.stack([*self.learned, self.supernet.logits.detach()]).softmax(dim=-1).mean(dim=0)
-
-    def best_path(self) -> list[int]:
-        """The likeliest path, within the budget if there is one."""
-        return self.paths.best(self.mean_pi().clamp_min(torch.finfo().tiny).log())
+    def pi_of_seeds(self) -> Tensor:
+        """pi [seeds, N, O] of each seed of the logits so far, in float64."""
+        return torch.stack([*self.learned, self.supernet.logits.detach()]).double().softmax(dim=-1)
 
     # --- logs and evaluation
 
@@ -211,11 +208,14 @@ class SearchPhase:
         run.append("pi.jsonl", line | self.expected_costs())
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        """Evaluate the likeliest path on valid, without noise."""
-        path = self.best_path()
-        self.supernet.set_path(path)
-        blocks = self.supernet.operations_on(path)
-        return evaluate_split(self.config, self.supernet, blocks, self.corpus, "valid", self.context)
+        """Evaluate the likeliest path of each seed of the logits on valid; choose the best, and return its figures."""
+        figures = {}
+        for path in {tuple(self.paths.best(logits)) for logits in (*self.learned, self.supernet.logits)}:
+            self.supernet.set_path(path)
+            blocks = self.supernet.operations_on(path)
+            figures[path] = evaluate_split(self.config, self.supernet, blocks, self.corpus, "valid", self.context)
+        self.chosen = list(min(figures, key=lambda path: figures[path]["nll"]))
+        return figures[tuple(self.chosen)]
 
     def finished(self, step: int) -> str | None:
         return self.convergence.stop_reason(step, self.schedule.first_logits_step)
@@ -232,6 +232,7 @@ class SearchPhase:
             "generator": self.generator.get_state(),
             "fair_queue": list(self.sampler.fair_queue),
             "learned": self.learned,
+            "chosen": self.chosen,
             "convergence": self.convergence.state_dict(),
             "temperature": self.estimator.temperature,
             "heldout_nll": self.heldout_nll,
@@ -246,6 +247,6 @@ class SearchPhase:
             self.heldout_stream.load_state_dict(state["heldout_stream"])
         self.generator.set_state(state["generator"])
         self.sampler.fair_queue = list(state["fair_queue"])
-        self.learned = list(state["learned"])
+        self.learned, self.chosen = list(state["learned"]), state["chosen"]
         self.convergence.load_state_dict(state["convergence"])
         self.estimator.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]
