@@ -173,9 +173,7 @@ class SearchOptions:
     )
     logits_steps: int = option(300, "sequential: steps that train the logits", minimum=1)
     logits_seeds: int = option(1, "sequential: how often the logits are learned anew with the same weights", minimum=1)
-    weights_from: str | None = option(
-        None, "sequential: folder of a finished search of the same model and text, whose weights are used"
-    )
+    weights_from: str | None = option(None, "sequential: finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(
         None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1
     )
@@ -191,12 +189,7 @@ class SearchOptions:
         choices=("risk_seeking", "leave_one_out", "straight_through"),
     )
     paths: int = option(16, "risk_seeking, leave_one_out: paths evaluated per logits step", minimum=2)
-    best_fraction: float = option(
-        0.25,
-        "risk_seeking: share of the paths whose mean loss is minimised at first; it grows to 1",
-        above=0,
-        maximum=1,
-    )
+    best_fraction: float = option(0.25, "risk_seeking: first share of paths that count; grows to 1", above=0, maximum=1)
     split: str = option(
         "heldout",
         "heldout: train the logits on a held-out part of train; shared: on the same batches as the weights",
