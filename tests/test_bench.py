@@ -3,7 +3,7 @@
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from nas.search import estimators, sampling
+from nas.search import sampling
 from tests.making import load_script
 
 pytestmark = pytest.mark.slow
@@ -16,8 +16,7 @@ def throughput():
 
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])
 def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput, monkeypatch):
-    for module in (sampling, estimators):
-        monkeypatch.setattr(module, "sample_path", throughput.balanced_path)
+    monkeypatch.setattr(sampling, "sample_path", throughput.balanced_path)
     workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), div_value=1)
     workload.turn()  # fills the memories
     with FlopCounterMode(display=False) as counter:

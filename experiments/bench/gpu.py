@@ -66,7 +66,8 @@ def configure(options: list[str], **sections):
 
 
 def shared_soft(warmup_steps: int = 0) -> dict:
-    return {"sampling": "soft", "split": "shared", "warmup_steps": warmup_steps, "optimizer": {"lr": 0.01}}
+    soft = {"sampling": "soft", "split": "shared", "optimizer": {"lr": 0.01}}
+    return {"schedule": "joint", "warmup_steps": warmup_steps, **soft}
 
 
 def make_phase(config, corpus, pattern: list[str] | None = None):
@@ -162,7 +163,8 @@ def base_model(arguments, search: dict):
     from throughput import ZipfCorpus
 
     model, shape, words = (SMALL, SMALL_SHAPE, SMALL_WORDS) if arguments.small else (BASE, BASE_SHAPE, WORDS)
-    search = {"warmup_steps": 0, **search}
+    four_paths = {"schedule": "joint", "estimator": "leave_one_out", "paths": 4, "warmup_steps": 0}
+    search = {**four_paths, **search}
     config = configure(arguments.options, model=model, train={**shape, "steps": 10**6}, search=search)
     return config, ZipfCorpus(20_000 if arguments.small else 3_000_000, words)
 
@@ -218,7 +220,7 @@ def four_stages(arguments) -> dict:
     folder = ROOT / "experiments" / ("demo" if arguments.small else "wikitext2")
     options = [f"data.source={arguments.source}", *arguments.options]
     if arguments.small:
-        small = "train.steps=20 train.evaluate_every=0 search.warmup_steps=10 search.latency.source=none"
+        small = "train.steps=20 train.evaluate_every=0 search.logits_steps=5 search.latency.source=none"
         options += [*small.split(), "data.vocab_size=300", "data.tokenizer=bytes"]
     with tempfile.TemporaryDirectory() as runs:
         search, retrain = Path(runs) / "search", Path(runs) / "retrain"

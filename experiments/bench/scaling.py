@@ -51,6 +51,7 @@ def costs_of(blocks: int, d_model: int, rows: int, zipf: float) -> StepCosts:
     sizes = {"blocks": blocks, "d_model": d_model, "heads": d_model // 64, "d_ffn": 4 * d_model}
     config = Config(model=ModelOptions(**sizes, dropout=0.1, cutoffs=CUTOFFS))
     config.train = TrainOptions(batch_size=rows, segment=192, memory=192)
+    config.search.paths = 4
     config.search.latency.timing = "training"  # so that FLOPs are counted at the sizes of training
     settle_sparse(config)
     return StepCosts(config, word_counts(VOCABULARY, zipf))

@@ -10,9 +10,9 @@ machines differ.
 - peak_gflops: rate of the fastest of the model's own matrix products in fp32 (forward pass and both gradients of its
   projections, dense blocks and output layer). Median over all measurements.
 - search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
-  does. search_hard: the defaults. Four steps of five train the weights along one path; the fifth evaluates four paths
-  without gradients for the logits. Every path has each operation equally often, in random places, so that each step
-  costs the mean at uniform pi. retrain_*: a fixed pattern.
+  does. search_hard: a joint search with leave-one-out. Four steps of five train the weights along one path; the fifth
+  evaluates four paths without gradients for the logits. Every path has each operation equally often, in random places,
+  so that each step costs the mean at uniform pi. retrain_*: a fixed pattern.
 - flops_per_token: FLOPs of matrix products; a multiply-add counts as two. A forward pass takes, per token (D width, F
   inner width of a dense block, L segment, M memory, B batch, K = L + M; nas/costs/flops.py computes the sum)
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
@@ -95,6 +95,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
     config.train = TrainOptions(steps=10**6, device="cpu", **shape)
     settle_sparse(config)
     config.evaluate.batch_size = shape["batch_size"]
+    config.search.schedule, config.search.estimator, config.search.paths = "joint", "leave_one_out", 4
     config.search.warmup_steps = 0
     config.search.optimizer.lr = 1e-12  # pi stays uniform, so that every round measures the same mixture of paths
     if soft:
@@ -214,11 +215,11 @@ class AttentionBlock:
 def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     from nas.core.config import TrainOptions
     from nas.costs.benchmark import peak_memory_mb
-    from nas.search import estimators, sampling
+    from nas.search import sampling
     from nas.training.device import set_up_device
 
     set_up_device(1, TrainOptions(threads=threads, device="cpu"))
-    sampling.sample_path = estimators.sample_path = balanced_path
+    sampling.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, div_value).rate(0.5)) for row in rows}
