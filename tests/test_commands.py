@@ -19,6 +19,8 @@ from tests.processes import ROOT, run_command
 
 pytestmark = pytest.mark.slow
 
+PENALTY = ["search.latency.source=measured", "search.latency.mode=target", "search.latency.target=0.8"]
+
 
 def run(script, *arguments, cwd=ROOT):
     return run_command([ROOT / f"{script}.py", *arguments], cwd)
@@ -269,10 +271,10 @@ def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory, small_yaml) -> list[Path]:
     """Three seeds of a search with a penalty on measured latency."""
-    folder, price = tmp_path_factory.mktemp("seeds"), ["search.latency.source=measured", "search.latency.target=0.8"]
+    folder = tmp_path_factory.mktemp("seeds")
     runs = [folder / f"seed{seed}" for seed in (1, 2, 3)]
     for seed, run_dir in enumerate(runs, start=1):
-        succeed("search", small_yaml, "--run", run_dir, *price, f"seed={seed}")
+        succeed("search", small_yaml, "--run", run_dir, *PENALTY, f"seed={seed}")
     return runs
 
 
@@ -282,11 +284,11 @@ def test_a_search_with_measured_latency_keeps_its_table_and_resumes_with_it(seed
     assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
     first = json.loads((seeds[0] / "pi.jsonl").read_text().splitlines()[0])
     assert first["expected_latency_ms"] == pytest.approx(table["overhead"] + sum(table["blocks"].values()))
-    stopped, price = tmp_path / "stopped", ["search.latency.source=measured", "search.latency.target=0.8"]
+    stopped = tmp_path / "stopped"
     shutil.copytree(seeds[0], stopped)
     for name in ("checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
         (stopped / name).unlink()
-    shown = succeed("search", small_yaml, "--run", stopped, "--resume", *price)  # from the start, with the same table
+    shown = succeed("search", small_yaml, "--run", stopped, "--resume", *PENALTY)  # from the start, with the same table
     assert "measuring again" not in shown
     same_run(seeds[0], stopped, "supernet")
 
@@ -355,14 +357,9 @@ def test_derive_reports_wrong_options_in_one_line(seeds, searched, small_yaml, t
     assert "3 blocks of attention, dense, and" in fail(2, "derive", seeds[0], other)
     (other / "checkpoint.pt").unlink()
     assert "holds no checkpoint.pt with the SuperNet's weights" in fail(2, "derive", other, "--method", "perturbation")
-    assert "cannot be met: the cheapest pattern costs" in fail(
-        2,
-        "search",
-        small_yaml,
-        "--run",
-        tmp_path / "run",
-        "search.latency.source=measured",
-        "search.latency.target=0.01",
+    too_low = ["search.latency.source=measured", "search.latency.target=0.01"]
+    assert "no pattern fits a budget of 0.01: the cheapest costs" in fail(
+        2, "search", small_yaml, "--run", tmp_path / "run", *too_low
     )
     assert not (tmp_path / "run").exists()
 

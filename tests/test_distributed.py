@@ -85,10 +85,18 @@ SEARCHES = {
     "straight-through": [
         "search.estimator=straight_through",
         "search.latency.source=flops",
+        "search.latency.mode=target",
         "train.grad_accum_steps=2",
     ],
     "soft": ["search.sampling=soft", "search.split=shared", "model.cutoffs=[5,20]"],
     "soft, held-out, parts": ["search.sampling=soft", "train.grad_accum_steps=2"],
+    "sequential, budget": [
+        "search.schedule=sequential",
+        "search.warmup_steps=null",
+        "search.logits_steps=10",
+        "search.estimator=risk_seeking",
+        "search.latency.source=flops",
+    ],
 }
 
 

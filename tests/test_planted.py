@@ -13,39 +13,28 @@ def planted():
     return load_script("planted/run")
 
 
-@pytest.mark.parametrize(("name", "penalty"), [("nowhere", True), ("once", True), ("early", True), ("once", False)])
-def test_the_search_finds_the_planted_pattern(planted, name, penalty):
-    """`late` is missing, because no search finds its pattern; see experiments/planted/README.md."""
-    overrides = ["train.threads=1", *([planted.PENALTY] if penalty else [])]
-    found = planted.search(name, 1, overrides)["found"]
-    assert planted.is_right(name, found, penalty), found
+@pytest.mark.parametrize("name", ["nowhere", "once"])
+def test_the_search_finds_the_planted_pattern_freely_and_within_the_budget(planted, name):
+    """Shorter than the experiment, which shows all four corpora."""
+    short = ["train.steps=1200", "train.batch_size=16", "search.logits_steps=100", "search.logits_seeds=1"]
+    found = planted.search(name, 1, ["train.threads=1", *short])
+    assert planted.is_right(name, found["free"]) and planted.is_right(name, found["budget"]), found
+    assert planted.patterns_within(name, [])[found["budget"]]
 
 
 def test_is_right_accepts_the_right_patterns_only(planted):
-    right = {
-        ("nowhere", False): "d ad aad ddd",
-        ("nowhere", True): "d dd ddd",
-        ("once", False): "a aa dad aii",
-        ("once", True): "a ad dai iia",
-        ("early", False): "ad aad adi dad",
-        ("early", True): "ad add dad aid",
-        ("late", False): "da dda ada aada",
-        ("late", True): "da dda dad dia",
-    }
-    wrong = {
-        ("nowhere", False): "a iii",
-        ("nowhere", True): "ad iii",
-        ("once", False): "d iii",
-        ("once", True): "aa ada ddd",
-        ("early", False): "da dda aaa",
-        ("early", True): "aad da aaa",
-        ("late", False): "ad aad iai",
-        ("late", True): "daa ada aid",
-    }
+    right = {"nowhere": "d ad ddd", "once": "a dad iia", "early": "ad adi dad", "late": "da dda ada dia"}
+    wrong = {"nowhere": "a iii", "once": "d iii", "early": "da dda aaa", "late": "ad aad iai"}
     for expected, cases in ((True, right), (False, wrong)):
-        for (name, penalty), patterns in cases.items():
+        for name, patterns in cases.items():
             for pattern in patterns.split():
-                assert planted.is_right(name, pattern, penalty) == expected, (name, penalty, pattern)
+                assert planted.is_right(name, pattern) == expected, (name, pattern)
+
+
+def test_the_known_pattern_just_meets_its_budget(planted):
+    for name, corpus in planted.CORPORA.items():
+        within = planted.patterns_within(name, [])
+        assert within[corpus.known] and planted.is_right(name, corpus.known) and not within["aaa"]
 
 
 def test_streams_follow_their_rules(planted):
