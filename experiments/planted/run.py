@@ -7,6 +7,7 @@ repeated. The last line is JSON: {"found", "of"} for each corpus and budget; wit
 """
 
 import argparse
+import functools
 import itertools
 import json
 import re
@@ -26,7 +27,7 @@ from nas.core.config_loading import load_config  # noqa: E402
 from nas.core.errors import run_command  # noqa: E402
 from nas.core.pattern import abbreviate, expand, network  # noqa: E402
 
-SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 120_000, 4_000
+SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 600_000, 16_000
 REACH = 4  # the most tokens that a rule looks back
 
 
@@ -89,12 +90,16 @@ CORPORA = {
 }
 
 
+@functools.cache
+def make_splits(name: str) -> dict[str, np.ndarray]:
+    return {"train": CORPORA[name].stream(TRAIN, 1), "valid": CORPORA[name].stream(VALID, 2)}
+
+
 class PlantedCorpus:
     """The interface that a phase needs of a corpus."""
 
-    def __init__(self, planted: Planted):
-        self.vocab_size = planted.vocab_size
-        self.splits = {"train": planted.stream(TRAIN, 1), "valid": planted.stream(VALID, 2)}
+    def __init__(self, name: str):
+        self.vocab_size, self.splits = CORPORA[name].vocab_size, make_splits(name)
         about = {"words": VALID, "bytes": VALID, "words_kept": False, "lossless": False}
         self.meta = {"splits": {"valid": about}}
 
@@ -123,7 +128,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     from nas.search.supernet import build_supernet
     from nas.training.device import device_context
 
-    config, corpus = make_config(name, seed, overrides), PlantedCorpus(CORPORA[name])
+    config, corpus = make_config(name, seed, overrides), PlantedCorpus(name)
     supernet, context, result = build_supernet(config, corpus), device_context(config.train), {}
     ratio = count_flops(config, corpus.counts()).ratio(expand(CORPORA[name].known))
     within = ["search.weights_from=memory", "search.latency.source=flops", f"search.latency.target={ratio}"]
@@ -145,7 +150,7 @@ def patterns_within(name: str, overrides: list[str]) -> dict[str, bool]:
     """{pattern: whether it is within the budget} for all 27 patterns."""
     from nas.costs.flops import count_flops
 
-    costs = count_flops(make_config(name, 1, overrides), PlantedCorpus(CORPORA[name]).counts())
+    costs = count_flops(make_config(name, 1, overrides), PlantedCorpus(name).counts())
     patterns = ["".join(letters) for letters in itertools.product("adi", repeat=3)]
     most = costs.cost(expand(CORPORA[name].known)) * (1 + 1e-9)
     return {pattern: costs.cost(expand(pattern)) <= most for pattern in patterns}
@@ -157,7 +162,7 @@ def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> di
     from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
 
-    config, corpus = make_config(name, 1, overrides), PlantedCorpus(CORPORA[name])
+    config, corpus = make_config(name, 1, overrides), PlantedCorpus(name)
     context = device_context(config.train)
     model = train_pattern(list(pattern), config, corpus, context)
     memory_blocks = count_memory_blocks(model.blocks)
