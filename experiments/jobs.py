@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -23,8 +24,11 @@ class Jobs:
         self.folder, self.only = folder, only.split(",")
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / SETTINGS
-        if not kept.exists():
-            write_text(kept, json.dumps(sorted(settings)))
+        with (
+            suppress(FileExistsError),
+            open(kept, "x", encoding="utf-8") as file,
+        ):  # only one of several processes writes
+            file.write(json.dumps(sorted(settings)))
         before = json.loads(kept.read_text())
         if before != sorted(settings):
             raise InputError(
