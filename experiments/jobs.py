@@ -1,6 +1,7 @@
 """A folder of JSON results. Each result is computed once."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -24,11 +25,11 @@ class Jobs:
         self.folder, self.only = folder, only.split(",")
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / SETTINGS
-        with (
-            suppress(FileExistsError),
-            open(kept, "x", encoding="utf-8") as file,
-        ):  # only one of several processes writes
-            file.write(json.dumps(sorted(settings)))
+        own = folder / f".{os.getpid()}"
+        own.write_text(json.dumps(sorted(settings)))
+        with suppress(FileExistsError):
+            os.link(own, kept)  # of several processes that start together, one succeeds
+        own.unlink()
         before = json.loads(kept.read_text())
         if before != sorted(settings):
             raise InputError(

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from nas.search.schedule import describe_maturity, make_schedule
 from nas.search.supernet import SuperNet
 from tests.making import generator, make_search
 from tests.test_commands import fail, succeed
+from tests.test_sampling import assert_unbiased
 
 SEQUENTIAL = [
     "search.schedule=sequential",
@@ -95,6 +97,28 @@ def test_all_paths_of_a_budget_search_are_within_the_budget(sequential_config):
     assert phase.expected_costs()["expected_flops_ratio"] == pytest.approx(
         phase.flops.expected_ratio(marginals, names).item()
     )
+
+
+def test_the_estimate_under_a_budget_is_unbiased(sequential_config):
+    """The losses are made up, so that the exact gradient can be computed over all paths within the budget."""
+    budget = ["search.latency.source=flops", "search.latency.target=0.6", "search.estimator=leave_one_out"]
+    phase = make_search(sequential_config("train.steps=2", *budget))
+    names, logits = phase.supernet.operations, phase.supernet.logits
+    logits.data = torch.randn(3, 3, generator=generator(1))
+    made_up = torch.randn(3, 3, 3, dtype=torch.float64, generator=generator(2))
+    fitting = [p for p in product(range(3), repeat=3) if phase.flops.ratio([names[i] for i in p]) <= 0.6 + 1e-9]
+    assert 1 < len(fitting) < 27
+    copy = logits.detach().double().requires_grad_()
+    scores = torch.stack([sum(copy[block, index] for block, index in enumerate(path)) for path in fitting])
+    expected = (scores.softmax(dim=0) * torch.stack([made_up[path] for path in fitting])).sum()
+    (exact,) = torch.autograd.grad(expected, copy)
+    blocks = phase.supernet.backbone.blocks
+    phase.estimator.run = lambda batch: (made_up[tuple(block.choice[0][0] for block in blocks)], None)
+    draws = []
+    for _ in range(2000):
+        phase.estimator.estimate(None)
+        draws.append(logits.grad.double())
+    assert_unbiased(draws, exact)
 
 
 def test_operations_that_share_projections_have_the_same_parameters():
