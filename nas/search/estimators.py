@@ -41,14 +41,14 @@ def risk_seeking_weights(losses: Tensor, fraction: float) -> Tensor:
     return leave_one_out_weights(losses.clamp_max(losses.quantile(fraction))) / fraction
 
 
-def score_gradient(marginals: Tensor, paths: list, weights: Tensor) -> Tensor:
-    """Sum over k of weight_k * grad log p(path_k), [N, O].
+def score_gradient(paths: list, weights: Tensor, operations: int) -> Tensor:
+    """Sum over k of weight_k * grad log p(path_k) with respect to the logits, [N, operations].
 
-    marginals [N, O]: probability of each operation in each block under p; paths [K][N]; weights [K]. For pi, also under
-    a condition such as a budget, grad log p(path) with respect to the logits is one_hot(path) - marginals.
+    paths [K][N]; weights [K] that sum to 0. grad log p(path) is one_hot(path) minus the expected one_hot under p, for pi
+    and for pi within a budget alike. The expected one_hot is the same for all paths, so it cancels.
     """
-    one_hot = F.one_hot(torch.as_tensor(paths), marginals.shape[1])  # [K, N, O]
-    return (weights[:, None, None] * (one_hot - marginals)).sum(dim=0)
+    one_hot = F.one_hot(torch.as_tensor(paths), operations)  # [K, N, O]
+    return (weights[:, None, None] * one_hot).sum(dim=0)
 
 
 class Estimator:
@@ -88,9 +88,9 @@ class ScoreFunction(Estimator):
 
     @torch.no_grad()
     def estimate(self, batch):
-        logits, distribution = self.supernet.logits, self.sampler.paths
+        logits = self.supernet.logits
         self.supernet.eval()
-        paths = distribution.sample(logits, self.options.paths, self.sampler.generator)
+        paths = self.sampler.paths.sample(logits, self.options.paths, self.sampler.generator)
         results = {}
         for path in dict.fromkeys(paths):  # a path that was drawn twice runs once
             self.supernet.set_path(path)
@@ -99,8 +99,7 @@ class ScoreFunction(Estimator):
         losses = torch.stack([results[path][0] for path in paths]).cpu().double()
         if not losses.isfinite().all():
             raise FloatingPointError("the loss of a sampled path is not finite")
-        gradient = score_gradient(distribution.marginals(logits), paths, self.weights(losses))
-        logits.grad = gradient.to(logits.dtype)
+        logits.grad = score_gradient(paths, self.weights(losses), logits.shape[1]).to(logits.dtype)
         # Keep the memories of the first path, which is drawn from pi. The last distinct path is not.
         return losses.mean(), results[paths[0]][1]
 
