@@ -44,8 +44,8 @@ def risk_seeking_weights(losses: Tensor, fraction: float) -> Tensor:
 def score_gradient(paths: list, weights: Tensor, operations: int) -> Tensor:
     """Sum over k of weight_k * grad log p(path_k) with respect to the logits, [N, operations].
 
-    paths [K][N]; weights [K] that sum to 0. grad log p(path) is one_hot(path) minus the expected one_hot under p, for pi
-    and for pi within a budget alike. The expected one_hot is the same for all paths, so it cancels.
+    paths [K][N]; weights [K] that sum to 0. grad log p(path) is one_hot(path) minus the expected one_hot under p, which
+    is pi or pi within a budget. The expected one_hot is the same for all paths, so it cancels.
     """
     one_hot = F.one_hot(torch.as_tensor(paths), operations)  # [K, N, O]
     return (weights[:, None, None] * one_hot).sum(dim=0)
