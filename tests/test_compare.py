@@ -70,6 +70,13 @@ def test_a_pattern_within_a_budget_that_never_binds_is_the_argmax_of_pi(finished
     assert read_pattern(run / "patterns" / "searched-2.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
 
 
+def test_budgets_are_in_milliseconds_although_the_search_measured_none(finished_comparison):
+    _, run, _ = finished_comparison
+    assert (run / "search-1" / "latency.yaml").exists()
+    latency = read_pattern(run / "patterns" / "searched-2.yaml")["latency"]
+    assert latency["predicted_ratio_to_interleaved"] <= 2.0
+
+
 def test_a_repeated_command_trains_nothing_and_reports_the_same(finished_comparison):
     path, run, _ = finished_comparison
     before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}

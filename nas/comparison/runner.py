@@ -34,9 +34,17 @@ def stages(comparison: Comparison, suffix: str) -> Iterator[tuple[list[Task], bo
     searches = comparison.search_tasks()
     yield searches + comparison.training_tasks(comparison.given if suffix == UNMATCHED else []), True
     if searches and not unfinished(searches):
+        measure_tables(comparison)
         yield comparison.derivation_tasks(), False
         choose_baselines(comparison)
     yield comparison.training_tasks(find_contenders(comparison, suffix)), True
+
+
+def measure_tables(comparison: Comparison) -> None:
+    """Give each search a table of latencies if there are budgets, because derive.py would else count them in FLOPs."""
+    for folder in comparison.search_folders.values() if comparison.settings.budgets else ():
+        if not (folder / "latency.yaml").exists():
+            comparison.timer.table(folder / "latency.yaml")
 
 
 def run_stages(comparison: Comparison, suffix: str, workers: int, gpus: Sequence[str]) -> dict[str, str]:
