@@ -20,7 +20,7 @@ from nas.search.pi_statistics import TIE, entropy
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000
 GREY_LEVELS = 18  # in a GIF
-BEFORE = 0.15  # of the steps in which pi changes: so many steps before them are shown
+BEFORE = 0.15  # share of the steps in which pi changes; the figure begins this many steps before the change
 WIDE = 16  # number of blocks above which labels are smaller
 
 

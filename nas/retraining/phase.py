@@ -1,7 +1,6 @@
 """The second phase: train a fixed pattern from scratch as an ordinary Transformer-XL."""
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -79,17 +78,10 @@ class RetrainPhase:
         self.best_nll, self.best_step, self.evaluations_since_best = state["best"]
 
 
-def train_pattern(
-    pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext, steps: int | None = None
-) -> TransformerXL:
-    """Train a pattern from scratch without a run folder; returns the model in evaluation mode.
-
-    steps: number of steps, instead of the configured one. The learning rate decays within it; the warm-up takes at
-    most a quarter of them. The seed is config.seed.
+def train_pattern(pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext) -> TransformerXL:
+    """Train a pattern from scratch without a run folder; returns the model in evaluation mode. The seed is
+    config.seed.
     """
-    if steps is not None:
-        warmup = min(config.train.warmup_steps, steps // 4)
-        config = replace(config, train=replace(config.train, steps=steps, epochs=None, warmup_steps=warmup))
     torch.manual_seed(config.seed)
     phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
     for step in range(1, phase.total_steps + 1):

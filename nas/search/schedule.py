@@ -68,8 +68,13 @@ def make_schedule(config: Config, train_tokens: int) -> Schedule:
 
 
 def updates_per_operation(config: Config, weights_steps: int) -> float:
-    """How often uniform paths train the weights of an operation in a block, in so many steps."""
-    return weights_steps / len(weight_groups(config.search.operations, config.search.shared_projections))
+    """How often `weights_steps` uniform paths train the weights of an operation in a block."""
+    return weights_steps / count_groups(config)
+
+
+def count_groups(config: Config) -> int:
+    """The number of operations in a block that have weights of their own, or none."""
+    return len(weight_groups(config.search.operations, config.search.shared_projections))
 
 
 def retraining_steps(config: Config, weights_steps: int) -> int:
@@ -88,10 +93,9 @@ def maturity_warning(search: Config, steps: int | None) -> str | None:
     updates = updates_per_operation(search, search.train.steps)
     if updates >= MATURE * steps:
         return None
-    enough = math.ceil(steps * search.train.steps / updates)
     return (
         f"WARNING: the search trains each operation {updates:,.0f} times, and patterns are trained for {steps:,} "
-        f"steps: the search may misjudge them; give the search train.steps={enough}"
+        f"steps: the search may misjudge them; give the search train.steps={steps * count_groups(search)}"
     )
 
 
@@ -105,5 +109,4 @@ def describe_maturity(config: Config, schedule: Schedule) -> str:
     text += f", {share:.2f} of the {steps:,} steps for which patterns will be trained"
     if share >= MATURE:
         return text
-    enough = math.ceil(steps * schedule.weights_steps / updates)
-    return f"WARNING: {text}: the search may misjudge them; give train.steps={enough}"
+    return f"WARNING: {text}: the search may misjudge them; give train.steps={steps * count_groups(config)}"
