@@ -84,12 +84,12 @@ def evaluate(model, operations, config: Config, corpus) -> float:
     return total / counted
 
 
-def train_alone(pattern: list[str], steps: int, seed: int, overrides: list[str]) -> dict:
+def train_alone(pattern: list[str], overrides: list[str]) -> dict:
     """Train one pattern from scratch, and evaluate it."""
     from nas.retraining.phase import train_pattern
     from nas.training.device import device_context
 
-    config, corpus = load_experiment([*overrides, f"train.steps={steps}", f"seed={seed}"])
+    config, corpus = load_experiment(overrides)
     started = time.perf_counter()
     model = train_pattern(pattern, config, corpus, device_context(config.train))
     seconds = time.perf_counter() - started
@@ -214,7 +214,8 @@ def main() -> None:
 def train_patterns(jobs: Jobs, patterns: list[list[str]], steps: int, overrides: list[str]) -> None:
     """Train each pattern alone with each seed."""
     for seed, pattern in itertools.product(TRUTH[steps], patterns):
-        jobs.do(alone_name(pattern, steps, seed), lambda: train_alone(pattern, steps, seed, overrides))  # noqa: B023
+        options = [*overrides, f"train.steps={steps}", f"seed={seed}"]
+        jobs.do(alone_name(pattern, steps, seed), lambda: train_alone(pattern, options))  # noqa: B023
 
 
 if __name__ == "__main__":
