@@ -125,9 +125,9 @@ def default_method(runs: list[SearchRun], budgets: list[float]) -> str:
 
 def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable) -> tuple[list[Choice], list[dict]]:
     """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost."""
-    from nas.derivation.supernet_evaluator import SuperNetEvaluator, choose_among_seeds, compare_with_rules
+    from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules, load_evaluator
 
-    evaluators, operations = [SuperNetEvaluator(run.path) for run in runs], runs[0].operations
+    evaluators, operations = [load_evaluator(run.path) for run in runs], runs[0].operations
     choices, rules = [choose_among_seeds(choice, runs, costs, evaluators) for choice in choices], []
     for choice in choices:
         pattern = [operations[index] for index in choice.path]

@@ -16,7 +16,7 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun, average_pi
-from nas.derivation.supernet_evaluator import SuperNetEvaluator
+from nas.derivation.supernet_evaluator import SuperNetEvaluator, load_evaluator
 from nas.search.phase import SearchPhase
 
 
@@ -30,7 +30,7 @@ def relearn(runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> li
             raise InputError(
                 f"--method relearn needs search.schedule=sequential, because {run.path} was a joint search"
             )
-    evaluators, choices = [SuperNetEvaluator(run.path) for run in runs], []
+    evaluators, choices = [load_evaluator(run.path) for run in runs], []
     for budget in budgets:
         began = time.monotonic()
         own = [learn_within(run, one, costs, budget) for run, one in zip(runs, evaluators, strict=True)]

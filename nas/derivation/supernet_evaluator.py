@@ -4,6 +4,7 @@ N blocks, O candidate operations.
 """
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ class SuperNetEvaluator:
         size = -(-size // self.period) * self.period  # the position of a part is a multiple of the period
         starts = range(0, max(1, min(len(text) - size, PARTS * size)), size)
         self.parts = [text[start : start + size + 1] for start in starts]
+        self.path_nlls: dict[tuple[int, ...], float] = {}  # results of path_nll()
 
     def nll(self, pi: Tensor) -> np.ndarray:
         """Loss per token [parts] with blocks that follow pi [N, O].
@@ -91,9 +93,13 @@ class SuperNetEvaluator:
     @torch.no_grad()
     def path_nll(self, path: list[int]) -> float:
         """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
-        self.supernet.set_path(path)
-        memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
-        return float(self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks).mean())
+        key = tuple(path)
+        if key not in self.path_nlls:
+            self.supernet.set_path(path)
+            memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
+            losses = self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks)
+            self.path_nlls[key] = float(losses.mean())
+        return self.path_nlls[key]
 
     def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, memory_blocks: int) -> np.ndarray:
         """Loss per token [parts]; rows: the batch size; memory_blocks: the number of blocks with a memory."""
@@ -104,6 +110,12 @@ class SuperNetEvaluator:
                 for text in parts
             ]
         return np.array([total / tokens for total, tokens in sums])
+
+
+@cache
+def load_evaluator(run: Path) -> SuperNetEvaluator:
+    """The evaluator of a run folder. Each run is loaded once, because learning pi anew does not change the weights."""
+    return SuperNetEvaluator(run)
 
 
 def mean_nll(evaluators: list[SuperNetEvaluator], path: list[int]) -> float:
