@@ -11,6 +11,7 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import ATTENDING, abbreviate, interleaved
+from nas.core.run_folder import LATENCY
 from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
@@ -139,7 +140,7 @@ def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable) -> tup
 def measured_latency(runs: list[SearchRun]):
     """The latencies of the first run that has a table in milliseconds; None if no run has one."""
     for run in runs:
-        if (run.path / "latency.yaml").exists():
+        if (run.path / LATENCY).exists():
             from nas.costs.run_latency import RunLatency  # imported here because it needs torch
 
             return RunLatency(run.path)

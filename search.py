@@ -32,6 +32,7 @@ def main() -> None:
 def search(config, run, context) -> None:
     """Run the stage, on each rank."""
     from nas.core.provenance import provenance
+    from nas.core.run_folder import LATENCY
     from nas.costs.latency import current_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
@@ -55,7 +56,7 @@ def search(config, run, context) -> None:
         print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train")))))
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":
-        tables = [Path(folder, "latency.yaml") for folder in (run.path, options.weights_from) if folder]
+        tables = [Path(folder, LATENCY) for folder in (run.path, options.weights_from) if folder]
         file = next(filter(Path.exists, tables), tables[0])
         latency = broadcast_from_main(lambda: current_costs(config, counts, context, file))
     latency_seconds = time.monotonic() - began
@@ -64,7 +65,7 @@ def search(config, run, context) -> None:
     run.start(config, provenance(config, corpus.meta, context))
     run.write("flops.yaml", phase.flops.to_dict())
     if latency:
-        run.write("latency.yaml", latency.to_dict())
+        run.write(LATENCY, latency.to_dict())
         print(latency.text(config.model.blocks))
     if options.latency.source != "none":
         print(describe_target(options.latency, config.model.blocks, phase.costs))

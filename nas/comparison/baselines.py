@@ -15,6 +15,7 @@ from nas.comparison.spec import (
     random_names,
 )
 from nas.core.pattern import abbreviate, interleaved, network
+from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import CostTable
 from nas.derivation.baselines import most_parameters, random_patterns
 
@@ -33,7 +34,7 @@ def choose_baselines(comparison: Comparison) -> None:
     missing = [name for name in wanted if not pattern_file(comparison.path, name).exists()]
     if not missing:
         return
-    table = comparison.timer.table(comparison.path / "latency.yaml")
+    table = comparison.timer.table(comparison.path / LATENCY)
     if PARAMETERS in missing:
         choose_most_parameters(comparison, table, min(table.cost(contender.blocks) for contender in searched))
     for contender in searched:

@@ -13,7 +13,7 @@ from nas.comparison.tasks import Task, run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.run_folder import OUTCOME
+from nas.core.run_folder import LATENCY, OUTCOME
 
 
 def visible_gpus(config: Config) -> list[str]:
@@ -43,8 +43,8 @@ def stages(comparison: Comparison, suffix: str) -> Iterator[tuple[list[Task], bo
 def measure_tables(comparison: Comparison) -> None:
     """Give each search a table of latencies if there are budgets, because derive.py would else count them in FLOPs."""
     for folder in comparison.search_folders.values() if comparison.settings.budgets else ():
-        if not (folder / "latency.yaml").exists():
-            comparison.timer.table(folder / "latency.yaml")
+        if not (folder / LATENCY).exists():
+            comparison.timer.table(folder / LATENCY)
 
 
 def run_stages(comparison: Comparison, suffix: str, workers: int, gpus: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from nas.core.metrics import METRICS, PI, perplexity
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 OUTCOME = "outcome.yaml"  # the last file of a finished search
+LATENCY = "latency.yaml"  # the table of measured milliseconds
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_steps")

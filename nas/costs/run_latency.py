@@ -4,6 +4,7 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
+from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import read_costs
 from nas.costs.latency import current_costs, measure_pattern
 from nas.data.corpus import Corpus
@@ -19,7 +20,7 @@ class RunLatency:
     """
 
     def __init__(self, run: Path):
-        file = run / "latency.yaml"
+        file = run / LATENCY
         self.config, self.counts = load_config(run / "config.yaml", []), None
         self.context = set_up_device(self.config.seed, self.config.train)
         self.measured: dict[tuple[str, ...], dict] = {}

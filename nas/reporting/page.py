@@ -16,7 +16,7 @@ from nas.core.files import read_yaml, write_text
 from nas.core.metrics import read_metrics, read_pi
 from nas.core.pattern import LETTERS, read_pattern
 from nas.core.provenance import git_commit
-from nas.core.run_folder import MAY_CHANGE, OUTCOME, RESULTS
+from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, RESULTS
 from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import likeliest_pattern, read_run
@@ -69,7 +69,7 @@ def changed_options(own: dict) -> dict:
 
 def cost_table(run: Path, blocks: int, operations: list[str]) -> dict | None:
     """The run's latency table, or None if it has none."""
-    path = run / "latency.yaml"
+    path = run / LATENCY
     if not path.exists():
         return None
     table = read_costs(path, operations)
