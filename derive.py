@@ -13,7 +13,7 @@ from nas.core.files import write_text
 from nas.core.pattern import ATTENDING, abbreviate, interleaved
 from nas.core.run_folder import LATENCY
 from nas.costs.budget import likeliest_path, read_budgets
-from nas.costs.cost_table import CostTable, latency_report
+from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.methods import METHODS
 from nas.derivation.pattern_record import (
@@ -87,7 +87,7 @@ def main() -> None:
         if not arguments.budgets and runs[0].budget:
             arguments.budgets = [runs[0].budget]
             costs = runs[0].flops if runs[0].options["search.latency.source"] == "flops" else costs
-        arguments.method = default_method(runs, arguments.budgets)
+        arguments.method = default_method(runs, arguments.budgets, costs)
 
     choices, rules = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets), []
     if all(map(has_mature_weights, runs)) and arguments.method != "perturbation":
@@ -117,11 +117,13 @@ def main() -> None:
         print(f"written to {file}")
 
 
-def default_method(runs: list[SearchRun], budgets: list[float]) -> str:
+def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable) -> str:
     """argmax without a budget. Else relearn where the weights allow it, unless pi was learned within this budget."""
     if not budgets:
         return "argmax"
-    return "relearn" if all(map(has_mature_weights, runs)) and budgets != [runs[0].budget] else "budget"
+    same_unit = (runs[0].options["search.latency.source"] == "measured") == (costs.unit == MILLISECONDS)
+    learned = budgets == [runs[0].budget] and same_unit
+    return "relearn" if all(map(has_mature_weights, runs)) and not learned else "budget"
 
 
 def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable) -> tuple[list[Choice], list[dict]]:

@@ -50,8 +50,9 @@ def search(config, run, context) -> None:
     options, counts = config.search, corpus.counts()
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
-    if options.weights_from and not run.checkpoint.exists():
-        inherit_weights(supernet, config, corpus)
+    if options.weights_from:
+        if not run.checkpoint.exists():
+            inherit_weights(supernet, config, corpus)
     elif options.schedule == "sequential":
         print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train")))))
     latency, began = None, time.monotonic()

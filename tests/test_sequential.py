@@ -237,6 +237,7 @@ def test_logits_that_have_not_learned_are_refused(searched, tmp_path):
     lines = (run / "pi.jsonl").read_text().splitlines()
     shutil.copytree(run, tmp_path / "early")
     (tmp_path / "early/pi.jsonl").write_text("\n".join(line for line in lines if json.loads(line)["step"] <= 24) + "\n")
+    (tmp_path / "early/outcome.yaml").unlink()
     assert "pi is still uniform at step 24 of 40" in fail(2, "derive", tmp_path / "early")
 
 

@@ -80,17 +80,23 @@ def format_p(p: float | None) -> str:
     return "no p-value" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 
+def verdict_of(test: dict) -> str:
+    """The verdict of a t_test of losses: whether the first is shown to be lower, or higher."""
+    if test["p"] is None or test["p"] >= 1 - CONFIDENCE:
+        return NOT_SHOWN
+    return YES if test["difference"] < 0 else NO
+
+
 def claim_quality(result: PatternResult, baseline: PatternResult, metric: Metric) -> dict:
     name, blocks = result.contender.name, abbreviate(result.contender.blocks)
     test, kind = compare_losses(result, baseline, metric)
+    verdict = verdict_of(test)
+    outcome = {YES: "better", NO: "worse", NOT_SHOWN: "no difference is shown"}[verdict]
     if test["p"] is None:
-        interval, verdict, outcome = "", NOT_SHOWN, "not tested"
+        interval, outcome = "", "not tested"
     else:
         low, high = metric.format_difference(test["low"]), metric.format_difference(test["high"])
         interval = f", {CONFIDENCE:.0%} interval {low} to {high}"
-        verdict, outcome = NOT_SHOWN, "no difference is shown"
-        if test["p"] < 1 - CONFIDENCE:
-            verdict, outcome = (YES, "better") if test["difference"] < 0 else (NO, "worse")
     sentence = (
         f"{name} ({blocks}) reaches {metric.name} {result.format_mean(metric)} on test, interleaved "
         f"{baseline.format_mean(metric)} (mean ± standard error over {len(result.seeds)} and {len(baseline.seeds)} "
@@ -162,13 +168,12 @@ def claim_random(result: PatternResult, random: list[PatternResult], metric: Met
     spread = "" if error is None else f" ± {error:.{metric.digits}f}"
     seeds = sorted({len(other.seeds) for other in random})
     trained = f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'} each"
-    p, alpha = test["p"], 1 - CONFIDENCE
-    verdict = NOT_SHOWN if p is None or alpha <= p <= 1 - alpha else YES if p < alpha else NO
+    verdict = verdict_of(test)
     sentence = (
         f"{result.contender.name} is better than {better_than} of {len(random)} random patterns at {at} ({trained}). "
         f"Their mean {metric.name} is {average:.{metric.digits}f}{spread}: "
-        f"{metric.format_difference(test['difference'])} against their average by mean loss, {format_p(p)} "
-        "(t-test, Welch, one-sided)."
+        f"{metric.format_difference(test['difference'])} against their average by mean loss, {format_p(test['p'])} "
+        "(t-test, Welch)."
     )
     if chance is not None:
         sentence += f" One more random pattern would be as good or better with probability {chance:.2f}."

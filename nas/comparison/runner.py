@@ -14,6 +14,7 @@ from nas.core.config import Config
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
 from nas.core.run_folder import LATENCY, OUTCOME
+from nas.derivation.runs import find_weights_run
 
 
 def visible_gpus(config: Config) -> list[str]:
@@ -86,6 +87,8 @@ def search_hours(comparison: Comparison, contender: Contender) -> float:
     """The time of all searches, and of relearning pi for the contender; 0 for contenders without a search."""
     if contender.kind != SEARCHED:
         return 0.0
-    seconds = [read_yaml(folder / OUTCOME)["wall_time_s"] for folder in comparison.search_folders.values()]
+    searches = set(comparison.search_folders.values())
+    searches |= set(map(find_weights_run, searches))  # with search.weights_from, another search trained the weights
+    seconds = [read_yaml(folder / OUTCOME)["wall_time_s"] for folder in searches]
     origin = read_pattern(pattern_file(comparison.path, contender.name))["derived_from"]
     return (sum(seconds) + origin.get("seconds", 0)) / 3600

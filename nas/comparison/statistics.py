@@ -1,7 +1,6 @@
 """Statistics of a comparison: t-tests of losses, and which patterns dominate another."""
 
 import math
-from functools import partial
 
 import numpy as np
 
@@ -10,8 +9,8 @@ from nas.comparison.results import Metric, PatternResult
 CONFIDENCE = 0.95
 
 
-def t_test(one: np.ndarray, two: np.ndarray, paired: bool, alternative: str = "two-sided") -> dict:
-    """Student's t-test of two means: their difference (one - two), its two-sided interval, and p.
+def t_test(one: np.ndarray, two: np.ndarray, paired: bool) -> dict:
+    """Student's two-sided t-test of two means: their difference (one - two), its interval, and p.
 
     The interval and p are None if a sample has fewer than two values, or if nothing varies.
 
@@ -23,9 +22,9 @@ def t_test(one: np.ndarray, two: np.ndarray, paired: bool, alternative: str = "t
         return result
     from scipy import stats  # this import takes half a second
 
-    test = partial(stats.ttest_rel, one, two) if paired else partial(stats.ttest_ind, one, two, equal_var=False)
-    interval, p = test().confidence_interval(CONFIDENCE), float(test(alternative=alternative).pvalue)
-    return result | {"low": float(interval.low), "high": float(interval.high), "p": p}
+    test = stats.ttest_rel(one, two) if paired else stats.ttest_ind(one, two, equal_var=False)
+    interval = test.confidence_interval(CONFIDENCE)
+    return result | {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
 
 
 def common_seeds(results: list[PatternResult]) -> list[int]:
@@ -48,7 +47,7 @@ def compare_losses(one: PatternResult, two: PatternResult, metric: Metric) -> tu
 def compare_with_average(
     result: PatternResult, random: list[PatternResult], metric: Metric
 ) -> tuple[dict, np.ndarray, float]:
-    """The one-sided t_test of a pattern against the average random pattern; the random means [R]; the pattern's mean.
+    """The t_test of a pattern against the average random pattern; the random means [R]; the pattern's mean.
 
     It is Welch's test of two samples: the pattern's losses, one for each of its seeds, and the random patterns' losses,
     one for each pattern. A random pattern's loss is its mean over its seeds; it may have a single seed.
@@ -59,7 +58,7 @@ def compare_with_average(
     losses, own = [other.losses(metric, seeds) for other in random], result.losses(metric, seeds)
     means = np.array([loss.mean() for loss in losses])
     seed_effect = np.mean(losses, axis=0) - means.mean() if seeds else 0.0
-    return t_test(own - seed_effect, means, paired=False, alternative="less"), means, float(own.mean())
+    return t_test(own - seed_effect, means, paired=False), means, float(own.mean())
 
 
 def chance_of_better_draw(loss: float, random: np.ndarray) -> float | None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 import torch
 from tqdm import tqdm
 
+from nas.core.config import SearchOptions
 from nas.core.errors import InputError
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun, average_pi
+from nas.derivation.runs import SearchRun, average_pi, has_mature_weights
 from nas.derivation.supernet_evaluator import SuperNetEvaluator, load_evaluator
 from nas.search.phase import SearchPhase
 
@@ -23,12 +24,14 @@ from nas.search.phase import SearchPhase
 def relearn(runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> list[Choice]:
     """A choice for each budget, a ratio to the interleaved pattern's cost, each with its own pi.
 
-    Raises InputError if a run has no checkpoint, if it was not sequential, or if no pattern fits a budget.
+    Raises InputError if a run has no checkpoint, if its weights did not train on uniform paths, or if no pattern fits a
+    budget.
     """
     for run in runs:
-        if run.options["search.schedule"] != "sequential":
+        if not has_mature_weights(run):
             raise InputError(
-                f"--method relearn needs search.schedule=sequential, because {run.path} was a joint search"
+                f"--method relearn needs weights that trained on uniform paths: a checkpoint in {run.path}, with "
+                "search.schedule=sequential and search.sampling=hard"
             )
     evaluators, choices = [load_evaluator(run.path) for run in runs], []
     for budget in budgets:
@@ -46,6 +49,8 @@ def learn_within(run: SearchRun, evaluator: SuperNetEvaluator, costs: CostTable,
         evaluator.config.search.latency, source="measured" if measured else "flops", mode="budget", target=budget
     )
     options = replace(evaluator.config.search, weights_from=str(run.path), latency=latency)
+    if options.estimator == "straight_through":  # it cannot draw paths within a budget
+        options = replace(options, estimator=SearchOptions.estimator)
     config = replace(evaluator.config, search=options)
     torch.manual_seed(config.seed)
     phase = SearchPhase(evaluator.supernet, evaluator.corpus, config, evaluator.context, costs if measured else None)

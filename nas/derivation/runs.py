@@ -43,6 +43,11 @@ class SearchRun:
         """{dotted key: value}"""
         return flat_config(self.content)
 
+    @cached_property
+    def weights_run(self) -> Path:
+        """The folder of the search that trained the weights: another one with search.weights_from."""
+        return find_weights_run(self.path)
+
     @property
     def pi(self) -> np.ndarray:
         """pi [N, O], averaged over the seeds of the logits."""
@@ -73,7 +78,8 @@ def read_run(path: Path) -> SearchRun:
     lines = {line.get("logits_seed", 1): line for line in read_pi(path)}  # the last line of each seed
     last = list(lines.values())[-1]
     pi, of_steps = np.array([line["pi"] for line in lines.values()]), last.get("of_steps", 0)
-    if pi.shape[-1] > 1 and np.ptp(pi[-1]) < TIE:
+    finished = (path / OUTCOME).exists()  # then a uniform pi has learned that no pattern is better than another
+    if pi.shape[-1] > 1 and np.ptp(pi[-1]) < TIE and not finished:
         raise InputError(
             f"{path}: pi is still uniform at step {last['step']} of {of_steps}, because the logits have not learned; "
             "continue the search with --resume"
@@ -83,23 +89,41 @@ def read_run(path: Path) -> SearchRun:
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
 
 
+def find_weights_run(run: Path) -> Path:
+    """The folder of the search that trained the weights of a run: its own, or that of search.weights_from."""
+    config = run / "config.yaml"
+    origin = flat_config(read_yaml(config)).get("search.weights_from") if config.exists() else None
+    return find_weights_run(Path(origin)) if origin else run
+
+
 def has_mature_weights(run: SearchRun) -> bool:
     """Whether the run holds weights that were trained on uniform paths, so that they can evaluate any pattern."""
-    return run.options["search.schedule"] == "sequential" and (run.path / CHECKPOINT).exists()
+    config = run.weights_run / "config.yaml"
+    if not (config.exists() and (run.path / CHECKPOINT).exists()):
+        return False
+    options = flat_config(read_yaml(config))
+    return options["search.schedule"] == "sequential" and options["search.sampling"] == "hard"
 
 
 def describe_spread(runs: list[SearchRun], choose: Callable[[np.ndarray], list[int]]) -> list[str]:
     """Lines about the patterns that each seed of pi and each SuperNet choose, and how much they differ.
 
-    choose: pi [N, O] -> the operation of each block.
+    Runs whose weights come from the same search count as seeds of pi.
+
+    Args:
+        choose: pi [N, O] -> the operation of each block.
     """
     chosen = [[choose(pi) for pi in run.seed_pi] for run in runs]
     lines = [
         f"{run.path}: " + ", ".join(abbreviate([run.operations[index] for index in path]) for path in paths)
         for run, paths in zip(runs, chosen, strict=True)
     ]
-    within = [different_blocks(one, two) for paths in chosen for one, two in combinations(paths, 2)]
-    means = [choose(run.pi) for run in runs]
+    supernets: dict[Path, list[int]] = {}
+    for index, run in enumerate(runs):
+        supernets.setdefault(run.weights_run.resolve(), []).append(index)
+    paths_of = [[path for index in same for path in chosen[index]] for same in supernets.values()]
+    means = [choose(average_pi([runs[index] for index in same])) for same in supernets.values()]
+    within = [different_blocks(one, two) for paths in paths_of for one, two in combinations(paths, 2)]
     between = [different_blocks(one, two) for one, two in combinations(means, 2)]
     for kind, counts in (("seeds of pi with the same weights", within), ("SuperNets", between)):
         if counts:
@@ -144,6 +168,8 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
             notices.append(f"{difference}; the pattern combines two different searches")
         if run.options["seed"] == first.options["seed"]:
             notices.append(f"{run.path} has the same seed as {first.path}, so it adds no evidence")
+        elif run.weights_run.resolve() == first.weights_run.resolve():
+            notices.append(f"{run.path} has the weights of {first.path}, so it shows the spread of pi alone")
     return notices
 
 

@@ -12,7 +12,7 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
     latency_seconds: the time that this process took to measure latencies.
     """
     run, supernet = trainer.run, phase.supernet
-    for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_logits_step):
+    for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_step_of_last_seed):
         trainer.say(f"WARNING: {warning}")
     valid = trainer.valid  # the loop always evaluates at the last step
     pattern = supernet.names(phase.chosen)
@@ -38,11 +38,12 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
 
 
 def cost_in_trainings(phase: SearchPhase, trainer: Trainer, seconds: float) -> float | None:
-    """`seconds` divided by the time of training one pattern of average cost; None if no weights were trained.
+    """`seconds` divided by the time of training one pattern of average cost.
 
-    A step of the weights trains one uniform path, so its mean time is that of an average pattern.
+    A step of the weights trains one path, so its mean time is that of an average pattern. None if no weights were
+    trained, or if the search was soft, because each of its steps trains all operations.
     """
-    if not trainer.weights_seconds:
+    if not trainer.weights_seconds or phase.options.sampling == "soft":
         return None
     steps = retraining_steps(phase.config, phase.schedule.weights_steps)
     return seconds / (steps * trainer.weights_seconds / trainer.weights_steps)

@@ -218,7 +218,7 @@ class SearchPhase:
         return figures[tuple(self.chosen)]
 
     def finished(self, step: int) -> str | None:
-        return self.convergence.stop_reason(step, self.schedule.first_logits_step)
+        return self.convergence.stop_reason(step, self.schedule.first_step_of_last_seed)
 
     # --- checkpoints
 

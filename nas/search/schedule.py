@@ -35,6 +35,11 @@ class Schedule:
     def first_logits_step(self) -> int:
         return next(filter(self.logits_learn, range(self.warmup_steps + 1, self.total_steps + 1)))
 
+    @property
+    def first_step_of_last_seed(self) -> int:
+        """The first step at which the last seed of the logits trains."""
+        return self.restarts[-1] + 1 if self.restarts else self.first_logits_step
+
     def logits_seed(self, step: int) -> int:
         """How often the logits have begun anew before a step."""
         return sum(restart < step for restart in self.restarts)
@@ -68,13 +73,20 @@ def make_schedule(config: Config, train_tokens: int) -> Schedule:
 
 
 def updates_per_operation(config: Config, weights_steps: int) -> float:
-    """How often `weights_steps` uniform paths train the weights of an operation in a block."""
-    return weights_steps / count_groups(config)
+    """How often `weights_steps` steps train the weights of an operation in a block, on average."""
+    return weights_steps / steps_per_update(config)
 
 
-def count_groups(config: Config) -> int:
-    """The number of operations in a block that have weights of their own, or none."""
-    return len(weight_groups(config.search.operations, config.search.shared_projections))
+def steps_per_update(config: Config) -> int:
+    """The number of steps in which each operation of a block trains once.
+
+    With fair paths, operations that share their weights take turns. A soft mixture trains all operations at every step.
+    """
+    options = config.search
+    if options.sampling == "soft":
+        return 1
+    groups = weight_groups(options.operations, options.shared_projections)
+    return len(groups) if options.fair_warmup else len(options.operations)
 
 
 def retraining_steps(config: Config, weights_steps: int) -> int:
@@ -95,7 +107,7 @@ def maturity_warning(search: Config, steps: int | None) -> str | None:
         return None
     return (
         f"WARNING: the search trains each operation {updates:,.0f} times, and patterns are trained for {steps:,} "
-        f"steps: the search may misjudge them; give the search train.steps={steps * count_groups(search)}"
+        f"steps: the search may misjudge them; give the search train.steps={steps * steps_per_update(search)}"
     )
 
 
@@ -109,4 +121,4 @@ def describe_maturity(config: Config, schedule: Schedule) -> str:
     text += f", {share:.2f} of the {steps:,} steps for which patterns will be trained"
     if share >= MATURE:
         return text
-    return f"WARNING: {text}: the search may misjudge them; give train.steps={steps * count_groups(config)}"
+    return f"WARNING: {text}: the search may misjudge them; give train.steps={steps * steps_per_update(config)}"

@@ -139,6 +139,8 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
     for key in new:
         if key.startswith(MUST_EQUAL) and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
+    if old["search.split"] == "shared":
+        raise InputError(f"{prefix} trained its weights on all of the text (search.split=shared): no text is held out")
     recorded = read_yaml(run / "provenance.yaml")
     for key, value in data_digests(corpus.meta).items():
         if recorded.get(key) != value:
