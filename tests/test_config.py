@@ -96,6 +96,7 @@ def test_bad_values_are_reported(load, override, message):
         ("search.schedule=joint search.weights_from=runs/x", "search.weights_from=runs/x needs search.schedule=seq"),
         ("search.schedule=joint search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
         ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
+        ("search.paths=2", "search.paths=2 must be at least 3, because risk_seeking"),
     ],
 )
 def test_options_of_a_search_that_exclude_each_other_are_reported(load, overrides, message):

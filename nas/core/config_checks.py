@@ -120,6 +120,8 @@ def check_search(search: SearchOptions) -> None:
             "search.latency.mode=budget needs search.sampling=hard and search.estimator=risk_seeking or "
             "leave_one_out; use mode=target"
         )
+    if scored and search.estimator == "risk_seeking" and search.paths < 3:
+        raise InputError(f"search.paths={search.paths} must be at least 3, because risk_seeking keeps the best of them")
     names = search.operations
     if not names or len(set(names)) < len(names):
         raise InputError(f"search.operations={names} must be different names from {', '.join(OPERATIONS)}")
