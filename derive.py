@@ -45,6 +45,8 @@ HELP = {
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
+    "--trials": "train the pattern of pi, and good rules from the literature that fit its cost or the budget, from scratch "
+    "for this many steps each, and derive the best on valid",
     "--force": "replace existing pattern files that differ",
 }
 
@@ -57,6 +59,7 @@ def parse_arguments() -> argparse.Namespace:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
+    parser.add_argument("--trials", metavar="STEPS", type=int, help=HELP["--trials"])
     parser.add_argument("--force", action="store_true", help=HELP["--force"])
     arguments = parser.parse_args()
     given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
@@ -74,6 +77,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise InputError(f"--method {method} takes no budget; use --method relearn or budget")
     if arguments.latency_budget and len(budgets) > 1:
         raise InputError(f"--latency-budget {arguments.latency_budget} must be one ratio; --pareto takes several")
+    if arguments.trials is not None and arguments.trials < 1:
+        raise InputError(f"--trials {arguments.trials} must be at least 1")
 
 
 def main() -> None:
@@ -91,10 +96,12 @@ def main() -> None:
 
     choices, rules = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets), []
     if all(map(has_mature_weights, runs)) and arguments.method != "perturbation":
-        choices, rules = judge(choices, runs, costs)
+        choices, rules = judge(choices, runs, costs, arguments.trials)
+    elif arguments.trials:
+        raise InputError("--trials needs the weights of a sequential search, and no --method perturbation")
     patterns = [pattern_record(choice, runs, arguments.method) for choice in choices]
     for pattern, compared in zip(patterns, rules, strict=False):
-        pattern["derived_from"]["rules"] = compared
+        pattern["derived_from"] |= {"rules": compared} | ({"trials": arguments.trials} if arguments.trials else {})
     if latency:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
@@ -126,9 +133,15 @@ def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable
     return "relearn" if all(map(has_mature_weights, runs)) and not learned else "budget"
 
 
-def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable) -> tuple[list[Choice], list[dict]]:
-    """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost."""
+def judge(
+    choices: list[Choice], runs: list[SearchRun], costs: CostTable, trial_steps: int | None
+) -> tuple[list[Choice], list[dict]]:
+    """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost.
+
+    With trial_steps, the choice is the best of these patterns after trials.
+    """
     from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules, load_evaluator
+    from nas.derivation.trials import choose_by_trials
 
     evaluators, operations = [load_evaluator(run.path) for run in runs], runs[0].operations
     choices, rules = [choose_among_seeds(choice, runs, costs, evaluators) for choice in choices], []
@@ -136,6 +149,8 @@ def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable) -> tup
         pattern = [operations[index] for index in choice.path]
         limit = max(costs.cost(pattern), (choice.budget or 0) * costs.cost(interleaved(len(pattern))))
         rules.append(compare_with_rules(evaluators, pattern, operations, costs, limit))
+    if trial_steps:
+        choices = choose_by_trials(choices, rules, evaluators[0], trial_steps)
     return choices, rules
 
 
@@ -173,14 +188,15 @@ def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> Non
 
 
 def print_rules(pattern: dict) -> None:
-    """Print the SuperNet's losses of the pattern and of rules that cost no more, and warnings."""
+    """Print the losses of the pattern of pi and of rules that cost no more, and warnings."""
     rules = dict(pattern["derived_from"].get("rules", {}))
     if rules:
         print("nll on the beginning of valid with the SuperNet's weights, for patterns within the same cost:")
         for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
-            print(f"  {name:<15}{about['pattern']}  {about['nll']:.4f}")
+            trial = f"; on valid after a trial {about['trial_nll']:.4f}" if "trial_nll" in about else ""
+            print(f"  {name:<15}{about['pattern']}  {about['nll']:.4f}{trial}")
         best = min(rules, key=lambda name: rules[name]["nll"])
-        if rules[best]["nll"] < rules["derived"]["nll"] - NOISE:
+        if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:
             print(f"WARNING: the SuperNet prefers the rule {best!r} to the derived pattern; try more logits_steps")
     offered = [name for name in pattern["confidence"][0]["pi"] if name in ATTENDING]
     if offered and not set(offered) & set(pattern["blocks"]):

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import derive
+from nas.core.config import SearchOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
-from nas.derivation import relearning
+from nas.derivation import relearning, trials
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun, check_seeds, describe_spread, has_mature_weights
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
@@ -123,7 +124,7 @@ def test_rules_cost_at_most_the_limit():
     evaluators = [Evaluator({path: sum(path) + more for path in product(range(3), repeat=4)}) for more in (0, 1)]
     rules = compare_with_rules(evaluators, ["attention"] * 4, NAMES, COSTS, COSTS.cost(["attention", "dense"]))
     assert rules == {
-        "derived": {"pattern": "aaaa", "nll": 0.5},
+        "pi": {"pattern": "aaaa", "nll": 0.5},
         "interleaved": {"pattern": "adii", "nll": 5.5},
         "sandwich": {"pattern": "adii", "nll": 5.5},
         "par": {"pattern": "adii", "nll": 5.5},
@@ -131,8 +132,41 @@ def test_rules_cost_at_most_the_limit():
     }
 
 
+def compared(**patterns) -> dict:
+    return {name: {"pattern": short, "nll": 3.0} for name, short in patterns.items()}
+
+
+def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch):
+    losses, trained = {"ad": 2.5, "aa": 2.4, "da": 2.6}, []
+
+    def trial_nll(pattern, evaluator, steps):
+        trained.append("".join(name[0] for name in pattern))
+        return losses[trained[-1].replace("i", "")]
+
+    monkeypatch.setattr(trials, "trial_nll", trial_nll)
+    evaluator = SimpleNamespace(
+        supernet=SimpleNamespace(operations=NAMES),
+        config=SimpleNamespace(train=SimpleNamespace(steps=24, epochs=None), search=SearchOptions(retrain_steps=8)),
+        corpus=SimpleNamespace(tokens=lambda split: [0] * 100),
+    )
+    rules = [compared(pi="adi", par="dai", other="aia", bad="iii"), compared(pi="iad")]
+    rules[0]["bad"]["nll"] = 3.11
+    choices = trials.choose_by_trials([Choice([0, 1, 2]), Choice([2, 0, 1], seconds=100)], rules, evaluator, 4)
+    assert [choice.path for choice in choices] == [[0, 2, 0], [2, 0, 1]]
+    assert trained == ["adi", "dai", "aia"]
+    assert rules[0]["par"]["trial_nll"] == 2.6 and rules[1]["pi"]["trial_nll"] == 2.5
+    assert choices[1].seconds >= 100
+
+
+def test_short_trials_cause_a_warning(small_config):
+    config = small_config(*SEQUENTIAL, "train.steps=90", "search.retrain_steps=40")
+    evaluator = SimpleNamespace(config=config, corpus=SimpleNamespace(tokens=lambda split: [0] * 100))
+    assert trials.short_trials_warning(evaluator, 10) is None
+    assert "train for 40 steps: give at least 10" in trials.short_trials_warning(evaluator, 9)
+
+
 def rules_shown(capsys, nll: float, blocks: list[str]) -> str:
-    rules = {"derived": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": nll}}
+    rules = {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": nll}}
     confidence = [{"pi": {"attention": 0.5, "dense": 0.5}}]
     derive.print_rules({"derived_from": {"rules": rules}, "confidence": confidence, "blocks": blocks})
     return capsys.readouterr().out

@@ -12,6 +12,7 @@ import yaml
 
 from models.operations import BlockConfig
 from nas.core.errors import InputError
+from nas.core.pattern import abbreviate
 from nas.search.sampling import fair_paths, weight_groups
 from nas.search.schedule import describe_maturity, make_schedule
 from nas.search.supernet import SuperNet
@@ -205,11 +206,18 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
     assert "with the SuperNet's weights, for patterns within the same cost:" in shown
     assert own["blocks"] == yaml.safe_load((run / "outcome.yaml").read_text())["pattern"]
     rules = own["derived_from"]["rules"]
-    assert {"derived", "one attention"} <= rules.keys() and all(3 < about["nll"] < 6 for about in rules.values())
+    assert {"pi", "one attention"} <= rules.keys() and all(3 < about["nll"] < 6 for about in rules.values())
     succeed("derive", run, "--pareto", "0.5,0.7", "--out", tmp_path / "pareto.yaml")
     for budget in (0.5, 0.7):
         pattern = yaml.safe_load((tmp_path / f"pareto-{budget}.yaml").read_text())
         assert pattern["derived_from"]["method"] == "relearn" and pattern["flops_ratio_to_interleaved"] <= budget
+    shown = succeed("derive", run, "--trials", "2", "--out", tmp_path / "tried.yaml")
+    tried = yaml.safe_load((tmp_path / "tried.yaml").read_text())
+    rules = tried["derived_from"]["rules"].values()
+    best = min((about for about in rules if "trial_nll" in about), key=lambda about: about["trial_nll"])
+    assert abbreviate(tried["blocks"]) == best["pattern"] and f"after a trial {best['trial_nll']:.4f}" in shown
+    assert tried["derived_from"]["trials"] == 2 and tried["flops_ratio_to_interleaved"] <= 0.8
+    assert "--trials 0 must be at least 1" in fail(2, "derive", run, "--trials", "0")
 
 
 @pytest.mark.slow

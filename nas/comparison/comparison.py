@@ -96,6 +96,7 @@ class Comparison:
         tasks = []
         for name, budget in self.settings.searched.items():
             how = [] if budget is None else ["--latency-budget", budget]
+            how += ["--trials", self.settings.trials] if self.settings.trials else []
             out = pattern_file(self.path, name)
             arguments = [*self.search_folders.values(), *how, "--out", out]
             tasks.append(self.task(f"derive-{name}", "derive.py", arguments, out))

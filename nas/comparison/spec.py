@@ -76,6 +76,7 @@ class Settings:
     search: Path | None = None
     search_seeds: list[int] = field(default_factory=lambda: [1])
     budgets: list[float] = field(default_factory=list)
+    trials: int = 0
     patterns: list[str] = field(default_factory=lambda: ["interleaved"])
     random: int = 0
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -135,14 +136,16 @@ def check_values(path: Path, settings: Settings) -> None:
     if settings.random_seeds is not None:
         allowed = "different whole numbers from 0, such as [1]"
         check_list(path, "random_seeds", settings.random_seeds, is_count, allowed)
-    if not is_count(settings.random):
-        raise InputError(f"{path}: random={settings.random!r} must be a whole number from 0")
+    for key in ("random", "trials"):
+        if not is_count(getattr(settings, key)):
+            raise InputError(f"{path}: {key}={getattr(settings, key)!r} must be a whole number from 0")
 
 
 def check_search(path: Path, settings: Settings, has_seeds: bool) -> None:
     """Raises InputError if there is no search, but a key needs one. has_seeds: whether `search_seeds` is given."""
     parameters = PARAMETERS in settings.patterns
     keys = {"budgets": settings.budgets, PARAMETERS: parameters, RANDOM: settings.random, "search_seeds": has_seeds}
+    keys["trials"] = settings.trials
     needed = ", ".join(key for key, given in keys.items() if given)
     if settings.search is None and needed:
         raise InputError(f"{path}: {needed} needs a search: add `search: FILE.yaml`, or remove the key")

@@ -22,7 +22,7 @@ class Choice:
 
     path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
     losses: with perturbation, nll per token without each operation [R, O] for each block; runs: with relearning, the
-    runs with the pi of this budget; seconds: the time of relearning.
+    runs with the pi of this budget; seconds: the time of relearning and trials.
     """
 
     path: list[int]

@@ -140,10 +140,10 @@ def choose_among_seeds(
 def compare_with_rules(
     evaluators: list[SuperNetEvaluator], pattern: list[str], operations: list[str], costs: CostTable, limit: float
 ) -> dict[str, dict]:
-    """{name: {"pattern", "nll"}} of a pattern, called `derived`, and of rules that cost at most `limit`.
+    """{name: {"pattern", "nll"}} of a pattern, called `pi`, and of rules that cost at most `limit`.
 
     nll: loss per token on the beginning of valid with the SuperNets' weights.
     """
-    patterns = {"derived": pattern, **rules_within(len(pattern), operations, costs, limit)}
+    patterns = {"pi": pattern, **rules_within(len(pattern), operations, costs, limit)}
     nlls = {name: mean_nll(evaluators, [operations.index(part) for part in own]) for name, own in patterns.items()}
     return {name: {"pattern": abbreviate(own), "nll": round(nlls[name], 4)} for name, own in patterns.items()}
