@@ -45,8 +45,8 @@ HELP = {
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "train the pattern of pi, and good rules from the literature that fit its cost or the budget, from scratch "
-    "for this many steps each, and derive the best on valid",
+    "--trials": "train the pattern of pi, and rules from the literature within its cost or the budget, from scratch for this "
+    "many steps each, and derive the best on valid",
     "--force": "replace existing pattern files that differ",
 }
 
