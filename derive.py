@@ -27,9 +27,9 @@ from nas.derivation.pattern_record import (
 from nas.derivation.runs import (
     SearchRun,
     average_pi,
+    can_evaluate_patterns,
     check_seeds,
     describe_spread,
-    has_mature_weights,
     read_run,
     target_notice,
 )
@@ -45,8 +45,8 @@ HELP = {
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "train the pattern of pi, and rules from the literature within its cost or the budget, from scratch for this "
-    "many steps each, and derive the best on valid",
+    "--trials": "train the pattern of pi, and rules from the literature within its cost or the budget, from scratch "
+    "for STEPS steps each, and derive the best on valid",
     "--force": "replace existing pattern files that differ",
 }
 
@@ -95,7 +95,7 @@ def main() -> None:
         arguments.method = default_method(runs, arguments.budgets, costs)
 
     choices, rules = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets), []
-    if all(map(has_mature_weights, runs)) and arguments.method != "perturbation":
+    if all(map(can_evaluate_patterns, runs)) and arguments.method != "perturbation":
         choices, rules = judge(choices, runs, costs, arguments.trials)
     elif arguments.trials:
         raise InputError("--trials needs the weights of a sequential search, and no --method perturbation")
@@ -130,7 +130,7 @@ def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable
         return "argmax"
     same_unit = (runs[0].options["search.latency.source"] == "measured") == (costs.unit == MILLISECONDS)
     learned = budgets == [runs[0].budget] and same_unit
-    return "relearn" if all(map(has_mature_weights, runs)) and not learned else "budget"
+    return "relearn" if all(map(can_evaluate_patterns, runs)) and not learned else "budget"
 
 
 def judge(

@@ -54,7 +54,7 @@ def search(config, run, context) -> None:
         if not run.checkpoint.exists():
             inherit_weights(supernet, config, corpus)
     elif options.schedule == "sequential":
-        print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train")))))
+        print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train"))).weights_steps))
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":
         tables = [Path(folder, LATENCY) for folder in (run.path, options.weights_from) if folder]

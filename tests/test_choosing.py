@@ -15,13 +15,13 @@ from nas.core.files import write_yaml
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.derivation import relearning, trials
 from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun, check_seeds, describe_spread, has_mature_weights
+from nas.derivation.runs import SearchRun, can_evaluate_patterns, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
 from nas.search.estimators import risk_seeking_weights
 from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
-from nas.search.schedule import describe_maturity, make_schedule
+from nas.search.schedule import describe_maturity
 from nas.search.supernet import MUST_EQUAL
 from tests.making import make_search
 
@@ -196,10 +196,10 @@ def make_run(folder: Path, **options) -> SearchRun:
 
 
 def test_only_weights_of_uniform_paths_judge_patterns(tmp_path):
-    assert has_mature_weights(make_run(tmp_path / "hard"))
-    assert not has_mature_weights(make_run(tmp_path / "soft", sampling="soft"))
+    assert can_evaluate_patterns(make_run(tmp_path / "hard"))
+    assert not can_evaluate_patterns(make_run(tmp_path / "soft", sampling="soft"))
     joint = make_run(tmp_path / "joint", schedule="joint")
-    assert not has_mature_weights(make_run(tmp_path / "of-joint", weights_from=str(tmp_path / "joint")))
+    assert not can_evaluate_patterns(make_run(tmp_path / "of-joint", weights_from=str(tmp_path / "joint")))
     with pytest.raises(InputError, match="needs weights that trained on uniform paths"):
         relearning.relearn([joint], COSTS, [0.5])
 
@@ -257,7 +257,7 @@ def test_runs_with_the_same_weights_show_the_spread_of_pi(tmp_path):
 )
 def test_maturity_counts_the_updates_of_each_operation(small_config, more, times):
     config = small_config(*SEQUENTIAL, "train.steps=90", *more)
-    assert f"train each operation of a block {times} times" in describe_maturity(config, make_schedule(config, 1000))
+    assert f"train each operation of a block {times} times" in describe_maturity(config, 90)
 
 
 def test_the_cost_is_counted_in_trainings(small_config):

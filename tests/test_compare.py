@@ -343,13 +343,14 @@ def test_each_budget_is_derived_with_the_default_method(comparison):
 
     assert commands(budgets=None) == [[]]
     assert commands(budgets=[0.65, 1.0]) == [["--latency-budget", "0.65"], ["--latency-budget", "1.0"]]
+    assert commands(budgets=[0.5], trials=9) == [["--latency-budget", "0.5", "--trials", "9"]]
 
 
 def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(comparison, capsys):
     os.close(comparison(patterns=["interleaved"], budgets=None).run.lock)
     assert "WARNING" not in capsys.readouterr().out  # it is a joint search
     comparison("search.schedule=sequential", "search.warmup_steps=null", patterns=["interleaved"], budgets=None)
-    assert capsys.readouterr().out.count("WARNING: the search trains each operation 3 times") == 1
+    assert capsys.readouterr().out.count("train each operation of a block 3 times, ") == 1
 
 
 def test_random_patterns_stay_when_more_are_drawn(comparison):

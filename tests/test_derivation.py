@@ -316,6 +316,9 @@ def test_an_edited_pattern_is_kept_but_its_latency_may_change(tmp_path):
     write_patterns({path: {**pattern, "latency": {"median_ms": 1.0}}}, force=False)
     write_patterns({path: {**pattern, "latency": {"median_ms": 2.0}}}, force=False)
     assert read_pattern(path)["latency"]["median_ms"] == 2.0
+    for seconds in (147, 148):
+        write_patterns({other: {**pattern, "derived_from": {"method": "relearn", "seconds": seconds}}}, force=False)
+    other.unlink()
     path.write_text(path.read_text().replace("blocks:", "# mine\nblocks:"))
     with pytest.raises(InputError, match="exists and differs"):
         write_patterns({other: pattern, path: pattern}, force=False)

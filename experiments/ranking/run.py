@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
     parser.add_argument("--out", type=Path, default=Path("runs/ranking"), help="folder of the results")
     parser.add_argument(
-        "--only", default="*", help="jobs to do: names with wildcards, separated by commas, such as 'search-soft*'"
+        "--only", default="*", help="jobs to do: names with wildcards, separated by commas, such as 'supernet-*'"
     )
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides

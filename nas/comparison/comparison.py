@@ -25,7 +25,7 @@ from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.search.schedule import maturity_warning
+from nas.search.schedule import describe_maturity
 from nas.training.build import count_parameters, resolve_cutoffs
 from nas.training.device import device_context, set_up_device
 
@@ -75,13 +75,20 @@ class Comparison:
     def start(self, text: str) -> None:
         """Prepare the data, lock the folder, and write the given patterns. text: the content of COMPARISON.yaml."""
         context = set_up_device(self.recipe.seed, self.recipe.train)
-        if self.search and (warning := maturity_warning(self.search, self.recipe.train.steps)):
-            print(warning)
+        self.warn_of_immature_weights()
         self.recipe = resolve_cutoffs(self.recipe, self.corpus)
         self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)
         write_text(settings_file(self.path), text)
+
+    def warn_of_immature_weights(self) -> None:
+        """Print a warning if a sequential search trains its operations clearly less than the recipe trains patterns."""
+        search, steps = self.search, self.recipe.train.steps  # None if epochs are given
+        if search and search.search.schedule == "sequential" and not search.search.weights_from:
+            text = describe_maturity(search, search.train.steps, steps) if search.train.steps and steps else ""
+            if text.startswith("WARNING"):
+                print(text)
 
     def search_tasks(self) -> list[Task]:
         tasks = []

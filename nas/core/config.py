@@ -172,7 +172,9 @@ class SearchOptions:
         choices=("sequential", "joint"),
     )
     logits_steps: int = option(300, "sequential: steps that train the logits", minimum=1)
-    logits_seeds: int = option(1, "sequential: how often the logits are learned anew with the same weights", minimum=1)
+    logits_seeds: int = option(
+        1, "sequential: times that pi is learned, from uniform, with the same weights", minimum=1
+    )
     weights_from: str | None = option(None, "sequential: finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(
         None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1

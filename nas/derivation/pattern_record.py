@@ -4,6 +4,7 @@ S runs (seeds of one search), N blocks, O candidate operations.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,18 +66,18 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
 def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
     """Write pattern files, all or none. Raises InputError if a file exists with other content, unless `force` is set.
 
-    The latency, the last key, may differ, because no two measurements are equal.
+    The latency and the time of the derivation may differ, because no two measurements are equal.
     """
     for path, content in patterns.items():
         before = path.read_text("utf-8") if path.exists() else None
-        if before and without_latency(before) != without_latency(to_yaml(content)) and not force:
+        if before and without_times(before) != without_times(to_yaml(content)) and not force:
             raise InputError(f"{path} exists and differs; give another file with --out, or replace it with --force")
     for path, content in patterns.items():
         write_yaml(path, content)
 
 
-def without_latency(text: str) -> str:
-    return text.partition("\nlatency:")[0].rstrip()
+def without_times(text: str) -> str:
+    return re.sub(r"\bseconds: \d+", "", text.partition("\nlatency:")[0]).rstrip()
 
 
 def confidence_table(pattern: dict) -> str:

@@ -16,7 +16,7 @@ from nas.core.errors import InputError
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun, average_pi, has_mature_weights
+from nas.derivation.runs import SearchRun, average_pi, can_evaluate_patterns
 from nas.derivation.supernet_evaluator import SuperNetEvaluator, load_evaluator
 from nas.search.phase import SearchPhase
 
@@ -28,7 +28,7 @@ def relearn(runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> li
     budget.
     """
     for run in runs:
-        if not has_mature_weights(run):
+        if not can_evaluate_patterns(run):
             raise InputError(
                 f"--method relearn needs weights that trained on uniform paths: a checkpoint in {run.path}, with "
                 "search.schedule=sequential and search.sampling=hard"

@@ -96,7 +96,7 @@ def find_weights_run(run: Path) -> Path:
     return find_weights_run(Path(origin)) if origin else run
 
 
-def has_mature_weights(run: SearchRun) -> bool:
+def can_evaluate_patterns(run: SearchRun) -> bool:
     """Whether the run holds weights that were trained on uniform paths, so that they can evaluate any pattern."""
     config = run.weights_run / "config.yaml"
     if not (config.exists() and (run.path / CHECKPOINT).exists()):

@@ -100,7 +100,7 @@ class ScoreFunction(Estimator):
         if not losses.isfinite().all():
             raise FloatingPointError("the loss of a sampled path is not finite")
         logits.grad = score_gradient(paths, self.weights(losses), logits.shape[1]).to(logits.dtype)
-        # Keep the memories of the first path, which is drawn from pi. The last distinct path is not.
+        # The first path is a fair draw from pi. The last distinct path is more often a rare one.
         return losses.mean(), results[paths[0]][1]
 
     def begin_shared(self, batch):

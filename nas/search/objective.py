@@ -20,10 +20,11 @@ def path_distribution(options: SearchOptions, blocks: int, costs: CostTable) -> 
 def describe_target(options: LatencyOptions, blocks: int, costs: CostTable) -> str:
     """What search.latency.target leaves for the blocks, one sentence."""
     baseline, limit = costs.cost(interleaved(blocks)), options.target * costs.cost(interleaved(blocks))
+    share = max(0.0, limit - costs.overhead) / (baseline - costs.overhead)
     return (
         f"search.latency.target={options.target:g} is {limit:.4g} of the interleaved pattern's {baseline:.4g} "
-        f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, which leaves "
-        f"{max(0.0, limit - costs.overhead) / (baseline - costs.overhead):.0%} of the interleaved pattern's blocks"
+        f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
+        f"{share:.0%} of what the interleaved pattern's blocks cost"
     )
 
 

@@ -72,11 +72,6 @@ def make_schedule(config: Config, train_tokens: int) -> Schedule:
     return schedule
 
 
-def updates_per_operation(config: Config, weights_steps: int) -> float:
-    """How often `weights_steps` steps train the weights of an operation in a block, on average."""
-    return weights_steps / steps_per_update(config)
-
-
 def steps_per_update(config: Config) -> int:
     """The number of steps in which each operation of a block trains once.
 
@@ -91,34 +86,24 @@ def steps_per_update(config: Config) -> int:
 
 def retraining_steps(config: Config, weights_steps: int) -> int:
     """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
-    return config.search.retrain_steps or max(1, round(updates_per_operation(config, weights_steps)))
+    return config.search.retrain_steps or max(1, round(weights_steps / steps_per_update(config)))
 
 
-def maturity_warning(search: Config, steps: int | None) -> str | None:
-    """A warning if a sequential search trains its operations clearly less than `steps`, those of the final training.
+def describe_maturity(config: Config, weights_steps: int, retrain_steps: int | None = None) -> str:
+    """How often uniform paths train each operation, beside the steps for which patterns will be trained.
 
-    None if one of the two counts epochs, or if the search uses the weights of another one.
+    The text begins with WARNING if the operations train clearly less.
+
+    Args:
+        retrain_steps: the steps for which patterns will be trained; None: search.retrain_steps.
     """
-    options = search.search
-    if options.schedule != "sequential" or options.weights_from or None in (steps, search.train.steps):
-        return None
-    updates = updates_per_operation(search, search.train.steps)
-    if updates >= MATURE * steps:
-        return None
-    return (
-        f"WARNING: the search trains each operation {updates:,.0f} times, and patterns are trained for {steps:,} "
-        f"steps: the search may misjudge them; give the search train.steps={steps * steps_per_update(search)}"
-    )
-
-
-def describe_maturity(config: Config, schedule: Schedule) -> str:
-    """How well the weights of a sequential search will be trained, beside patterns alone."""
-    updates, steps = updates_per_operation(config, schedule.weights_steps), config.search.retrain_steps
-    text = f"{schedule.weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
+    updates, steps = weights_steps / steps_per_update(config), retrain_steps or config.search.retrain_steps
+    text = f"{weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
     if steps is None:
         return f"{text}: the search compares patterns as after {updates:,.0f} training steps (search.retrain_steps)"
-    share = updates / steps
-    text += f", {share:.2f} of the {steps:,} steps for which patterns will be trained"
-    if share >= MATURE:
+    text += f", {updates / steps:.2f} of the {steps:,} steps for which patterns will be trained"
+    if updates >= MATURE * steps:
         return text
-    return f"WARNING: {text}: the search may misjudge them; give train.steps={steps * steps_per_update(config)}"
+    return (
+        f"WARNING: {text}: the search may misjudge them; give the search train.steps={steps * steps_per_update(config)}"
+    )
