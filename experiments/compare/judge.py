@@ -11,13 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nas.comparison.results import choose_metric, read_results  # noqa: E402
-from nas.comparison.spec import UNMATCHED, contenders_file  # noqa: E402
-from nas.core.errors import run_command  # noqa: E402
-from nas.core.pattern import abbreviate  # noqa: E402
+from nas.comparison.results import choose_metric, read_results
+from nas.comparison.spec import UNMATCHED, contenders_file
+from nas.core.errors import run_command
+from nas.core.pattern import abbreviate
 
 
 def main() -> None:

@@ -18,14 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.jobs import Jobs  # noqa: E402
-from nas.core.config import Config  # noqa: E402
-from nas.core.config_loading import load_config  # noqa: E402
-from nas.core.errors import run_command  # noqa: E402
-from nas.core.pattern import abbreviate, expand, network  # noqa: E402
+from experiments.jobs import Jobs
+from nas.core.config import Config
+from nas.core.config_loading import load_config
+from nas.core.errors import run_command
+from nas.core.pattern import abbreviate, expand, network
 
 SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 600_000, 16_000
 REACH = 4  # the most tokens that a rule looks back
@@ -113,7 +112,9 @@ class PlantedCorpus:
 def make_config(name: str, seed: int, overrides: list[str]) -> Config:
     from nas.training.device import set_up_device
 
-    config = load_config(FOLDER / "planted.yaml", [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides])
+    config = load_config(
+        Path(__file__).with_name("planted.yaml"), [f"model.d_ffn={CORPORA[name].d_ffn}", f"seed={seed}", *overrides]
+    )
     set_up_device(seed, config.train)
     return config
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.jobs import Jobs  # noqa: E402
-from nas.core.config import Config  # noqa: E402
-from nas.core.config_loading import load_config  # noqa: E402
-from nas.core.errors import run_command  # noqa: E402
-from nas.core.pattern import abbreviate, expand, interleaved, network  # noqa: E402
+from experiments.jobs import Jobs
+from nas.core.config import Config
+from nas.core.config_loading import load_config
+from nas.core.errors import run_command
+from nas.core.pattern import abbreviate, expand, interleaved, network
 
 BLOCKS, PATTERNS = 6, 20
 TRUTH = {800: (1,), 3200: (1,)}  # seeds of the trainings alone, by their steps
@@ -68,7 +67,7 @@ def load_experiment(overrides: list[str]) -> tuple[Config, object]:
     from nas.data.preprocess import prepare
     from nas.training.device import set_up_device
 
-    config = load_config(FOLDER / "ranking.yaml", overrides)
+    config = load_config(Path(__file__).with_name("ranking.yaml"), overrides)
     set_up_device(config.seed, config.train)
     return config, Corpus(prepare(config.data))
 
