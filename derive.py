@@ -15,7 +15,6 @@ from nas.core.run_folder import LATENCY
 from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
-from nas.derivation.methods import METHODS
 from nas.derivation.pattern_record import (
     Choice,
     confidence_table,
@@ -34,6 +33,7 @@ from nas.derivation.runs import (
     target_notice,
 )
 
+METHODS = ("argmax", "budget", "relearn", "perturbation")
 NOISE = 0.005  # nats per token; smaller differences between patterns by a SuperNet's weights mean nothing
 
 HELP = {
@@ -94,7 +94,7 @@ def main() -> None:
             costs = runs[0].flops if runs[0].options["search.latency.source"] == "flops" else costs
         arguments.method = default_method(runs, arguments.budgets, costs)
 
-    choices, rules = METHODS[arguments.method](runs, average_pi(runs), costs, arguments.budgets), []
+    choices, rules = choose(arguments.method, runs, costs, arguments.budgets), []
     if all(map(can_evaluate_patterns, runs)) and arguments.method != "perturbation":
         choices, rules = judge(choices, runs, costs, arguments.trials)
     elif arguments.trials:
@@ -131,6 +131,22 @@ def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable
     same_unit = (runs[0].options["search.latency.source"] == "measured") == (costs.unit == MILLISECONDS)
     learned = budgets == [runs[0].budget] and same_unit
     return "relearn" if all(map(can_evaluate_patterns, runs)) and not learned else "budget"
+
+
+def choose(method: str, runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> list[Choice]:
+    """The choice of a method for each budget, or a single one without budgets."""
+    if method == "relearn":
+        from nas.derivation.relearning import relearn  # imported here, so that --help does not wait for torch
+
+        print("learning pi anew for each budget; this takes some minutes", flush=True)
+        return relearn(runs, costs, budgets)
+    if method == "perturbation":
+        from nas.derivation.perturbation import perturb
+
+        path, losses = perturb([run.path for run in runs])
+        return [Choice(path, losses=losses)]
+    pi = average_pi(runs)
+    return [Choice(likeliest_path(pi, runs[0].operations, costs, budget), budget) for budget in budgets or [None]]
 
 
 def judge(

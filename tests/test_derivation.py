@@ -11,7 +11,7 @@ import yaml
 
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, read_pattern
-from nas.costs.budget import best_within, read_budgets
+from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import FLOPS, CostTable, read_costs
 from nas.costs.lattice import PatternLattice
 from nas.derivation.confidence import confidence_warnings
@@ -166,14 +166,14 @@ def test_a_pattern_fits_a_budget_that_equals_its_cost():
     pi = np.array([[0.98, 0.01, 0.01]] * 7)
     for count in range(8):
         pattern = ["attention"] * count + ["identity"] * (7 - count)
-        (path,) = best_within([costs.ratio(pattern)], pi, NAMES, costs)
+        path = likeliest_path(pi, NAMES, costs, costs.ratio(pattern))
         assert sum(index == 0 for index in path) == count
 
 
 def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
     source = np.random.default_rng(0)
     lattice = PatternLattice([3.1, 2.2, 2.3, 1.0, 0.0], 32, 60.0)
-    assert max(lattice.nodes) <= math.comb(36, 4)
+    assert max(lattice.level_sizes) <= math.comb(36, 4)
     assert len(lattice.best(np.log(source.dirichlet(np.ones(5), size=32)))) == 32
 
 
@@ -187,8 +187,8 @@ def test_the_likeliest_pattern_of_a_finished_search_is_within_its_budget(tmp_pat
 def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
     with pytest.raises(InputError, match=r"fits a budget of 0.4: the cheapest costs 0.500 of"):
-        best_within([0.4, 1.0], pi, NAMES, COSTS)
-    paths = best_within([0.5, 0.7, 1.0], pi, NAMES, COSTS)
+        likeliest_path(pi, NAMES, COSTS, 0.4)
+    paths = [likeliest_path(pi, NAMES, COSTS, budget) for budget in (0.5, 0.7, 1.0)]
     assert [sorted(path) for path in paths] == [[2, 2], [1, 2], [0, 1]]
 
 
@@ -268,7 +268,7 @@ def test_free_operations_do_not_raise_a_budget():
     costs = CostTable(FLOPS, 1.0, {"attention": 1.0, "dense": 1.0, "identity": 0.0})
     pi = np.array([[1.0]] * 2)
     with pytest.raises(InputError, match="the cheapest costs"):
-        best_within([0.01], pi, ["identity"], costs)
+        likeliest_path(pi, ["identity"], costs, 0.01)
 
 
 # --- files

@@ -28,18 +28,18 @@ def read_budgets(text: str) -> list[float]:
     return budgets
 
 
-def best_within(budgets: list[float], pi: np.ndarray, operations: list[str], costs: CostTable) -> list[list[int]]:
-    """The path with the highest sum of log pi [N, O] within each budget, a ratio to the interleaved pattern's cost.
+def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
+    """The likeliest operation of each block under pi [N, O]; with a budget, the likeliest path within it.
+
+    Args:
+        budget: a ratio to the interleaved pattern's cost.
 
     Raises InputError, which names the lowest possible budget, if no pattern is cheap enough.
     """
+    if budget is None:
+        return pi.argmax(axis=1).tolist()
     scores = np.log(np.maximum(pi, np.finfo(float).tiny))
-    return [patterns_within(budget, len(pi), operations, costs).best(scores) for budget in budgets]
-
-
-def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
-    """The likeliest operation of each block under pi [N, O]; with a budget, the likeliest path within it."""
-    return pi.argmax(axis=1).tolist() if budget is None else best_within([budget], pi, operations, costs)[0]
+    return patterns_within(budget, len(pi), operations, costs).best(scores)
 
 
 def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:

@@ -22,11 +22,11 @@ class PatternLattice:
 
     def __init__(self, costs: list[float], blocks: int, limit: float):
         """costs [O]: of each operation, in any block. Raises ValueError if no pattern is within the limit."""
-        unit = max(costs) / 2**40 or 1.0
+        unit = max(costs) / 2**40 or 1.0  # 1 if all operations are free
         added = np.rint(np.array(costs) / unit).astype(np.int64)  # [O]
-        slack = 2**10 if added.any() else 0
+        slack = 2**10 if added.any() else 0  # 1e-9 of the largest cost, because the limit may be rounded
         most = min(math.floor(limit / unit), blocks * int(added.max())) + slack
-        sums, self.edges, self.nodes = np.zeros(1, dtype=np.int64), [], []
+        sums, self.edges, self.level_sizes = np.zeros(1, dtype=np.int64), [], []
         for left in reversed(range(blocks)):
             reached = sums[:, None] + added  # [nodes, O]
             kept = reached + left * added.min() <= most  # the cheapest blocks complete these within the limit
@@ -36,14 +36,14 @@ class PatternLattice:
             edges = np.full(reached.shape, len(sums))  # len(sums): no edge
             edges[kept] = nodes.ravel()
             self.edges.append(edges)
-            self.nodes.append(len(sums))  # of the next level
+            self.level_sizes.append(len(sums))
 
     def completions(self, scores: np.ndarray, combine) -> list[np.ndarray]:
         """For each level, what `combine` makes of the scores of all ways from a node to the last level.
 
         scores [N, O]; combine: np.max or np.logaddexp.reduce. Each array [nodes + 1] ends with -inf, for no edge.
         """
-        values = [np.append(np.zeros(self.nodes[-1]), -np.inf)]
+        values = [np.append(np.zeros(self.level_sizes[-1]), -np.inf)]
         for row, edges in zip(scores[::-1], reversed(self.edges), strict=True):
             values.append(np.append(combine(row + values[-1][edges], axis=1), -np.inf))
         return values[::-1]
@@ -75,8 +75,8 @@ class PatternLattice:
     def marginals(self, logits: np.ndarray) -> np.ndarray:
         """Probability [N, O] of each operation in each block, of patterns drawn from pi within the limit."""
         reached, result = np.ones(1), []
-        for row, edges, nodes in zip(self.conditional(logits), self.edges, self.nodes, strict=True):
+        for row, edges, size in zip(self.conditional(logits), self.edges, self.level_sizes, strict=True):
             joint = reached[:, None] * np.exp(row)  # [nodes, O]
             result.append(joint.sum(axis=0))
-            reached = np.bincount(edges.ravel(), joint.ravel(), minlength=nodes)[:nodes]
+            reached = np.bincount(edges.ravel(), joint.ravel(), minlength=size)[:size]
         return np.stack(result)
