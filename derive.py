@@ -113,15 +113,15 @@ def main() -> None:
         table = pareto_table(patterns, costs.unit)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(table)
-    print_confidence(patterns[-1], choices[-1].runs or runs)  # the last pattern has the largest budget
-    print_spread(choices[-1], runs, costs)
-    notice = None if arguments.budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"]))
-    if notice:
-        print(f"NOTICE: {notice}")
-    for file, pattern in zip(files, patterns, strict=True):
+    for file, choice, pattern in zip(files, choices, patterns, strict=True):
+        if arguments.pareto:
+            print(f"\nbudget {choice.budget:g}:")
+        print_confidence(pattern)
+        print_spread(choice, runs, costs)
         print_pattern(pattern)
         print_rules(pattern)
         print(f"written to {file}")
+    print_notices(runs, None if arguments.budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"])))
 
 
 def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable) -> str:
@@ -180,24 +180,29 @@ def measured_latency(runs: list[SearchRun]):
     return None
 
 
-def print_confidence(pattern: dict, runs: list[SearchRun]) -> None:
+def print_notices(runs: list[SearchRun], notice: str | None) -> None:
+    """Print what limits the evidence of the runs, and another notice."""
+    for run in runs:
+        if run.step < run.of_steps:
+            print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
+    if notice:
+        print(f"NOTICE: {notice}")
+    if len(runs) == 1:
+        print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")
+
+
+def print_confidence(pattern: dict) -> None:
     """Print how certain each block is, and warnings about blocks that are undecided."""
     if "removal" in pattern["confidence"][0]:
         print(perturbation_table(pattern))
     print(confidence_table(pattern))
-    for run in runs:
-        if run.step < run.of_steps:
-            print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
-    if len(runs) == 1:
-        print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")
 
 
 def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> None:
     """Print what each seed of pi and each SuperNet choose, if there are several."""
     runs = choice.runs or runs
-
     if len(runs) > 1 or len(runs[0].seed_pi) > 1:
         choose = partial(likeliest_path, operations=runs[0].operations, costs=costs, budget=choice.budget)
         print("\n".join(describe_spread(runs, choose)))

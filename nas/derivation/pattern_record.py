@@ -3,7 +3,6 @@
 S runs (seeds of one search), N blocks, O candidate operations.
 """
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,13 +125,13 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
     rows = [
         f"Budgets and ratios are relative to the interleaved pattern's cost, in {unit}.",
         "",
-        "| budget | pattern | attention blocks | predicted ratio | measured ratio | predicted ms | ms | log pi |",
+        "| budget | pattern | attention blocks | predicted ratio | measured ratio | predicted ms | ms | SuperNet nll |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for pattern in patterns:
         latency = pattern.get("latency") or {}
         ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
-        score = sum(math.log(max(record["pi"][record["operation"]], 1e-300)) for record in pattern["confidence"])
+        nll = pattern["derived_from"].get("rules", {}).get("pi", {}).get("nll", "")
         values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f"}
         cells = [
             f"{pattern['derived_from']['latency_budget']:g}",
@@ -140,7 +139,7 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
             str(sum(name in ATTENDING for name in pattern["blocks"])),
             f"{ratio:.3f}",
             *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
-            f"{score:.2f}",
+            str(nll),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
