@@ -99,10 +99,13 @@ class TrainStep:
     def __init__(
         self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, sampled: bool
     ):
-        """sampled: whether each step samples the operations to run, as in a hard search. Only these get gradients."""
+        """sampled: whether each step samples the operations to run, as in a hard search. Only these get gradients.
+
+        total_steps: 0 if the weights stay as they are; then nothing is compiled.
+        """
         self.context, self.sampled = context, sampled
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.is_gpu)
-        if context.compile:
+        if context.compile and total_steps:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
         if sampled:
