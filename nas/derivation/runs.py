@@ -56,14 +56,13 @@ class SearchRun:
     @property
     def budget(self) -> float | None:
         """The budget within which the search drew its patterns; None if it had none."""
-        has_budget = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "budget"
-        return self.options["search.latency.target"] if has_budget else None
+        return self.limit("budget")
 
-    @property
-    def target(self) -> float | None:
-        """The ratio to the interleaved pattern's cost that the search aimed at; None if it had no target."""
-        has_target = self.options["search.latency.source"] != "none" and self.options["search.latency.mode"] == "target"
-        return self.options["search.latency.target"] if has_target else None
+    def limit(self, mode: str) -> float | None:
+        """search.latency.target, a ratio to the interleaved pattern's cost; None if the search had another mode."""
+        options = self.options
+        used = options["search.latency.source"] != "none" and options["search.latency.mode"] == mode
+        return options["search.latency.target"] if used else None
 
 
 def average_pi(runs: list[SearchRun]) -> np.ndarray:
@@ -175,7 +174,7 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
 
 def target_notice(run: SearchRun, ratio: float) -> str | None:
     """A message if the relative cost of the derived pattern is far from the target of the search."""
-    target = run.target
+    target = run.limit("target")
     if target is None or run.options["search.latency.weight"] == 0 or abs(ratio / target - 1) < TARGET_TOLERANCE:
         return None
     return (
