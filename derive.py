@@ -87,27 +87,23 @@ def main() -> None:
     for notice in check_seeds(runs):
         print(f"NOTICE: {notice}")
     latency = measured_latency(runs)
-    costs = latency.table if latency else runs[0].flops
-    if not arguments.method:
-        if not arguments.budgets and runs[0].budget:
-            arguments.budgets = [runs[0].budget]
-            costs = runs[0].flops if runs[0].options["search.latency.source"] == "flops" else costs
-        arguments.method = default_method(runs, arguments.budgets, costs)
+    method, budgets, costs = plan(arguments, runs, latency.table if latency else runs[0].flops)
 
-    choices, rules = choose(arguments.method, runs, costs, arguments.budgets), []
-    if all(map(can_evaluate_patterns, runs)) and arguments.method != "perturbation":
-        choices, rules = judge(choices, runs, costs, arguments.trials)
-    elif arguments.trials:
+    can_judge = method != "perturbation" and all(map(can_evaluate_patterns, runs))
+    if arguments.trials and not can_judge:
         raise InputError("--trials needs the weights of a sequential search, and no --method perturbation")
-    patterns = [pattern_record(choice, runs, arguments.method) for choice in choices]
-    for pattern, compared in zip(patterns, rules, strict=False):
+    choices, rules = choose(method, runs, costs, budgets), []
+    if can_judge:
+        choices, rules = judge(choices, runs, costs, arguments.trials)
+    patterns = [pattern_record(choice, runs, method) for choice in choices]
+    for pattern, compared in zip(patterns, rules, strict=False):  # without the SuperNets' weights there are no rules
         pattern["derived_from"] |= {"rules": compared} | ({"trials": arguments.trials} if arguments.trials else {})
     if latency:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
 
     out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
-    files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in arguments.budgets] if arguments.pareto else [out]
+    files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in budgets] if arguments.pareto else [out]
     write_patterns(dict(zip(files, patterns, strict=True)), arguments.force)
     if arguments.pareto:
         table = pareto_table(patterns, costs.unit)
@@ -121,7 +117,20 @@ def main() -> None:
         print_pattern(pattern)
         print_rules(pattern)
         print(f"written to {file}")
-    print_notices(runs, None if arguments.budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"])))
+    print_notices(runs, None if budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"])))
+
+
+def plan(arguments: argparse.Namespace, runs: list[SearchRun], costs: CostTable) -> tuple[str, list[float], CostTable]:
+    """The method, the budgets and the costs: those that were given, or else those of the search.
+
+    costs: milliseconds if a run has a table of them, else FLOPs.
+    """
+    budgets = arguments.budgets
+    if not arguments.method and not budgets and runs[0].budget:
+        budgets = [runs[0].budget]
+        if runs[0].options["search.latency.source"] == "flops":
+            costs = runs[0].flops
+    return arguments.method or default_method(runs, budgets, costs), budgets, costs
 
 
 def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable) -> str:
