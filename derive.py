@@ -225,6 +225,9 @@ def print_rules(pattern: dict) -> None:
         for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
             trial = f"; on valid after a trial {about['trial_nll']:.4f}" if "trial_nll" in about else ""
             print(f"  {name:<15}{about['pattern']}  {about['nll']:.4f}{trial}")
+        tried = [name for name in rules if "trial_nll" in rules[name]]
+        if tried and (winner := min(tried, key=lambda name: rules[name]["trial_nll"])) != "pi":
+            print(f"NOTICE: after trials the rule {winner!r} is better than the pattern of pi, so it is derived")
         best = min(rules, key=lambda name: rules[name]["nll"])
         if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:
             print(f"WARNING: the SuperNet prefers the rule {best!r} to the derived pattern; try more logits_steps")

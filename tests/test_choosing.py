@@ -177,6 +177,19 @@ def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
     assert "WARNING: the SuperNet prefers the rule 'par'" in rules_shown(capsys, 2.99, ["attention", "dense"])
 
 
+def test_a_rule_that_wins_the_trials_is_named(capsys):
+    rules = {
+        "pi": {"pattern": "aa", "nll": 3.0, "trial_nll": 4.1},
+        "par": {"pattern": "ad", "nll": 3.0, "trial_nll": 4.0},
+    }
+    pattern = {"derived_from": {"rules": rules}, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
+    derive.print_rules(pattern)
+    assert "after trials the rule 'par' is better than the pattern of pi" in capsys.readouterr().out
+    rules["par"]["trial_nll"] = 4.2
+    derive.print_rules(pattern)
+    assert "NOTICE" not in capsys.readouterr().out
+
+
 def test_a_pattern_without_attention_causes_a_warning(capsys):
     assert "WARNING: the pattern has no attention" in rules_shown(capsys, 4.0, ["dense", "identity"])
 
