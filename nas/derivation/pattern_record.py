@@ -131,11 +131,12 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
     for pattern in patterns:
         latency = pattern.get("latency") or {}
         ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
-        nll = pattern["derived_from"].get("rules", {}).get("pi", {}).get("nll", "")
+        short, compared = abbreviate(pattern["blocks"]), pattern["derived_from"].get("rules", {}).values()
+        nll = next((about["nll"] for about in compared if about["pattern"] == short), "")  # trials may choose a rule
         values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f"}
         cells = [
             f"{pattern['derived_from']['latency_budget']:g}",
-            abbreviate(pattern["blocks"]),
+            short,
             str(sum(name in ATTENDING for name in pattern["blocks"])),
             f"{ratio:.3f}",
             *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
