@@ -45,8 +45,8 @@ HELP = {
     "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "train the pattern of pi, and rules from the literature within its cost or the budget, from scratch "
-    "for STEPS steps each, and derive the best on valid",
+    "--trials": "train the pattern of pi, the best patterns with fewer attention blocks, and rules from the literature "
+    "from scratch for STEPS steps each, and derive the best on valid",
     "--force": "replace existing pattern files that differ",
 }
 
@@ -163,20 +163,23 @@ def judge(
 ) -> tuple[list[Choice], list[dict]]:
     """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost.
 
-    With trial_steps, the choice is the best of these patterns after trials.
+    With trial_steps, the choice is the best of these patterns, and of those with fewer attention blocks, after trials.
     """
     from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules, load_evaluator
-    from nas.derivation.trials import choose_by_trials
+    from nas.derivation.trials import Trials
 
     evaluators, operations = [load_evaluator(run.path) for run in runs], runs[0].operations
-    choices, rules = [choose_among_seeds(choice, runs, costs, evaluators) for choice in choices], []
+    trials = Trials(runs, costs, evaluators, trial_steps) if trial_steps else None
+    judged, rules = [], []
     for choice in choices:
+        choice = choose_among_seeds(choice, runs, costs, evaluators)
         pattern = [operations[index] for index in choice.path]
-        limit = max(costs.cost(pattern), (choice.budget or 0) * costs.cost(interleaved(len(pattern))))
-        rules.append(compare_with_rules(evaluators, pattern, operations, costs, limit))
-    if trial_steps:
-        choices = choose_by_trials(choices, rules, evaluators[0], trial_steps)
-    return choices, rules
+        baseline = costs.cost(interleaved(len(pattern)))
+        limit = max(costs.cost(pattern), (choice.budget or 0) * baseline)
+        compared = compare_with_rules(evaluators, pattern, operations, costs, limit)
+        judged.append(trials.choose(choice, compared, limit / baseline) if trials else choice)
+        rules.append(compared)  # with the results of the trials
+    return judged, rules
 
 
 def measured_latency(runs: list[SearchRun]):
@@ -213,7 +216,8 @@ def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> Non
     """Print what each seed of pi and each SuperNet choose, if there are several."""
     runs = choice.runs or runs
     if len(runs) > 1 or len(runs[0].seed_pi) > 1:
-        choose = partial(likeliest_path, operations=runs[0].operations, costs=costs, budget=choice.budget)
+        limits = {"costs": costs, "budget": choice.budget, "attentions": choice.attentions}
+        choose = partial(likeliest_path, operations=runs[0].operations, **limits)
         print("\n".join(describe_spread(runs, choose)))
 
 
@@ -224,13 +228,13 @@ def print_rules(pattern: dict) -> None:
         print("nll on the beginning of valid with the SuperNet's weights, for patterns within the same cost:")
         for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
             trial = f"; on valid after a trial {about['trial_nll']:.4f}" if "trial_nll" in about else ""
-            print(f"  {name:<15}{about['pattern']}  {about['nll']:.4f}{trial}")
+            print(f"  {name:<16}{about['pattern']}  {about['nll']:.4f}{trial}")
         tried = [name for name in rules if "trial_nll" in rules[name]]
         if tried and (winner := min(tried, key=lambda name: rules[name]["trial_nll"])) != "pi":
-            print(f"NOTICE: after trials the rule {winner!r} is better than the pattern of pi, so it is derived")
+            print(f"NOTICE: after trials {winner!r} is better than the pattern of pi, so it is derived")
         best = min(rules, key=lambda name: rules[name]["nll"])
         if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:
-            print(f"WARNING: the SuperNet prefers the rule {best!r} to the derived pattern; try more logits_steps")
+            print(f"WARNING: the SuperNet prefers {best!r} to the pattern of pi; try more logits_steps")
     offered = [name for name in pattern["confidence"][0]["pi"] if name in ATTENDING]
     if offered and not set(offered) & set(pattern["blocks"]):
         print(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import derive
-from nas.core.config import SearchOptions
+from nas.core.config import Config, SearchOptions, TrainOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
@@ -136,26 +136,67 @@ def compared(**patterns) -> dict:
     return {name: {"pattern": short, "nll": 3.0} for name, short in patterns.items()}
 
 
-def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch):
-    losses, trained = {"ad": 2.5, "aa": 2.4, "da": 2.6}, []
+def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
+    """Trials whose losses are given for each network; `fewer` are the paths that relearning finds, in order."""
+    evaluator = Evaluator(dict.fromkeys(product(range(3), repeat=3), 3.05) | {(0, 0, 0): 3.3, (0, 2, 1): 3.2})
+    evaluator.config = Config(train=TrainOptions(steps=24), search=SearchOptions(retrain_steps=8))
+    evaluator.corpus, evaluator.context = SimpleNamespace(tokens=lambda split: [0] * 100), None
 
-    def trial_nll(pattern, evaluator, steps):
+    def train(pattern, config, *inputs):
         trained.append("".join(name[0] for name in pattern))
-        return losses[trained[-1].replace("i", "")]
+        return SimpleNamespace(blocks=trained[-1].replace("i", ""))
 
-    monkeypatch.setattr(trials, "trial_nll", trial_nll)
-    evaluator = SimpleNamespace(
-        supernet=SimpleNamespace(operations=NAMES),
-        config=SimpleNamespace(train=SimpleNamespace(steps=24, epochs=None), search=SearchOptions(retrain_steps=8)),
-        corpus=SimpleNamespace(tokens=lambda split: [0] * 100),
+    monkeypatch.setattr(trials, "train_pattern", train)
+    monkeypatch.setattr(
+        trials, "evaluate_split", lambda config, model, blocks, *more: {"nll_per_token": losses[blocks]}
     )
-    rules = [compared(pi="adi", par="dai", other="aia", bad="iii"), compared(pi="iad")]
-    rules[0]["bad"]["nll"] = 3.11
-    choices = trials.choose_by_trials([Choice([0, 1, 2]), Choice([2, 0, 1], seconds=100)], rules, evaluator, 4)
-    assert [choice.path for choice in choices] == [[0, 2, 0], [2, 0, 1]]
-    assert trained == ["adi", "dai", "aia"]
-    assert rules[0]["par"]["trial_nll"] == 2.6 and rules[1]["pi"]["trial_nll"] == 2.5
-    assert choices[1].seconds >= 100
+    found = iter(fewer)
+
+    def relearn(runs, costs, budgets, most):
+        path = next(found)
+        return [Choice([0, 0, 0], *budgets, most, runs=[search_run("runs/one", one_hot(*path))])]
+
+    monkeypatch.setattr(trials, "relearn", relearn)
+    return trials.Trials([search_run("runs/one", one_hot(0, 0, 0))], COSTS, [evaluator], 4)
+
+
+def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch):
+    trained = []
+    tried = make_trials(monkeypatch, {"ad": 2.5, "aa": 2.4, "da": 2.6}, trained)
+    rules = compared(pi="adi", par="dai", other="aia", bad="iii")
+    rules["bad"]["nll"] = 3.11
+    assert tried.choose(Choice([0, 1, 2]), rules, 1.0).path == [0, 2, 0]
+    assert trained == ["adi", "dai", "aia"] and rules["par"]["trial_nll"] == 2.6 and "trial_nll" not in rules["bad"]
+    again = compared(pi="iad")
+    choice = tried.choose(Choice([2, 0, 1], seconds=100), again, 1.0)
+    assert choice.path == [2, 0, 1] and choice.seconds >= 100 and len(trained) == 3
+    assert again["pi"]["trial_nll"] == 2.5
+
+
+def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
+    trained, losses = [], {"aaa": 2.6, "aa": 2.7, "ad": 2.5}
+    tried = make_trials(monkeypatch, losses, trained, fewer=[[0, 2, 0], [0, 1, 2]])
+    rules = compared(pi="aaa")
+    choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3), rules, 1.0)
+    assert list(rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "aia", "adi"]
+    assert choice.path == [0, 1, 2] and choice.budget == 0.7 and choice.attentions == 1
+
+
+def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
+    trained = []
+    tried = make_trials(monkeypatch, {"aaa": 2.6}, trained, fewer=[[0, 2, 1]])
+    rules = compared(pi="aaa")
+    assert tried.choose(Choice([0, 0, 0]), rules, 1.0).path == [0, 0, 0]
+    assert rules["attention <= 2"] == {"pattern": "aid", "nll": 3.2} and trained == ["aaa"]
+
+
+def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypatch):
+    def refuse(*inputs):
+        raise InputError("no pattern fits")
+
+    tried = make_trials(monkeypatch, {"aaa": 2.6}, [])
+    monkeypatch.setattr(trials, "relearn", refuse)
+    assert tried.choose(Choice([0, 0, 0]), compared(pi="aaa"), 1.0).path == [0, 0, 0]
 
 
 def test_short_trials_cause_a_warning(small_config):
@@ -174,7 +215,7 @@ def rules_shown(capsys, nll: float, blocks: list[str]) -> str:
 
 def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
     assert "WARNING" not in rules_shown(capsys, 2.996, ["attention", "dense"])
-    assert "WARNING: the SuperNet prefers the rule 'par'" in rules_shown(capsys, 2.99, ["attention", "dense"])
+    assert "WARNING: the SuperNet prefers 'par'" in rules_shown(capsys, 2.99, ["attention", "dense"])
 
 
 def test_a_rule_that_wins_the_trials_is_named(capsys):
@@ -184,7 +225,7 @@ def test_a_rule_that_wins_the_trials_is_named(capsys):
     }
     pattern = {"derived_from": {"rules": rules}, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
     derive.print_rules(pattern)
-    assert "after trials the rule 'par' is better than the pattern of pi" in capsys.readouterr().out
+    assert "after trials 'par' is better than the pattern of pi" in capsys.readouterr().out
     rules["par"]["trial_nll"] = 4.2
     derive.print_rules(pattern)
     assert "NOTICE" not in capsys.readouterr().out

@@ -64,3 +64,25 @@ def test_free_operations_need_no_unit():
 def test_a_limit_below_the_cheapest_pattern_is_an_error():
     with pytest.raises(ValueError, match=r"no pattern of 4 blocks costs at most 0\.3"):
         PatternLattice(COSTS, BLOCKS, 0.3)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_limited_operations_fill_at_most_a_given_number_of_blocks(seed):
+    source = np.random.default_rng(seed)
+    costs, logits = source.integers(0, 5, 3) / 4.0, source.normal(size=(BLOCKS, 3))
+    limited = [0] if seed % 2 else [0, 2]  # cheaper than the others in some cases
+    limit, most = source.random() * costs.max() * BLOCKS, int(source.integers(0, BLOCKS + 1))
+    weights = {
+        path: np.exp(logits[range(BLOCKS), path].sum())
+        for path in itertools.product(range(3), repeat=BLOCKS)
+        if sum(costs[index] for index in path) <= limit and sum(index in limited for index in path) <= most
+    }
+    if not weights:
+        with pytest.raises(ValueError, match="no pattern of 4 blocks"):
+            PatternLattice(costs.tolist(), BLOCKS, limit, limited, most)
+        return
+    lattice, expected = PatternLattice(costs.tolist(), BLOCKS, limit, limited, most), np.zeros((BLOCKS, 3))
+    for path, weight in weights.items():
+        expected[range(BLOCKS), path] += weight / sum(weights.values())
+    np.testing.assert_allclose(lattice.marginals(logits), expected, atol=1e-12)
+    assert tuple(lattice.best(logits)) == max(weights, key=weights.get)

@@ -1,16 +1,19 @@
 """The patterns within a cost, as a lattice.
 
-N blocks, O candidate operations, K samples. The nodes of level n are the costs that n blocks can have in sum; an edge
+N blocks, O candidate operations, K samples. The nodes of level n are the sums of cost that n blocks can have; an edge
 adds the operation of the next block. One pass over the lattice gives the best pattern, or sums over all patterns.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+COUNT = 2**48  # a node's cost is below it, and its multiples count the blocks of the limited operations
+
 
 class PatternLattice:
-    """The patterns whose summed cost is at most a limit.
+    """The patterns whose summed cost is at most a limit. The number of blocks of some operations may be limited, too.
 
     Each operation of each block has a score; the score of a pattern is the sum over its blocks. With logits as scores,
     the patterns have the probability that pi = softmax(logits) gives them under the condition that they are within the
@@ -20,16 +23,26 @@ class PatternLattice:
     operation equally often meet in one node. Patterns may exceed the limit by 1e-9 of the largest cost.
     """
 
-    def __init__(self, costs: list[float], blocks: int, limit: float):
-        """costs [O]: of each operation, in any block. Raises ValueError if no pattern is within the limit."""
+    def __init__(self, costs: list[float], blocks: int, limit: float, limited: Sequence[int] = (), most: int = 0):
+        """Raises ValueError if no pattern is within the limits.
+
+        Args:
+            costs: of each operation [O], in any block.
+            limited: indices of operations, but not of all, that together fill at most `most` blocks.
+        """
         unit = max(costs) / 2**40 or 1.0  # 1 if all operations are free
         added = np.rint(np.array(costs) / unit).astype(np.int64)  # [O]
         slack = 2**10 if added.any() else 0  # 1e-9 of the largest cost, because the limit may be rounded
-        most = min(math.floor(limit / unit), blocks * int(added.max())) + slack
+        budget = min(math.floor(limit / unit), blocks * int(added.max())) + slack
+        counted = np.isin(np.arange(len(added)), limited)  # [O]
+        cheapest = added[~counted].min()
+        saved = max(0, cheapest - added[counted].min()) if limited else 0  # by a limited operation in its place
         sums, self.edges, self.level_sizes = np.zeros(1, dtype=np.int64), [], []
         for left in reversed(range(blocks)):
-            reached = sums[:, None] + added  # [nodes, O]
-            kept = reached + left * added.min() <= most  # the cheapest blocks complete these within the limit
+            reached = sums[:, None] + added + COUNT * counted  # [nodes, O]
+            count = reached // COUNT
+            cost = reached % COUNT + left * cheapest - saved * np.minimum(left, most - count)  # cheapest completion
+            kept = (cost <= budget) & (count <= most)
             if not kept.any():
                 raise ValueError(f"no pattern of {blocks} blocks costs at most {limit}")
             sums, nodes = np.unique(reached[kept], return_inverse=True)

@@ -21,12 +21,14 @@ class Choice:
     """The choice of a method of derivation.
 
     path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
+    attentions: the highest number of blocks that attend, None: any;
     losses: with perturbation, nll per token without each operation [R, O] for each block; runs: with relearning, the
     runs with the pi of this budget; seconds: the time of relearning and trials.
     """
 
     path: list[int]
     budget: float | None = None
+    attentions: int | None = None
     losses: list[np.ndarray] | None = None
     runs: list[SearchRun] | None = None
     seconds: float | None = None

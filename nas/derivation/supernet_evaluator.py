@@ -132,7 +132,8 @@ def choose_among_seeds(
     worse than both. Losses are those of mean_nll().
     """
     own = choice.runs or runs
-    found = [likeliest_path(pi, run.operations, costs, choice.budget) for run in own for pi in run.seed_pi]
+    limits = costs, choice.budget, choice.attentions
+    found = [likeliest_path(pi, run.operations, *limits) for run in own for pi in run.seed_pi]
     paths = [list(path) for path in dict.fromkeys(map(tuple, [choice.path, *found]))]
     return replace(choice, path=min(paths, key=lambda path: mean_nll(evaluators, path)) if paths[1:] else choice.path)
 
@@ -145,5 +146,11 @@ def compare_with_rules(
     nll: loss per token on the beginning of valid with the SuperNets' weights.
     """
     patterns = {"pi": pattern, **rules_within(len(pattern), operations, costs, limit)}
-    nlls = {name: mean_nll(evaluators, [operations.index(part) for part in own]) for name, own in patterns.items()}
-    return {name: {"pattern": abbreviate(own), "nll": round(nlls[name], 4)} for name, own in patterns.items()}
+    paths = {name: [operations.index(part) for part in own] for name, own in patterns.items()}
+    return {name: describe_path(evaluators, operations, path) for name, path in paths.items()}
+
+
+def describe_path(evaluators: list[SuperNetEvaluator], operations: list[str], path: list[int]) -> dict:
+    """The pattern of a path, abbreviated, and its nll by mean_nll()."""
+    pattern = abbreviate([operations[index] for index in path])
+    return {"pattern": pattern, "nll": round(mean_nll(evaluators, path), 4)}

@@ -1,17 +1,24 @@
 """Trials: short trainings of a few patterns from scratch.
 
-Weights that all patterns share misjudge patterns unlike the average path, and hide how hard a pattern is to train.
+Weights that all patterns share misjudge patterns unlike the average path, most of all those with few attention blocks,
+and hide how hard a pattern is to train. They rank patterns with equally many attention blocks better. Therefore the
+candidates are the best pattern for each number of attention blocks.
 """
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tqdm import tqdm
 
-from nas.core.pattern import expand, network
+from nas.core.errors import InputError
+from nas.core.pattern import ATTENDING, expand, network
+from nas.costs.cost_table import CostTable
 from nas.derivation.pattern_record import Choice
-from nas.derivation.supernet_evaluator import SuperNetEvaluator
+from nas.derivation.relearning import relearn
+from nas.derivation.runs import SearchRun
+from nas.derivation.supernet_evaluator import SuperNetEvaluator, choose_among_seeds, describe_path
 from nas.retraining.phase import train_pattern
 from nas.search.schedule import retraining_steps
 from nas.training.build import count_steps
@@ -21,36 +28,60 @@ PROMISING = 0.1  # nats per token behind the best by shared weights; patterns fu
 LONG_ENOUGH = 0.25  # of the retraining's steps; after a sixteenth and an eighth, the order is about random
 
 
-def choose_by_trials(
-    choices: list[Choice], rules: list[dict[str, dict]], evaluator: SuperNetEvaluator, steps: int
-) -> list[Choice]:
-    """For each choice, the best of its promising patterns after trials; their losses are added to `rules`.
+class Trials:
+    """Trainings of `steps` steps with the options of the first search; each network is trained once.
 
-    rules: for each choice, the result of compare_with_rules(). evaluator: of the search whose options the trials have.
+    Prints a warning if they are too short to order patterns.
     """
-    if warning := short_trials_warning(evaluator, steps):
-        print(f"WARNING: {warning}")
-    operations, losses = evaluator.supernet.operations, {}
-    for index, (choice, compared) in enumerate(zip(choices, rules, strict=True)):
-        began = time.monotonic()
+
+    def __init__(self, runs: list[SearchRun], costs: CostTable, evaluators: list[SuperNetEvaluator], steps: int):
+        self.runs, self.costs, self.evaluators, self.steps = runs, costs, evaluators, steps
+        self.operations, self.losses = runs[0].operations, {}
+        if warning := short_trials_warning(evaluators[0], steps):
+            print(f"WARNING: {warning}")
+
+    def choose(self, choice: Choice, compared: dict[str, dict], budget: float) -> Choice:
+        """The best after trials of a choice, the patterns that it is compared with, and those with fewer attentions.
+
+        Args:
+            compared: {name: {"pattern", "nll"}}, nll by shared weights. Patterns with fewer attentions are added, and
+                `trial_nll` to each pattern that has a trial.
+            budget: the highest cost, as a ratio to the interleaved pattern's.
+        """
+        began, choices = time.monotonic(), {}
+        for name, fewer in self.with_fewer_attentions(choice, budget):
+            choices[name], compared[name] = fewer, describe_path(self.evaluators, self.operations, fewer.path)
+            if compared[name]["nll"] > compared["pi"]["nll"] + PROMISING:
+                break
         limit = min(about["nll"] for about in compared.values()) + PROMISING
-        promising = [about for about in compared.values() if about["nll"] <= limit]
-        for about in tqdm(promising, f"trials of {steps} steps", disable=not sys.stderr.isatty()):
-            pattern = expand(about["pattern"])
-            if network(pattern) not in losses:
-                losses[network(pattern)] = trial_nll(pattern, evaluator, steps)
-            about["trial_nll"] = round(losses[network(pattern)], 4)
-        best = expand(min(promising, key=lambda about: about["trial_nll"])["pattern"])
+        promising = {name: about for name, about in compared.items() if about["nll"] <= limit}
+        for about in tqdm(promising.values(), f"trials of {self.steps} steps", disable=not sys.stderr.isatty()):
+            about["trial_nll"] = round(self.nll(expand(about["pattern"])), 4)
+        name = min(promising, key=lambda name: promising[name]["trial_nll"])
+        path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began
-        choices[index] = replace(choice, path=[operations.index(name) for name in best], seconds=seconds)
-    return choices
+        return replace(choices.get(name, choice), path=path, budget=choice.budget, seconds=seconds)
 
+    def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
+        """The best patterns within a budget with 1, 2, ... attention blocks fewer, each with its own pi."""
+        while (most := sum(self.operations[index] in ATTENDING for index in choice.path) - 1) > 0:
+            try:
+                (choice,) = relearn(self.runs, self.costs, [budget], most)
+            except InputError:  # attention is so cheap that patterns with fewer of it are beyond the budget
+                return
+            choice = choose_among_seeds(choice, self.runs, self.costs, self.evaluators)
+            yield f"attention <= {most}", choice
 
-def trial_nll(pattern: list[str], evaluator: SuperNetEvaluator, steps: int) -> float:
-    """nll per token on valid of a pattern trained from scratch for `steps` steps."""
-    config = replace(evaluator.config, train=replace(evaluator.config.train, steps=steps, epochs=None))
-    model = train_pattern(pattern, config, evaluator.corpus, evaluator.context)
-    return evaluate_split(config, model, model.blocks, evaluator.corpus, "valid", evaluator.context)["nll_per_token"]
+    def nll(self, pattern: list[str]) -> float:
+        """nll per token on valid of a pattern trained from scratch."""
+        if network(pattern) not in self.losses:
+            evaluator = self.evaluators[0]
+            corpus, context = evaluator.corpus, evaluator.context
+            config = replace(evaluator.config, train=replace(evaluator.config.train, steps=self.steps, epochs=None))
+            model = train_pattern(pattern, config, corpus, context)
+            results = evaluate_split(config, model, model.blocks, corpus, "valid", context)
+            self.losses[network(pattern)] = results["nll_per_token"]
+        return self.losses[network(pattern)]
 
 
 def short_trials_warning(evaluator: SuperNetEvaluator, steps: int) -> str | None:

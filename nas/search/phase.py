@@ -15,7 +15,7 @@ from nas.search.convergence import Convergence
 from nas.search.estimators import estimator_class
 from nas.search.objective import LatencyPenalty, path_distribution
 from nas.search.pi_statistics import entropy
-from nas.search.sampling import WeightsSampler, temperature_at
+from nas.search.sampling import PathDistribution, WeightsSampler, temperature_at
 from nas.search.schedule import make_schedule
 from nas.search.supernet import SuperNet
 from nas.training import distributed
@@ -58,8 +58,10 @@ class SearchPhase:
         config: Config,
         context: DeviceContext,
         latency: CostTable | None = None,
+        paths: PathDistribution | None = None,
     ):
-        """latency: the measured table; search.latency.source=measured needs it.
+        """latency: the measured table; search.latency.source=measured needs it. paths: the distribution of the paths
+        that are drawn from pi, in place of that of search.latency.
 
         Raises InputError if no step is left to train the logits, or if no pattern reaches search.latency.target.
         """
@@ -69,7 +71,7 @@ class SearchPhase:
             raise ValueError("search.latency.source=measured needs the measured table")
         self.flops, self.latency = count_flops(config, corpus.counts()), latency
         self.costs = latency if options.latency.source == "measured" else self.flops
-        self.paths = path_distribution(options, config.model.blocks, self.costs)
+        self.paths = paths or path_distribution(options, config.model.blocks, self.costs)
         self.penalty = None
         if options.latency.source != "none" and options.latency.mode != "budget":
             self.penalty = LatencyPenalty(options.latency, options.operations, config.model.blocks, self.costs)
