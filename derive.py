@@ -21,6 +21,7 @@ from nas.derivation.pattern_record import (
     pareto_table,
     pattern_record,
     perturbation_table,
+    refuse_existing,
     write_patterns,
 )
 from nas.derivation.runs import (
@@ -92,6 +93,10 @@ def main() -> None:
     can_judge = method != "perturbation" and all(map(can_evaluate_patterns, runs))
     if arguments.trials and not can_judge:
         raise InputError("--trials needs the weights of a sequential search, and no --method perturbation")
+    out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
+    files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in budgets] if arguments.pareto else [out]
+    if (arguments.trials or method == "relearn") and not arguments.force:
+        refuse_existing(files)
     choices, rules = choose(method, runs, costs, budgets), []
     if can_judge:
         choices, rules = judge(choices, runs, costs, arguments.trials)
@@ -102,8 +107,6 @@ def main() -> None:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
 
-    out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
-    files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in budgets] if arguments.pareto else [out]
     write_patterns(dict(zip(files, patterns, strict=True)), arguments.force)
     if arguments.pareto:
         table = pareto_table(patterns, costs.unit)

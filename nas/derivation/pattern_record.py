@@ -64,6 +64,12 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
     }
 
 
+def refuse_existing(files: list[Path]) -> None:
+    """Raises InputError if a file exists. A derivation that takes minutes calls it first, so that no result is lost."""
+    for file in filter(Path.exists, files):
+        raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
+
+
 def write_patterns(patterns: dict[Path, dict], force: bool) -> None:
     """Write pattern files, all or none. Raises InputError if a file exists with other content, unless `force` is set.
 
