@@ -1,5 +1,6 @@
 """What a sequential search chooses by: seeds of pi, budgets, the SuperNet's weights, and what it says about them."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 import derive
-from nas.core.config import Config, SearchOptions, TrainOptions
+from nas.core.config import Config, LatencyOptions, SearchOptions, TrainOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
+from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.derivation import relearning, trials
 from nas.derivation.pattern_record import Choice
@@ -138,7 +140,7 @@ def compared(**patterns) -> dict:
 
 def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
     """Trials whose losses are given for each network; `fewer` are the paths that relearning finds, in order."""
-    evaluator = Evaluator(dict.fromkeys(product(range(3), repeat=3), 3.05) | {(0, 0, 0): 3.3, (0, 2, 1): 3.2})
+    evaluator = Evaluator(dict.fromkeys(product(range(3), repeat=3), 3.05) | {(0, 0, 0): 3.3, (0, 0, 1): 3.2})
     evaluator.config = Config(train=TrainOptions(steps=24), search=SearchOptions(retrain_steps=8))
     evaluator.corpus, evaluator.context = SimpleNamespace(tokens=lambda split: [0] * 100), None
 
@@ -184,10 +186,10 @@ def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
 
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
     trained = []
-    tried = make_trials(monkeypatch, {"aaa": 2.6}, trained, fewer=[[0, 2, 1]])
+    tried = make_trials(monkeypatch, {"aaa": 2.6}, trained, fewer=[[0, 0, 1]])
     rules = compared(pi="aaa")
     assert tried.choose(Choice([0, 0, 0]), rules, 1.0).path == [0, 0, 0]
-    assert rules["attention <= 2"] == {"pattern": "aid", "nll": 3.2} and trained == ["aaa"]
+    assert rules["attention <= 2"] == {"pattern": "aad", "nll": 3.2} and trained == ["aaa"]
 
 
 def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypatch):
@@ -266,17 +268,39 @@ def test_a_budget_in_another_unit_is_learned_anew(tmp_path):
     assert derive.default_method([run], [0.5], COSTS) == "relearn"
 
 
-@pytest.mark.parametrize("estimator", ["risk_seeking", "straight_through"])
-def test_pi_is_learned_from_paths_within_the_new_budget(small_config, monkeypatch, estimator):
+@pytest.mark.parametrize(("estimator", "attentions"), [("risk_seeking", 1), ("straight_through", None)])
+def test_pi_is_learned_from_paths_within_the_new_limits(small_config, monkeypatch, estimator, attentions):
     phase = make_search(small_config(*SEQUENTIAL, "train.steps=2", f"search.estimator={estimator}"))
-    parts = {"config": phase.config, "supernet": phase.supernet, "corpus": phase.corpus, "context": phase.context}
+    search = replace(phase.config.search, latency=LatencyOptions(source="measured"))  # the limits of the search itself
+    parts = {
+        "config": replace(phase.config, search=search),
+        "supernet": phase.supernet,
+        "corpus": phase.corpus,
+        "context": phase.context,
+    }
     drawn, sample = [], PathsWithinBudget.sample
     monkeypatch.setattr(PathsWithinBudget, "sample", lambda *inputs: drawn.extend(sample(*inputs)) or drawn[-4:])
     run = search_run("runs/one", one_hot(0, 0, 0))
-    learned = relearning.learn_within(run, SimpleNamespace(**parts), phase.flops, 0.4)
-    ratios = [phase.flops.ratio(phase.supernet.names(path)) for path in drawn]
-    assert drawn and 0.2 < max(ratios) <= 0.4
+    learned = relearning.learn_within(run, SimpleNamespace(**parts), phase.flops, 0.95, attentions)
+    patterns = [phase.supernet.names(path) for path in drawn]
+    assert drawn and 0.4 < max(map(phase.flops.ratio, patterns)) <= 0.95
+    assert max(pattern.count("attention") for pattern in patterns) == (attentions or 2)
     torch.testing.assert_close(torch.from_numpy(learned.seed_pi[0]), phase.supernet.pi().double())
+
+
+def test_the_likeliest_path_keeps_the_limit_of_attentions(monkeypatch):
+    pi = one_hot(0, 0, 1)  # prefers two attentions
+    assert likeliest_path(pi, NAMES, COSTS, 1.0) == [0, 0, 1]
+    expected = likeliest_path(pi, NAMES, COSTS, 1.0, 1)
+    assert expected.count(0) == 1 and expected[2] == 1
+    run = search_run("runs/one", pi)
+    monkeypatch.setattr(relearning, "can_evaluate_patterns", lambda run: True)
+    monkeypatch.setattr(relearning, "load_evaluator", lambda path: None)
+    monkeypatch.setattr(relearning, "learn_within", lambda run, *limits: run)
+    (choice,) = relearning.relearn([run], COSTS, [1.0], 1)
+    assert choice.path == expected and choice.attentions == 1
+    evaluator = Evaluator({path: sum(path) for path in product(range(3), repeat=3)})
+    assert choose_among_seeds(replace(choice, path=[2, 2, 2]), [run], COSTS, [evaluator]).path == expected
 
 
 # --- several runs
