@@ -1,13 +1,16 @@
-"""Phases for the tests of search, retraining and the training loop, and their losses."""
+"""Phases for the tests of search, retraining and the training loop, their losses, and search runs for derivations."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from nas.costs.cost_table import FLOPS, CostTable
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
+from nas.derivation.runs import SearchRun
 from nas.retraining.phase import RetrainPhase
 from nas.search.phase import SearchPhase
 from nas.search.supernet import build_supernet
@@ -20,6 +23,16 @@ STAGES = {
     "search_soft": ["search.sampling=soft", "search.split=shared", "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
 }
+
+
+NAMES = ["attention", "dense", "identity"]
+COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
+
+
+def search_run(*seed_pi, path="runs/one", operations=NAMES, **content) -> SearchRun:
+    """A run in the form of read_run(), with pi [N, O] for each seed of the logits."""
+    content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
+    return SearchRun(Path(path), content, list(operations), np.array(seed_pi, dtype=float), 7, 7, COSTS)
 
 
 def generator(seed: int) -> torch.Generator:

@@ -14,7 +14,7 @@ from nas.core.config import Config, LatencyOptions, SearchOptions, TrainOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import relearning, trials
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun, can_evaluate_patterns, check_seeds, describe_spread
@@ -25,17 +25,10 @@ from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
 from nas.search.schedule import describe_maturity
 from nas.search.supernet import MUST_EQUAL
-from tests.making import make_search
+from tests.making import COSTS, NAMES, make_search, search_run
 
-NAMES = ["attention", "dense", "identity"]
-COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
 SHARED = ["search.shared_projections=true", "search.operations=[attention,sparse_fixed,dense]"]
 SEQUENTIAL = ["search.schedule=sequential", "search.warmup_steps=null", "search.estimator=risk_seeking"]
-
-
-def search_run(path, *seed_pi, **content) -> SearchRun:
-    content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
-    return SearchRun(Path(path), content, NAMES, np.array(seed_pi, dtype=float), 7, 7, COSTS)
 
 
 def one_hot(*indices) -> np.ndarray:
@@ -116,7 +109,7 @@ def test_a_search_stops_early_only_in_its_last_seed_of_pi(small_config):
 
 
 def test_the_best_path_among_seeds_of_pi_is_derived():
-    runs = [search_run("runs/one", one_hot(0, 1), one_hot(1, 1)), search_run("runs/two", one_hot(1, 0), one_hot(2, 0))]
+    runs = [search_run(one_hot(0, 1), one_hot(1, 1)), search_run(one_hot(1, 0), one_hot(2, 0))]
     for best in ((0, 1), (1, 1), (1, 0), (2, 0)):
         evaluator = Evaluator({path: 3.0 - (path == best) for path in product(range(3), repeat=2)})
         assert choose_among_seeds(Choice([0, 1]), runs, COSTS, [evaluator]).path == list(best)
@@ -156,10 +149,10 @@ def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
 
     def relearn(runs, costs, budgets, most):
         path = next(found)
-        return [Choice([0, 0, 0], *budgets, most, runs=[search_run("runs/one", one_hot(*path))])]
+        return [Choice([0, 0, 0], *budgets, most, runs=[search_run(one_hot(*path))])]
 
     monkeypatch.setattr(trials, "relearn", relearn)
-    return trials.Trials([search_run("runs/one", one_hot(0, 0, 0))], COSTS, [evaluator], 4)
+    return trials.Trials([search_run(one_hot(0, 0, 0))], COSTS, [evaluator], 4)
 
 
 def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch):
@@ -248,7 +241,7 @@ def make_run(folder: Path, **options) -> SearchRun:
     (folder / "checkpoint.pt").touch()
     content = {"search": options | {"latency": latency}}
     write_yaml(folder / "config.yaml", content)
-    return search_run(folder, one_hot(0, 1), **content)
+    return search_run(one_hot(0, 1), path=folder, **content)
 
 
 def test_only_weights_of_uniform_paths_judge_patterns(tmp_path):
@@ -280,7 +273,7 @@ def test_pi_is_learned_from_paths_within_the_new_limits(small_config, monkeypatc
     }
     drawn, sample = [], PathsWithinBudget.sample
     monkeypatch.setattr(PathsWithinBudget, "sample", lambda *inputs: drawn.extend(sample(*inputs)) or drawn[-4:])
-    run = search_run("runs/one", one_hot(0, 0, 0))
+    run = search_run(one_hot(0, 0, 0))
     learned = relearning.learn_within(run, SimpleNamespace(**parts), phase.flops, 0.95, attentions)
     patterns = [phase.supernet.names(path) for path in drawn]
     assert drawn and 0.4 < max(map(phase.flops.ratio, patterns)) <= 0.95
@@ -293,7 +286,7 @@ def test_the_likeliest_path_keeps_the_limit_of_attentions(monkeypatch):
     assert likeliest_path(pi, NAMES, COSTS, 1.0) == [0, 0, 1]
     expected = likeliest_path(pi, NAMES, COSTS, 1.0, 1)
     assert expected.count(0) == 1 and expected[2] == 1
-    run = search_run("runs/one", pi)
+    run = search_run(pi)
     monkeypatch.setattr(relearning, "can_evaluate_patterns", lambda run: True)
     monkeypatch.setattr(relearning, "load_evaluator", lambda path: None)
     monkeypatch.setattr(relearning, "learn_within", lambda run, *limits: run)
@@ -311,11 +304,11 @@ def test_runs_with_the_same_weights_show_the_spread_of_pi(tmp_path):
     second = make_run(tmp_path / "second", weights_from=str(tmp_path / "first"))
     third = make_run(tmp_path / "third")
     choose = lambda pi: pi.argmax(axis=1).tolist()  # noqa: E731
-    second = search_run(second.path, one_hot(1, 0), **second.content)
+    second = search_run(one_hot(1, 0), path=second.path, **second.content)
     assert describe_spread([first, second], choose)[2:] == [
         "2.0 of 2 blocks differ between two seeds of pi with the same weights"
     ]
-    third = search_run(third.path, one_hot(0, 0), **third.content)
+    third = search_run(one_hot(0, 0), path=third.path, **third.content)
     assert describe_spread([first, third], choose)[2:] == ["1.0 of 2 blocks differ between two SuperNets"]
     second.content["seed"] = 2
     assert any("so it shows the spread of pi alone" in notice for notice in check_seeds([first, second]))

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,16 +22,8 @@ from nas.derivation.pattern_record import (
     perturbation_table,
     write_patterns,
 )
-from nas.derivation.runs import SearchRun, check_seeds, likeliest_pattern, read_run, target_notice
-
-NAMES = ["attention", "dense", "identity"]
-COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
-
-
-def search_run(pi, path="runs/one", operations=NAMES, **content):
-    """A run in the form of read_run()."""
-    content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
-    return SearchRun(Path(path), content, list(operations), np.array(pi)[None], 7, 7, COSTS)
+from nas.derivation.runs import check_seeds, likeliest_pattern, read_run, target_notice
+from tests.making import COSTS, NAMES, search_run
 
 
 def seeds_of(*pis, **more):
@@ -112,18 +103,18 @@ def test_a_choice_against_pi_is_reported():
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
     one = search_run([[0.5, 0.3, 0.2]])
-    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], "runs/two", seed=2)]) == []
+    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], path="runs/two", seed=2)]) == []
     with pytest.raises(InputError, match="runs/two searched 1 blocks of dense, identity, and runs/one 1 of attention"):
-        check_seeds([one, search_run([[0.5, 0.5]], "runs/two", ["dense", "identity"])])
+        check_seeds([one, search_run([[0.5, 0.5]], path="runs/two", operations=["dense", "identity"])])
     with pytest.raises(InputError, match="runs/two searched 2 blocks"):
-        check_seeds([one, search_run([[0.5, 0.3, 0.2]] * 2, "runs/two")])
+        check_seeds([one, search_run([[0.5, 0.3, 0.2]] * 2, path="runs/two")])
     with pytest.raises(InputError, match=r"model\.d_model is 16 in runs/two and 8 in runs/one"):
-        check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", model={"d_model": 16})])
+        check_seeds([one, search_run([[0.5, 0.3, 0.2]], path="runs/two", model={"d_model": 16})])
     with pytest.raises(InputError, match="runs/one is given twice"):
         check_seeds([one, one])
-    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two", search={"paths": 8}, seed=2)])
+    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], path="runs/two", search={"paths": 8}, seed=2)])
     assert "search.paths is 8 in runs/two and 16 in runs/one" in notice
-    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], "runs/two")])
+    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], path="runs/two")])
     assert "has the same seed as runs/one" in notice
 
 
