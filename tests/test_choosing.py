@@ -169,12 +169,12 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
 
 
 def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
-    trained, losses = [], {"aaa": 2.6, "aa": 2.7, "ad": 2.5}
-    tried = make_trials(monkeypatch, losses, trained, fewer=[[0, 2, 0], [0, 1, 2]])
+    trained, losses = [], {"aaa": 2.6, "ada": 2.7, "add": 2.5}
+    tried = make_trials(monkeypatch, losses, trained, fewer=[[0, 1, 0], [0, 1, 1]])
     rules = compared(pi="aaa")
     choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3), rules, 1.0)
-    assert list(rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "aia", "adi"]
-    assert choice.path == [0, 1, 2] and choice.budget == 0.7 and choice.attentions == 1
+    assert list(rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
+    assert choice.path == [0, 1, 1] and choice.budget == 0.7 and choice.attentions == 1
 
 
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
@@ -286,6 +286,7 @@ def test_the_likeliest_path_keeps_the_limit_of_attentions(monkeypatch):
     assert likeliest_path(pi, NAMES, COSTS, 1.0) == [0, 0, 1]
     expected = likeliest_path(pi, NAMES, COSTS, 1.0, 1)
     assert expected.count(0) == 1 and expected[2] == 1
+    assert likeliest_path(one_hot(0, 2, 1), NAMES, COSTS, 1.0, 1) == [0, 1, 1]  # identity would leave budget unused
     run = search_run(pi)
     monkeypatch.setattr(relearning, "can_evaluate_patterns", lambda run: True)
     monkeypatch.setattr(relearning, "load_evaluator", lambda path: None)

@@ -66,22 +66,24 @@ def test_a_limit_below_the_cheapest_pattern_is_an_error():
         PatternLattice(COSTS, BLOCKS, 0.3)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_limited_operations_fill_at_most_a_given_number_of_blocks(seed):
+@pytest.mark.parametrize("seed", range(60))
+def test_the_lattice_keeps_all_its_limits(seed):
     source = np.random.default_rng(seed)
     costs, logits = source.integers(0, 5, 3) / 4.0, source.normal(size=(BLOCKS, 3))
     limited = [0] if seed % 2 else [0, 2]  # cheaper than the others in some cases
     limit, most = source.random() * costs.max() * BLOCKS, int(source.integers(0, BLOCKS + 1))
+    least = limit * source.random() if seed % 3 else 0.0
+    limits = {"least": least, "limited": limited, "most": most}
     weights = {
         path: np.exp(logits[range(BLOCKS), path].sum())
         for path in itertools.product(range(3), repeat=BLOCKS)
-        if sum(costs[index] for index in path) <= limit and sum(index in limited for index in path) <= most
+        if least <= sum(costs[index] for index in path) <= limit and sum(index in limited for index in path) <= most
     }
     if not weights:
         with pytest.raises(ValueError, match="no pattern of 4 blocks"):
-            PatternLattice(costs.tolist(), BLOCKS, limit, limited, most)
+            PatternLattice(costs.tolist(), BLOCKS, limit, **limits)
         return
-    lattice, expected = PatternLattice(costs.tolist(), BLOCKS, limit, limited, most), np.zeros((BLOCKS, 3))
+    lattice, expected = PatternLattice(costs.tolist(), BLOCKS, limit, **limits), np.zeros((BLOCKS, 3))
     for path, weight in weights.items():
         expected[range(BLOCKS), path] += weight / sum(weights.values())
     np.testing.assert_allclose(lattice.marginals(logits), expected, atol=1e-12)

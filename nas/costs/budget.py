@@ -10,6 +10,7 @@ from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
 LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
+SPENT = 0.95
 
 
 def read_budgets(text: str) -> list[float]:
@@ -35,7 +36,7 @@ def likeliest_path(
 
     Args:
         budget: a ratio to the interleaved pattern's cost.
-        attentions: with a budget, the highest number of blocks that attend; None: any.
+        attentions: with a budget, the limit of patterns_within().
 
     Raises InputError, which names the lowest possible budget, if no pattern is cheap enough.
     """
@@ -53,13 +54,18 @@ def patterns_within(
     Raises InputError, which names the lowest possible budget, if there are none.
 
     Args:
-        attentions: the highest number of blocks that attend; None: any.
+        attentions: the highest number of blocks that attend; None: any. With such a limit, patterns that use less than
+            SPENT of the cost that it leaves are excluded, because a SuperNet overvalues identity in them.
     """
     block_costs = [costs.blocks[name] for name in operations]
     limit = budget * costs.cost(interleaved(blocks)) - costs.overhead
-    attending = [index for index, name in enumerate(operations) if name in ATTENDING and attentions is not None]
     try:
-        return PatternLattice(block_costs, blocks, limit, attending, attentions or 0)
+        if attentions is None:
+            return PatternLattice(block_costs, blocks, limit)
+        limits = {"limited": [operations.index(name) for name in ATTENDING if name in operations], "most": attentions}
+        dearest = PatternLattice(block_costs, blocks, limit, **limits).best(np.tile(block_costs, (blocks, 1)))
+        least = SPENT * sum(block_costs[index] for index in dearest)
+        return PatternLattice(block_costs, blocks, limit, least, **limits)
     except ValueError:
         least = math.ceil(1000 * costs.least_ratio(operations, blocks)) / 1000
         raise InputError(

@@ -13,43 +13,59 @@ COUNT = 2**48  # a node's cost is below it, and its multiples count the blocks o
 
 
 class PatternLattice:
-    """The patterns whose summed cost is at most a limit. The number of blocks of some operations may be limited, too.
+    """The patterns whose summed cost is within limits. The number of blocks of some operations may be limited, too.
 
     Each operation of each block has a score; the score of a pattern is the sum over its blocks. With logits as scores,
     the patterns have the probability that pi = softmax(logits) gives them under the condition that they are within the
-    limit.
+    limits.
 
     Costs are rounded to multiples of 2^-40 of the largest. Their sums are then exact, so patterns that have each
-    operation equally often meet in one node. Patterns may exceed the limit by 1e-9 of the largest cost.
+    operation equally often meet in one node. Patterns may exceed a limit of cost by 1e-9 of the largest cost.
     """
 
-    def __init__(self, costs: list[float], blocks: int, limit: float, limited: Sequence[int] = (), most: int = 0):
+    def __init__(
+        self,
+        costs: list[float],
+        blocks: int,
+        limit: float,
+        least: float = 0.0,
+        limited: Sequence[int] = (),
+        most: int = 0,
+    ):
         """Raises ValueError if no pattern is within the limits.
 
         Args:
             costs: of each operation [O], in any block.
-            limited: indices of operations, but not of all, that together fill at most `most` blocks.
+            limit: the highest sum of costs; least: the lowest.
+            limited: indices of operations that together fill at most `most` blocks.
         """
         unit = max(costs) / 2**40 or 1.0  # 1 if all operations are free
         added = np.rint(np.array(costs) / unit).astype(np.int64)  # [O]
-        slack = 2**10 if added.any() else 0  # 1e-9 of the largest cost, because the limit may be rounded
-        budget = min(math.floor(limit / unit), blocks * int(added.max())) + slack
-        counted = np.isin(np.arange(len(added)), limited)  # [O]
-        cheapest = added[~counted].min()
-        saved = max(0, cheapest - added[counted].min()) if limited else 0  # by a limited operation in its place
-        sums, self.edges, self.level_sizes = np.zeros(1, dtype=np.int64), [], []
-        for left in reversed(range(blocks)):
-            reached = sums[:, None] + added + COUNT * counted  # [nodes, O]
-            count = reached // COUNT
-            cost = reached % COUNT + left * cheapest - saved * np.minimum(left, most - count)  # cheapest completion
-            kept = (cost <= budget) & (count <= most)
-            if not kept.any():
-                raise ValueError(f"no pattern of {blocks} blocks costs at most {limit}")
+        slack = 2**10 if added.any() else 0  # 1e-9 of the largest cost, because the limits may be rounded
+        highest = min(math.floor(limit / unit), blocks * int(added.max())) + slack
+        added += COUNT * np.isin(np.arange(len(added)), limited)
+        sums, self.edges = np.zeros(1, dtype=np.int64), []
+        for _ in range(blocks):
+            reached = sums[:, None] + added  # [nodes, O]
+            kept = (reached % COUNT <= highest) & (reached // COUNT <= most)
             sums, nodes = np.unique(reached[kept], return_inverse=True)
             edges = np.full(reached.shape, len(sums))  # len(sums): no edge
             edges[kept] = nodes.ravel()
             self.edges.append(edges)
-            self.level_sizes.append(len(sums))
+        self.keep_ways_to(sums % COUNT >= math.ceil(least / unit) - slack)
+        if not self.level_sizes[-1]:
+            raise ValueError(f"no pattern of {blocks} blocks costs at most {limit}")
+
+    def keep_ways_to(self, kept: np.ndarray) -> None:
+        """Remove all nodes but those from which a way leads to the given nodes of the last level, a mask [nodes]."""
+        self.level_sizes = []
+        for level in reversed(range(len(self.edges))):
+            self.level_sizes.insert(0, int(kept.sum()))
+            numbers = np.full(len(kept) + 1, self.level_sizes[0])  # the last one: no edge
+            numbers[:-1][kept] = np.arange(self.level_sizes[0])
+            edges = numbers[self.edges[level]]
+            kept = (edges < self.level_sizes[0]).any(axis=1)
+            self.edges[level] = edges[kept]
 
     def completions(self, scores: np.ndarray, combine) -> list[np.ndarray]:
         """For each level, what `combine` makes of the scores of all ways from a node to the last level.

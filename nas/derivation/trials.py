@@ -1,8 +1,8 @@
 """Trials: short trainings of a few patterns from scratch.
 
-Weights that all patterns share misjudge patterns unlike the average path, most of all those with few attention blocks,
-and hide how hard a pattern is to train. They rank patterns with equally many attention blocks better. Therefore the
-candidates are the best pattern for each number of attention blocks.
+Weights that all patterns share misjudge patterns unlike the average path, such as those of few attention and many dense
+blocks, and hide how hard a pattern is to train. They rank patterns of similar blocks better. Therefore the candidates
+are the best patterns for several numbers of attention blocks.
 """
 
 import sys
@@ -63,8 +63,11 @@ class Trials:
         return replace(choices.get(name, choice), path=path, budget=choice.budget, seconds=seconds)
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
-        """The best patterns within a budget with 1, 2, ... attention blocks fewer, each with its own pi."""
-        while (most := sum(self.operations[index] in ATTENDING for index in choice.path) - 1) > 0:
+        """The best patterns within a budget with at most two thirds of the attention blocks, and so on.
+
+        pi is learned anew for each.
+        """
+        while (most := 2 * sum(self.operations[index] in ATTENDING for index in choice.path) // 3) > 0:
             try:
                 (choice,) = relearn(self.runs, self.costs, [budget], most)
             except InputError:  # attention is so cheap that patterns with fewer of it are beyond the budget
