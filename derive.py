@@ -5,6 +5,7 @@ share of the seeds that agree with the choice.
 """
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from nas.derivation.runs import (
 )
 
 METHODS = ("argmax", "budget", "relearn", "perturbation")
+AUTO = float("inf")  # trials of enough steps
 NOISE = 0.005  # nats per token; smaller differences between patterns by a SuperNet's weights mean nothing
 
 HELP = {
@@ -47,7 +49,7 @@ HELP = {
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--trials": "train the pattern of pi, the best patterns with fewer attention blocks, and rules from the literature "
-    "from scratch for STEPS steps each, and derive the best on valid",
+    "from scratch for STEPS steps each (default: a quarter of the retraining's steps), and derive the best on valid",
     "--force": "replace existing pattern files that differ",
 }
 
@@ -60,7 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
-    parser.add_argument("--trials", metavar="STEPS", type=int, help=HELP["--trials"])
+    parser.add_argument("--trials", metavar="STEPS", type=int, nargs="?", const=AUTO, help=HELP["--trials"])
     parser.add_argument("--force", action="store_true", help=HELP["--force"])
     arguments = parser.parse_args()
     given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
@@ -97,12 +99,10 @@ def main() -> None:
     files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in budgets] if arguments.pareto else [out]
     if (arguments.trials or method == "relearn") and not arguments.force:
         refuse_existing(files)
-    choices, rules = choose(method, runs, costs, budgets), []
+    choices = choose(method, runs, costs, budgets)
     if can_judge:
-        choices, rules = judge(choices, runs, costs, arguments.trials)
+        choices = judge(choices, runs, costs, arguments.trials)
     patterns = [pattern_record(choice, runs, method) for choice in choices]
-    for pattern, compared in zip(patterns, rules, strict=False):  # without the SuperNets' weights there are no rules
-        pattern["derived_from"] |= {"rules": compared} | ({"trials": arguments.trials} if arguments.trials else {})
     if latency:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])
@@ -161,28 +161,28 @@ def choose(method: str, runs: list[SearchRun], costs: CostTable, budgets: list[f
     return [Choice(likeliest_path(pi, runs[0].operations, costs, budget), budget) for budget in budgets or [None]]
 
 
-def judge(
-    choices: list[Choice], runs: list[SearchRun], costs: CostTable, trial_steps: int | None
-) -> tuple[list[Choice], list[dict]]:
+def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable, trial_steps: int | None) -> list[Choice]:
     """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost.
 
-    With trial_steps, the choice is the best of these patterns, and of those with fewer attention blocks, after trials.
+    With trials, the choice is the best of these patterns, and of those with fewer attention blocks, after trials.
+
+    Args:
+        trial_steps: None for no trials, AUTO for enough steps to order patterns.
     """
     from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules, load_evaluator
     from nas.derivation.trials import Trials
 
     evaluators, operations = [load_evaluator(run.path) for run in runs], runs[0].operations
-    trials = Trials(runs, costs, evaluators, trial_steps) if trial_steps else None
-    judged, rules = [], []
+    trials = Trials(runs, costs, evaluators, None if trial_steps == AUTO else trial_steps) if trial_steps else None
+    judged = []
     for choice in choices:
         choice = choose_among_seeds(choice, runs, costs, evaluators)
         pattern = [operations[index] for index in choice.path]
         baseline = costs.cost(interleaved(len(pattern)))
         limit = max(costs.cost(pattern), (choice.budget or 0) * baseline)
-        compared = compare_with_rules(evaluators, pattern, operations, costs, limit)
-        judged.append(trials.choose(choice, compared, limit / baseline) if trials else choice)
-        rules.append(compared)  # with the results of the trials
-    return judged, rules
+        choice = replace(choice, rules=compare_with_rules(evaluators, pattern, operations, costs, limit))
+        judged.append(trials.choose(choice, limit / baseline) if trials else choice)
+    return judged
 
 
 def measured_latency(runs: list[SearchRun]):

@@ -160,29 +160,29 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
     tried = make_trials(monkeypatch, {"ad": 2.5, "aa": 2.4, "da": 2.6}, trained)
     rules = compared(pi="adi", par="dai", other="aia", bad="iii")
     rules["bad"]["nll"] = 3.11
-    assert tried.choose(Choice([0, 1, 2]), rules, 1.0).path == [0, 2, 0]
+    choice = tried.choose(Choice([0, 1, 2], rules=rules), 1.0)
+    rules = choice.rules
+    assert choice.path == [0, 2, 0] and choice.trials == 4
     assert trained == ["adi", "dai", "aia"] and rules["par"]["trial_nll"] == 2.6 and "trial_nll" not in rules["bad"]
-    again = compared(pi="iad")
-    choice = tried.choose(Choice([2, 0, 1], seconds=100), again, 1.0)
+    choice = tried.choose(Choice([2, 0, 1], seconds=100, rules=compared(pi="iad")), 1.0)
     assert choice.path == [2, 0, 1] and choice.seconds >= 100 and len(trained) == 3
-    assert again["pi"]["trial_nll"] == 2.5
+    assert choice.rules["pi"]["trial_nll"] == 2.5
 
 
 def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
     trained, losses = [], {"aaa": 2.6, "ada": 2.7, "add": 2.5}
     tried = make_trials(monkeypatch, losses, trained, fewer=[[0, 1, 0], [0, 1, 1]])
-    rules = compared(pi="aaa")
-    choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3), rules, 1.0)
-    assert list(rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
+    choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3, rules=compared(pi="aaa")), 1.0)
+    assert list(choice.rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
     assert choice.path == [0, 1, 1] and choice.budget == 0.7 and choice.attentions == 1
 
 
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
     trained = []
     tried = make_trials(monkeypatch, {"aaa": 2.6}, trained, fewer=[[0, 0, 1]])
-    rules = compared(pi="aaa")
-    assert tried.choose(Choice([0, 0, 0]), rules, 1.0).path == [0, 0, 0]
-    assert rules["attention <= 2"] == {"pattern": "aad", "nll": 3.2} and trained == ["aaa"]
+    choice = tried.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0)
+    assert choice.path == [0, 0, 0]
+    assert choice.rules["attention <= 2"] == {"pattern": "aad", "nll": 3.2} and trained == ["aaa"]
 
 
 def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypatch):
@@ -191,14 +191,14 @@ def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypa
 
     tried = make_trials(monkeypatch, {"aaa": 2.6}, [])
     monkeypatch.setattr(trials, "relearn", refuse)
-    assert tried.choose(Choice([0, 0, 0]), compared(pi="aaa"), 1.0).path == [0, 0, 0]
+    assert tried.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0).path == [0, 0, 0]
 
 
-def test_short_trials_cause_a_warning(small_config):
-    config = small_config(*SEQUENTIAL, "train.steps=90", "search.retrain_steps=40")
-    evaluator = SimpleNamespace(config=config, corpus=SimpleNamespace(tokens=lambda split: [0] * 100))
-    assert trials.short_trials_warning(evaluator, 10) is None
-    assert "train for 40 steps: give at least 10" in trials.short_trials_warning(evaluator, 9)
+def test_trials_have_a_quarter_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
+    parts = make_trials(monkeypatch, {}, [])
+    for given, steps, warned in ((None, 2, False), (2, 2, False), (1, 1, True)):
+        assert trials.Trials(parts.runs, COSTS, parts.evaluators, given).steps == steps
+        assert ("train for 8 steps: give at least 2" in capsys.readouterr().out) == warned
 
 
 def rules_shown(capsys, nll: float, blocks: list[str]) -> str:

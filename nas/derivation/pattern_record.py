@@ -20,10 +20,15 @@ from nas.derivation.runs import SearchRun
 class Choice:
     """The choice of a method of derivation.
 
-    path: an operation's index for each block; budget: the ratio to the interleaved pattern's cost that was given;
-    attentions: the highest number of blocks that attend, None: any;
-    losses: with perturbation, nll per token without each operation [R, O] for each block; runs: with relearning, the
-    runs with the pi of this budget; seconds: the time of relearning and trials.
+    Args:
+        path: an operation's index for each block.
+        budget: the ratio to the interleaved pattern's cost that was given.
+        attentions: the highest number of blocks that attend; None: any.
+        losses: with perturbation, nll per token without each operation [R, O] for each block.
+        runs: with relearning, the runs with the pi of this budget.
+        seconds: the time of relearning and trials.
+        rules: {name: {"pattern", "nll"}} of the patterns that it was compared with, and of the pattern of pi, `pi`.
+        trials: the steps of the trials that chose among them.
     """
 
     path: list[int]
@@ -32,6 +37,8 @@ class Choice:
     losses: list[np.ndarray] | None = None
     runs: list[SearchRun] | None = None
     seconds: float | None = None
+    rules: dict[str, dict] | None = None
+    trials: int | None = None
 
 
 def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
@@ -52,6 +59,10 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
         origin["latency_budget"] = choice.budget
     if choice.seconds is not None:
         origin["seconds"] = round(choice.seconds)
+    if choice.rules is not None:
+        origin["rules"] = choice.rules
+    if choice.trials is not None:
+        origin["trials"] = choice.trials
     return {
         "format": FORMAT,
         "blocks": blocks,

@@ -5,6 +5,7 @@ blocks, and hide how hard a pattern is to train. They rank patterns of similar b
 are the best patterns for several numbers of attention blocks.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -29,26 +30,31 @@ LONG_ENOUGH = 0.25  # of the retraining's steps; after a sixteenth and an eighth
 
 
 class Trials:
-    """Trainings of `steps` steps with the options of the first search; each network is trained once.
+    """Trainings of `steps` steps with the options of the first search; each network is trained once."""
 
-    Prints a warning if they are too short to order patterns.
-    """
-
-    def __init__(self, runs: list[SearchRun], costs: CostTable, evaluators: list[SuperNetEvaluator], steps: int):
-        self.runs, self.costs, self.evaluators, self.steps = runs, costs, evaluators, steps
+    def __init__(self, runs: list[SearchRun], costs: CostTable, evaluators: list[SuperNetEvaluator], steps: int | None):
+        """steps: None for enough to order patterns. Prints a warning if fewer are given."""
+        self.runs, self.costs, self.evaluators = runs, costs, evaluators
         self.operations, self.losses = runs[0].operations, {}
-        if warning := short_trials_warning(evaluators[0], steps):
-            print(f"WARNING: {warning}")
+        config = evaluators[0].config
+        final = retraining_steps(config, count_steps(config, len(evaluators[0].corpus.tokens("train"))))
+        enough = math.ceil(LONG_ENOUGH * final)
+        self.steps = steps or enough
+        if self.steps < enough:
+            print(
+                f"WARNING: --trials {steps} is too short to order patterns that train for {final:,} steps: give at "
+                f"least {enough}"
+            )
 
-    def choose(self, choice: Choice, compared: dict[str, dict], budget: float) -> Choice:
-        """The best after trials of a choice, the patterns that it is compared with, and those with fewer attentions.
+    def choose(self, choice: Choice, budget: float) -> Choice:
+        """The best after trials of a choice, the rules that it is compared with, and patterns with fewer attentions.
+
+        The latter are added to its rules, and `trial_nll` to each pattern that has a trial.
 
         Args:
-            compared: {name: {"pattern", "nll"}}, nll by shared weights. Patterns with fewer attentions are added, and
-                `trial_nll` to each pattern that has a trial.
             budget: the highest cost, as a ratio to the interleaved pattern's.
         """
-        began, choices = time.monotonic(), {}
+        began, choices, compared = time.monotonic(), {}, {name: dict(about) for name, about in choice.rules.items()}
         for name, fewer in self.with_fewer_attentions(choice, budget):
             choices[name], compared[name] = fewer, describe_path(self.evaluators, self.operations, fewer.path)
             if compared[name]["nll"] > compared["pi"]["nll"] + PROMISING:
@@ -60,7 +66,8 @@ class Trials:
         name = min(promising, key=lambda name: promising[name]["trial_nll"])
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began
-        return replace(choices.get(name, choice), path=path, budget=choice.budget, seconds=seconds)
+        chosen = replace(choices.get(name, choice), path=path, budget=choice.budget, seconds=seconds)
+        return replace(chosen, rules=compared, trials=self.steps)
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
         """The best patterns within a budget with at most two thirds of the attention blocks, and so on.
@@ -85,15 +92,3 @@ class Trials:
             results = evaluate_split(config, model, model.blocks, corpus, "valid", context)
             self.losses[network(pattern)] = results["nll_per_token"]
         return self.losses[network(pattern)]
-
-
-def short_trials_warning(evaluator: SuperNetEvaluator, steps: int) -> str | None:
-    """A warning if trials of `steps` steps are too short to order patterns."""
-    config = evaluator.config
-    final = retraining_steps(config, count_steps(config, len(evaluator.corpus.tokens("train"))))
-    if steps >= LONG_ENOUGH * final:
-        return None
-    return (
-        f"--trials {steps} is too short to order patterns that train for {final:,} steps: give at least "
-        f"{round(LONG_ENOUGH * final)}"
-    )
