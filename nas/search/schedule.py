@@ -8,7 +8,7 @@ from nas.core.errors import InputError
 from nas.search.sampling import weight_groups
 from nas.training.build import count_steps
 
-MATURE = 0.9  # share of the retraining's steps in which each operation must train; less causes a warning
+ENOUGH = 0.5  # share of the retraining's steps in which each operation should train (experiments/compare)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def retraining_steps(config: Config, weights_steps: int) -> int:
 def describe_maturity(config: Config, weights_steps: int, retrain_steps: int | None = None) -> str:
     """How often uniform paths train each operation, beside the steps for which patterns will be trained.
 
-    The text begins with WARNING if the operations train clearly less.
+    The text begins with WARNING if the operations train in less than ENOUGH of these steps.
 
     Args:
         retrain_steps: the steps for which patterns will be trained; None: search.retrain_steps.
@@ -102,8 +102,7 @@ def describe_maturity(config: Config, weights_steps: int, retrain_steps: int | N
     if steps is None:
         return f"{text}: the search compares patterns as after {updates:,.0f} training steps (search.retrain_steps)"
     text += f", {updates / steps:.2f} of the {steps:,} steps for which patterns will be trained"
-    if updates >= MATURE * steps:
+    enough = math.ceil(ENOUGH * steps * steps_per_update(config))
+    if weights_steps >= enough:
         return text
-    return (
-        f"WARNING: {text}: the search may misjudge them; give the search train.steps={steps * steps_per_update(config)}"
-    )
+    return f"WARNING: {text}: the search may misjudge them; give the search train.steps={enough} or more"
