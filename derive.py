@@ -115,8 +115,9 @@ def main() -> None:
     for file, choice, pattern in zip(files, choices, patterns, strict=True):
         if arguments.pareto:
             print(f"\nbudget {choice.budget:g}:")
-        print_confidence(pattern)
-        print_spread(choice, runs, costs)
+        if choice.from_pi:
+            print_confidence(pattern)
+            print_spread(choice, runs, costs)
         print_pattern(pattern)
         print_rules(pattern)
         print(f"written to {file}")
@@ -232,8 +233,7 @@ def print_rules(pattern: dict) -> None:
         for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
             trial = f"; on valid after a trial {about['trial_nll']:.4f}" if "trial_nll" in about else ""
             print(f"  {name:<16}{about['pattern']}  {about['nll']:.4f}{trial}")
-        tried = [name for name in rules if "trial_nll" in rules[name]]
-        if tried and (winner := min(tried, key=lambda name: rules[name]["trial_nll"])) != "pi":
+        if (winner := pattern["derived_from"].get("chosen", "pi")) != "pi":
             print(f"NOTICE: after trials {winner!r} is better than the pattern of pi, so it is derived")
         best = min(rules, key=lambda name: rules[name]["nll"])
         if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:

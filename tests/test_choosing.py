@@ -162,7 +162,7 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
     rules["bad"]["nll"] = 3.11
     choice = tried.choose(Choice([0, 1, 2], rules=rules), 1.0)
     rules = choice.rules
-    assert choice.path == [0, 2, 0] and choice.trials == 4
+    assert choice.path == [0, 2, 0] and choice.trials == 4 and choice.chosen == "other" and not choice.from_pi
     assert trained == ["adi", "dai", "aia"] and rules["par"]["trial_nll"] == 2.6 and "trial_nll" not in rules["bad"]
     choice = tried.choose(Choice([2, 0, 1], seconds=100, rules=compared(pi="iad")), 1.0)
     assert choice.path == [2, 0, 1] and choice.seconds >= 100 and len(trained) == 3
@@ -175,6 +175,7 @@ def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
     choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3, rules=compared(pi="aaa")), 1.0)
     assert list(choice.rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
     assert choice.path == [0, 1, 1] and choice.budget == 0.7 and choice.attentions == 1
+    assert choice.chosen == "attention <= 1" and choice.from_pi
 
 
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
@@ -214,15 +215,11 @@ def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
 
 
 def test_a_rule_that_wins_the_trials_is_named(capsys):
-    rules = {
-        "pi": {"pattern": "aa", "nll": 3.0, "trial_nll": 4.1},
-        "par": {"pattern": "ad", "nll": 3.0, "trial_nll": 4.0},
-    }
-    pattern = {"derived_from": {"rules": rules}, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
+    origin = {"rules": {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": 3.0}}, "chosen": "par"}
+    pattern = {"derived_from": origin, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
     derive.print_rules(pattern)
     assert "after trials 'par' is better than the pattern of pi" in capsys.readouterr().out
-    rules["par"]["trial_nll"] = 4.2
-    derive.print_rules(pattern)
+    derive.print_rules(pattern | {"derived_from": origin | {"chosen": "pi"}})
     assert "NOTICE" not in capsys.readouterr().out
 
 

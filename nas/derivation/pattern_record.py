@@ -28,7 +28,7 @@ class Choice:
         runs: with relearning, the runs with the pi of this budget.
         seconds: the time of relearning and trials.
         rules: {name: {"pattern", "nll"}} of the patterns that it was compared with, and of the pattern of pi, `pi`.
-        trials: the steps of the trials that chose among them.
+        trials: the steps of the trials that chose among them; chosen: the name of the best after these trials.
     """
 
     path: list[int]
@@ -39,6 +39,12 @@ class Choice:
     seconds: float | None = None
     rules: dict[str, dict] | None = None
     trials: int | None = None
+    chosen: str = "pi"
+
+    @property
+    def from_pi(self) -> bool:
+        """Whether pi led to the path. Otherwise it is a rule of the literature."""
+        return self.chosen == "pi" or self.attentions is not None
 
 
 def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
@@ -62,7 +68,7 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
     if choice.rules is not None:
         origin["rules"] = choice.rules
     if choice.trials is not None:
-        origin["trials"] = choice.trials
+        origin |= {"trials": choice.trials, "chosen": choice.chosen}
     return {
         "format": FORMAT,
         "blocks": blocks,

@@ -67,7 +67,7 @@ class Trials:
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began
         chosen = replace(choices.get(name, choice), path=path, budget=choice.budget, seconds=seconds)
-        return replace(chosen, rules=compared, trials=self.steps)
+        return replace(chosen, rules=compared, trials=self.steps, chosen=name)
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
         """The best patterns within a budget with at most two thirds of the attention blocks, and so on.
