@@ -55,7 +55,7 @@ def patterns_within(
 
     Args:
         attentions: the highest number of blocks that attend; None: any. With such a limit, patterns that use less than
-            SPENT of the cost that it leaves are excluded, because a SuperNet overvalues identity in them.
+            SPENT of the cost that it leaves are excluded, because a SuperNet undervalues those with many dense blocks.
     """
     block_costs = [costs.blocks[name] for name in operations]
     limit = budget * costs.cost(interleaved(blocks)) - costs.overhead
