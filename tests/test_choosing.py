@@ -159,7 +159,7 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
     trained = []
     tried = make_trials(monkeypatch, {"ad": 2.5, "aa": 2.4, "da": 2.6}, trained)
     rules = compared(pi="adi", par="dai", other="aia", bad="iii")
-    rules["bad"]["nll"] = 3.11
+    rules["bad"]["nll"] = 3.07
     choice = tried.choose(Choice([0, 1, 2], rules=rules), 1.0)
     rules = choice.rules
     assert choice.path == [0, 2, 0] and choice.trials == 4 and choice.chosen == "other" and not choice.from_pi
@@ -195,11 +195,11 @@ def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypa
     assert tried.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0).path == [0, 0, 0]
 
 
-def test_trials_have_a_quarter_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
+def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
     parts = make_trials(monkeypatch, {}, [])
-    for given, steps, warned in ((None, 2, False), (2, 2, False), (1, 1, True)):
+    for given, steps, warned in ((None, 4, False), (4, 4, False), (3, 3, True)):
         assert trials.Trials(parts.runs, COSTS, parts.evaluators, given).steps == steps
-        assert ("train for 8 steps: give at least 2" in capsys.readouterr().out) == warned
+        assert ("train for 8 steps: give at least 4" in capsys.readouterr().out) == warned
 
 
 def rules_shown(capsys, nll: float, blocks: list[str]) -> str:

@@ -219,7 +219,7 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
     assert abbreviate(tried["blocks"]) == best["pattern"] and f"after a trial {best['trial_nll']:.4f}" in shown
     assert tried["derived_from"]["trials"] == 2 and tried["flops_ratio_to_interleaved"] <= 0.8
     succeed("derive", run, "--trials", "--out", tmp_path / "auto.yaml")
-    assert yaml.safe_load((tmp_path / "auto.yaml").read_text())["derived_from"]["trials"] == 2  # a quarter of 8 steps
+    assert yaml.safe_load((tmp_path / "auto.yaml").read_text())["derived_from"]["trials"] == 4  # half of 8 steps
     assert "tried.yaml exists" in fail(2, "derive", run, "--trials", "2", "--out", tmp_path / "tried.yaml")
     assert "--trials 0 must be at least 1" in fail(2, "derive", run, "--trials", "0")
 
