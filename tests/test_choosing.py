@@ -137,9 +137,10 @@ def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
     evaluator.config = Config(train=TrainOptions(steps=24), search=SearchOptions(retrain_steps=8))
     evaluator.corpus, evaluator.context = SimpleNamespace(tokens=lambda split: [0] * 100), None
 
-    def train(pattern, config, *inputs):
+    def train(pattern, config, corpus, context, after_step):
         trained.append("".join(name[0] for name in pattern))
-        return SimpleNamespace(blocks=trained[-1].replace("i", ""))
+        for step in range(1, config.train.steps + 1):
+            after_step(step, SimpleNamespace(blocks=trained[-1].replace("i", "")))
 
     monkeypatch.setattr(trials, "train_pattern", train)
     monkeypatch.setattr(
@@ -167,6 +168,14 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
     choice = tried.choose(Choice([2, 0, 1], seconds=100, rules=compared(pi="iad")), 1.0)
     assert choice.path == [2, 0, 1] and choice.seconds >= 100 and len(trained) == 3
     assert choice.rules["pi"]["trial_nll"] == 2.5
+
+
+def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
+    trained, losses = [], iter([2.5, 2.4, 2.6])
+    tried = make_trials(monkeypatch, {}, trained)
+    tried.steps, tried.evaluators[0].config.train.evaluate_every = 5, 2
+    monkeypatch.setattr(trials, "evaluate_split", lambda *inputs: {"nll_per_token": next(losses)})
+    assert tried.nll(["dense"]) == 2.4 and next(losses, None) is None  # after 2, 4 and 5 steps
 
 
 def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):

@@ -84,12 +84,17 @@ class Trials:
             yield f"attention <= {most}", choice
 
     def nll(self, pattern: list[str]) -> float:
-        """nll per token on valid of a pattern trained from scratch."""
+        """nll per token on valid of a pattern trained from scratch, at its best evaluation, as in a retraining."""
         if network(pattern) not in self.losses:
-            evaluator = self.evaluators[0]
-            corpus, context = evaluator.corpus, evaluator.context
+            evaluator, losses = self.evaluators[0], []
             config = replace(evaluator.config, train=replace(evaluator.config.train, steps=self.steps, epochs=None))
-            model = train_pattern(pattern, config, corpus, context)
-            results = evaluate_split(config, model, model.blocks, corpus, "valid", context)
-            self.losses[network(pattern)] = results["nll_per_token"]
+            every = config.train.evaluate_every or self.steps
+
+            def evaluate(step, model):
+                if step % every == 0 or step == self.steps:
+                    figures = evaluate_split(config, model, model.blocks, evaluator.corpus, "valid", evaluator.context)
+                    losses.append(figures["nll_per_token"])
+
+            train_pattern(pattern, config, evaluator.corpus, evaluator.context, evaluate)
+            self.losses[network(pattern)] = min(losses)
         return self.losses[network(pattern)]

@@ -1,6 +1,7 @@
 """The second phase: train a fixed pattern from scratch as an ordinary Transformer-XL."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -78,7 +79,13 @@ class RetrainPhase:
         self.best_nll, self.best_step, self.evaluations_since_best = state["best"]
 
 
-def train_pattern(pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext) -> TransformerXL:
+def train_pattern(
+    pattern: list[str],
+    config: Config,
+    corpus: Corpus,
+    context: DeviceContext,
+    after_step: Callable[[int, TransformerXL], None] = lambda step, model: None,
+) -> TransformerXL:
     """Train a pattern from scratch without a run folder; returns the model in evaluation mode. The seed is
     config.seed.
     """
@@ -86,4 +93,5 @@ def train_pattern(pattern: list[str], config: Config, corpus: Corpus, context: D
     phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
+        after_step(step, phase.model)
     return phase.model.eval()
