@@ -62,7 +62,8 @@ class Trials:
                 break
         limit = min(about["nll"] for about in compared.values()) + PROMISING
         promising = {name: about for name, about in compared.items() if about["nll"] <= limit}
-        for about in tqdm(promising.values(), f"trials of {self.steps} steps", disable=not sys.stderr.isatty()):
+        print(f"training {len(promising)} patterns for {self.steps:,} steps each", flush=True)
+        for about in tqdm(promising.values(), "trials", disable=not sys.stderr.isatty()):
             about["trial_nll"] = round(self.nll(expand(about["pattern"])), 4)
         name = min(promising, key=lambda name: promising[name]["trial_nll"])
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
