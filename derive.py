@@ -102,7 +102,7 @@ def main() -> None:
     choices = choose(method, runs, costs, budgets)
     if can_judge:
         choices = judge(choices, runs, costs, arguments.trials)
-    patterns = [pattern_record(choice, runs, method) for choice in choices]
+    patterns = [pattern_record(choice, runs, method, costs) for choice in choices]
     if latency:
         for pattern in patterns:
             pattern["latency"] = latency.of(pattern["blocks"])

@@ -101,6 +101,14 @@ def test_a_choice_against_pi_is_reported():
     ]
 
 
+def test_the_certainty_within_a_budget_is_that_of_patterns_within_it():
+    pi = [[0.6, 0.3, 0.1], [0.5, 0.3, 0.2]]
+    pairs = {(0, 1), (1, 0), (0, 2), (2, 0), (1, 1), (1, 2), (2, 1), (2, 2)}  # two attentions cost 1.1
+    expected = sum(pi[0][a] * pi[1][b] for a, b in pairs if a == 0) / sum(pi[0][a] * pi[1][b] for a, b in pairs)
+    record = pattern_record(Choice([0, 1], 1.0), [search_run(pi)], "budget", COSTS)["confidence"][0]
+    assert record["pi"]["attention"] == pytest.approx(expected, abs=1e-6) and expected < 0.5
+
+
 def test_seeds_of_different_searches_are_refused_with_the_difference():
     one = search_run([[0.5, 0.3, 0.2]])
     assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], path="runs/two", seed=2)]) == []

@@ -42,8 +42,12 @@ def likeliest_path(
     """
     if budget is None:
         return pi.argmax(axis=1).tolist()
-    scores = np.log(np.maximum(pi, np.finfo(float).tiny))
-    return patterns_within(budget, len(pi), operations, costs, attentions).best(scores)
+    return patterns_within(budget, len(pi), operations, costs, attentions).best(log_pi(pi))
+
+
+def log_pi(pi: np.ndarray) -> np.ndarray:
+    """The logarithm of pi, finite where pi is 0."""
+    return np.log(np.maximum(pi, np.finfo(float).tiny))
 
 
 def patterns_within(

@@ -12,6 +12,8 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.files import to_yaml, write_yaml
 from nas.core.pattern import ATTENDING, FORMAT, abbreviate
+from nas.costs.budget import log_pi, patterns_within
+from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence, perturbation_confidence
 from nas.derivation.runs import SearchRun
 
@@ -47,15 +49,22 @@ class Choice:
         return self.chosen == "pi" or self.attentions is not None
 
 
-def pattern_record(choice: Choice, runs: list[SearchRun], method: str) -> dict:
-    """The content of the pattern file: the operation of each block, how certain it is, and where it comes from."""
+def pattern_record(choice: Choice, runs: list[SearchRun], method: str, costs: CostTable | None = None) -> dict:
+    """The content of the pattern file: the operation of each block, how certain it is, and where it comes from.
+
+    With costs and a budget, the certainty is that of patterns drawn from pi within the budget.
+    """
     runs = choice.runs or runs
     first = runs[0]
     blocks = [first.operations[index] for index in choice.path]
-    pi = np.stack([run.pi for run in runs], axis=1)  # [N, S, O]
+    pi = np.stack([run.pi for run in runs])  # [S, N, O]
+    if costs and choice.budget is not None:
+        limits = choice.budget, len(blocks), first.operations, costs, choice.attentions
+        pi = np.stack([patterns_within(*limits).marginals(log_pi(own)) for own in pi])
     min_margin = first.options["search.warnings.margin"]
     confidence = [
-        block_confidence(first.operations, row, index, min_margin) for row, index in zip(pi, choice.path, strict=True)
+        block_confidence(first.operations, rows, index, min_margin)
+        for rows, index in zip(pi.swapaxes(0, 1), choice.path, strict=True)
     ]
     if choice.losses is not None:
         for record, losses in zip(confidence, choice.losses, strict=True):
