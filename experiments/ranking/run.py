@@ -148,17 +148,22 @@ def report(jobs: Jobs) -> dict:
     """Print the tables of all finished jobs. Returns the content of the last line."""
     shorts = list(map(abbreviate, reference_patterns()))
     truth = {steps: {short: losses_alone(jobs, short, steps) for short in shorts} for steps in TRUTH}
-    if any(len(losses) < len(TRUTH[steps]) for steps in TRUTH for losses in truth[steps].values()):
-        print("some patterns are not trained yet")
+    for steps in TRUTH:
+        if any(len(losses) < len(TRUTH[steps]) for losses in truth[steps].values()):
+            print(f"not all patterns have been trained for {steps} steps")
+            del truth[steps]
+    if not truth:
         return {}
-    columns = [(steps, index) for steps, seeds in TRUTH.items() for index in range(len(seeds))]
+    columns = [(steps, index) for steps in truth for index in range(len(TRUTH[steps]))]
     print_row("pattern", *(f"{steps} steps, seed {TRUTH[steps][i]}" for steps, i in columns), header=True)
-    for short in sorted(shorts, key=lambda short: truth[max(TRUTH)][short][0]):
+    for short in sorted(shorts, key=lambda short: truth[max(truth)][short][0]):
         print_row(short, *(f"{truth[steps][short][i]:.4f}" for steps, i in columns))
-    means = {steps: [float(np.mean(losses)) for losses in truth[steps].values()] for steps in TRUTH}
-    lengths = kendall_tau(means[800], means[3200])
-    print(f"\ntau between 800 and 3200 steps: {lengths:.3f}\n")
-    return {"tau_between_lengths": round(lengths, 3), "tau": report_searches(jobs, means)}
+    means = {steps: [float(np.mean(losses)) for losses in truth[steps].values()] for steps in truth}
+    summary = {}
+    for one, other in itertools.combinations(means, 2):
+        summary[f"tau_between_{one}_and_{other}_steps"] = round(kendall_tau(means[one], means[other]), 3)
+    print(f"\n{summary}\n")
+    return summary | {"tau": report_searches(jobs, means)}
 
 
 def report_searches(jobs: Jobs, means: dict[int, list[float]]) -> dict[str, list[list[float]]]:
