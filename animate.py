@@ -6,6 +6,7 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.metrics import read_metrics, read_pi
+from nas.core.pattern import read_pattern
 from nas.derivation.runs import likeliest_pattern
 
 
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def draw_search(run: Path, gif: Path) -> list[Path]:
-    """Draw learning curves, the history of pi and the likeliest pattern. Returns the files."""
+    """Draw learning curves, the history of pi and the pattern. Returns the files."""
     lines = read_pi(run)
     from nas.reporting import pi_figures  # imported late because matplotlib is slow to import
 
@@ -48,7 +49,9 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     }
     for name, draw in figures.items():
         draw(history, run / f"{name}.png")
-    pattern = draw_pattern(run, likeliest_pattern(run, history[-1]))
+    derived = run / "pattern.yaml"
+    blocks = read_pattern(derived)["blocks"] if derived.exists() else likeliest_pattern(run, history[-1])
+    pattern = draw_pattern(run, blocks)
     frames = pi_figures.animate(history, gif)
     print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
     return [*draw_curves(run), *(run / f"{name}.png" for name in figures), pattern, gif]

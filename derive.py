@@ -23,6 +23,7 @@ from nas.derivation.pattern_record import (
     pattern_record,
     perturbation_table,
     refuse_existing,
+    rules_table,
     write_patterns,
 )
 from nas.derivation.runs import (
@@ -115,11 +116,11 @@ def main() -> None:
     for file, choice, pattern in zip(files, choices, patterns, strict=True):
         if arguments.pareto:
             print(f"\nbudget {choice.budget:g}:")
+        print_rules(pattern)
         if choice.from_pi:
             print_confidence(pattern)
             print_spread(choice, runs, costs)
         print_pattern(pattern)
-        print_rules(pattern)
         print(f"written to {file}")
     print_notices(runs, None if budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"])))
 
@@ -151,7 +152,6 @@ def choose(method: str, runs: list[SearchRun], costs: CostTable, budgets: list[f
     if method == "relearn":
         from nas.derivation.relearning import relearn  # imported here, so that --help does not wait for torch
 
-        print("learning pi anew for each budget; this takes some minutes", flush=True)
         return relearn(runs, costs, budgets)
     if method == "perturbation":
         from nas.derivation.perturbation import perturb
@@ -226,32 +226,30 @@ def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> Non
 
 
 def print_rules(pattern: dict) -> None:
-    """Print the losses of the pattern of pi and of rules that cost no more, and warnings."""
-    rules = dict(pattern["derived_from"].get("rules", {}))
+    """Print the losses of the pattern of pi and of others that cost no more, and warnings."""
+    origin = pattern["derived_from"]
+    rules, chosen = origin.get("rules"), origin.get("chosen", "pi")
     if rules:
-        print("nll on the beginning of valid with the SuperNet's weights, for patterns within the same cost:")
-        for name, about in sorted(rules.items(), key=lambda item: item[1]["nll"]):
-            trial = f"; on valid after a trial {about['trial_nll']:.4f}" if "trial_nll" in about else ""
-            print(f"  {name:<16}{about['pattern']}  {about['nll']:.4f}{trial}")
-        if (winner := pattern["derived_from"].get("chosen", "pi")) != "pi":
-            print(f"NOTICE: after trials {winner!r} is better than the pattern of pi, so it is derived")
+        print(rules_table(rules))
+        if chosen != "pi":
+            print(f"NOTICE: after trials {chosen!r} is better than the pattern of pi, so it is derived")
         best = min(rules, key=lambda name: rules[name]["nll"])
         if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:
             print(f"WARNING: the SuperNet prefers {best!r} to the pattern of pi; try more logits_steps")
+
+
+def print_pattern(pattern: dict) -> None:
+    """Print the pattern and its costs, and a warning if it has no attention."""
+    print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
+    print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
+    for line in latency_report(pattern.get("latency") or {}):
+        print(line)
     offered = [name for name in pattern["confidence"][0]["pi"] if name in ATTENDING]
     if offered and not set(offered) & set(pattern["blocks"]):
         print(
             "WARNING: the pattern has no attention, so it predicts from the last token alone: give a larger budget, "
             "or model.cutoffs=auto if embedding and output layer take most of the time"
         )
-
-
-def print_pattern(pattern: dict) -> None:
-    """Print the pattern and its costs."""
-    print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
-    print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
-    for line in latency_report(pattern.get("latency") or {}):
-        print(line)
 
 
 if __name__ == "__main__":

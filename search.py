@@ -36,7 +36,7 @@ def search(config, run, context) -> None:
     from nas.costs.latency import current_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.search.objective import describe_target
+    from nas.search.objective import attention_warning, describe_target
     from nas.search.outcome import report_outcome
     from nas.search.phase import SearchPhase, open_streams
     from nas.search.schedule import describe_maturity, make_schedule
@@ -70,6 +70,8 @@ def search(config, run, context) -> None:
         print(latency.text(config.model.blocks))
     if options.latency.source != "none":
         print(describe_target(options.latency, config.model.blocks, phase.costs))
+        if warning := attention_warning(options, config.model.blocks, phase.costs):
+            print(warning)
     trainer = Trainer(phase, run)
     trainer.fit()
     report_outcome(phase, trainer, latency_seconds)

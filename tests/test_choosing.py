@@ -16,11 +16,12 @@ from nas.core.files import write_yaml
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import relearning, trials
-from nas.derivation.pattern_record import Choice
+from nas.derivation.pattern_record import Choice, rules_table
 from nas.derivation.runs import SearchRun, can_evaluate_patterns, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
 from nas.search.estimators import risk_seeking_weights
+from nas.search.objective import attention_warning
 from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
 from nas.search.schedule import describe_maturity
@@ -233,7 +234,23 @@ def test_a_rule_that_wins_the_trials_is_named(capsys):
 
 
 def test_a_pattern_without_attention_causes_a_warning(capsys):
-    assert "WARNING: the pattern has no attention" in rules_shown(capsys, 4.0, ["dense", "identity"])
+    pattern = {"blocks": ["dense", "identity"], "flops_ratio_to_interleaved": 0.5}
+    derive.print_pattern(pattern | {"confidence": [{"pi": {"attention": 0.5, "dense": 0.5}}]})
+    assert "WARNING: the pattern has no attention" in capsys.readouterr().out
+    derive.print_pattern(pattern | {"confidence": [{"pi": {"dense": 0.5, "identity": 0.5}}]})
+    assert "WARNING" not in capsys.readouterr().out
+
+
+def test_the_table_of_rules_has_a_line_per_network():
+    rules = {
+        "pi": {"pattern": "aid", "nll": 3.0, "trial_nll": 2.5},
+        "par": {"pattern": "adi", "nll": 3.001, "trial_nll": 2.5},
+        "sandwich": {"pattern": "aad", "nll": 3.25},
+    }
+    first, second = rules_table(rules).splitlines()[1:]
+    assert first.split() == ["aid", "3.0000", "2.5000", "pi,", "par"]
+    assert second.split() == ["aad", "3.2500", "no", "trial:", "0.25", "behind", "sandwich"]
+    assert "trial" not in rules_table({"pi": {"pattern": "aid", "nll": 3.0}})
 
 
 # --- other budgets
@@ -322,6 +339,13 @@ def test_runs_with_the_same_weights_show_the_spread_of_pi(tmp_path):
 
 
 # --- statements
+
+
+def test_a_budget_without_room_for_attention_causes_a_warning():
+    options = SearchOptions(latency=LatencyOptions(target=0.79))
+    assert "one of them needs at least 0.800" in attention_warning(options, 2, COSTS)
+    assert attention_warning(SearchOptions(latency=LatencyOptions(target=0.8)), 2, COSTS) is None
+    assert attention_warning(replace(options, operations=["dense", "identity"]), 2, COSTS) is None
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,16 @@ def test_a_measurement_far_from_its_prediction_causes_a_warning():
     assert "+100%" in warning and "baseline" not in warning
     assert len(latency_report({key: measured[key] for key in measured if not key.startswith("predicted")})) == 1
     assert latency_report({}) == []
+    unsteady = latency_report(measured | {"quartiles_ms": [0.7 * measured["median_ms"], 1.3 * measured["median_ms"]]})
+    assert "WARNING: the latency varies too much, quartiles" in unsteady[1] and len(unsteady) == 2
+
+
+def test_a_ratio_of_latencies_is_the_median_over_rounds(monkeypatch):
+    times = [np.array([1.0, 1.0, 9.0, 1.0, 9.0]), np.array([2.0, 2.0, 18.0, 4.0, 18.0])]  # two slow rounds
+    monkeypatch.setattr(latency, "segment_times", lambda *inputs: times)
+    first, second = latency.measure_models([], np.zeros(1), None)
+    assert first["ratio_to_interleaved"] == 1.0 and second["ratio_to_interleaved"] == 2.0
+    assert second["median_ms"] == 4000.0
 
 
 def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, capsys):

@@ -49,7 +49,8 @@ def test_the_others_share_equally_if_the_removed_operation_had_all_probability(s
 
 def parts_of(text):
     size = (len(text) - 1) // PARTS
-    return [text[part * size : (part + 1) * size + 1] for part in range(PARTS)]
+    starts = [part * (len(text) - 1 - size) // (PARTS - 1) for part in range(PARTS)]
+    return [text[start : start + size + 1] for start in starts]
 
 
 def test_the_loss_under_one_hot_pi_is_that_of_the_path(searched):

@@ -204,7 +204,7 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
     own = yaml.safe_load((tmp_path / "own.yaml").read_text())
     assert own["derived_from"]["method"] == "budget" and own["flops_ratio_to_interleaved"] <= 0.8
     assert "3 blocks differ between two seeds of pi with the same weights" in shown
-    assert "with the SuperNet's weights, for patterns within the same cost:" in shown
+    assert "patterns within the same cost, nll with the SuperNet's weights on parts of valid" in shown
     assert own["blocks"] == yaml.safe_load((run / "outcome.yaml").read_text())["pattern"]
     rules = own["derived_from"]["rules"]
     assert {"pi", "one attention"} <= rules.keys() and all(3 < about["nll"] < 6 for about in rules.values())
@@ -216,7 +216,7 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
     tried = yaml.safe_load((tmp_path / "tried.yaml").read_text())
     rules = tried["derived_from"]["rules"].values()
     best = min((about for about in rules if "trial_nll" in about), key=lambda about: about["trial_nll"])
-    assert abbreviate(tried["blocks"]) == best["pattern"] and f"after a trial {best['trial_nll']:.4f}" in shown
+    assert abbreviate(tried["blocks"]) == best["pattern"] and f"{best['pattern']}  {best['trial_nll']:.4f}" in shown
     assert tried["derived_from"]["trials"] == 2 and tried["flops_ratio_to_interleaved"] <= 0.8
     succeed("derive", run, "--trials", "--out", tmp_path / "auto.yaml")
     assert yaml.safe_load((tmp_path / "auto.yaml").read_text())["derived_from"]["trials"] == 4  # half of 8 steps

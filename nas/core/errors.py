@@ -76,7 +76,7 @@ def run_command(main: Callable[[], None]) -> None:
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:
-        fail(130, "interrupted; rerun the command to continue, with --resume if the run folder already holds a run")
+        fail(130, "interrupted; rerun the command; search.py and retrain.py continue a run with --resume")
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has exited, such as `| head`
         sys.exit(1)

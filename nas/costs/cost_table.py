@@ -12,6 +12,7 @@ FLOPS, MILLISECONDS = "FLOPs per token, forward", "ms"
 
 
 TOLERANCE = 0.10  # a measured latency that differs more than this from the prediction causes a warning
+UNSTEADY = 0.5  # so does an interquartile range above this share of the median
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,15 @@ def latency_report(latency: dict) -> list[str]:
     measured, ratio = latency["median_ms"], latency["ratio_to_interleaved"]
     shape = f"{latency['batch_size']} x {latency['segment']} tokens, memory {latency['memory']}"
     line = f"latency ({latency['timing']}, {shape}): measured {measured:.2f} ms, {ratio:.2f} of the interleaved pattern"
+    low, high = latency.get("quartiles_ms", (measured, measured))
+    unsteady = [f"WARNING: the latency varies too much, quartiles {low:.2f} and {high:.2f} ms: stop other programs."]
+    unsteady = unsteady if high - low > UNSTEADY * measured else []
     if "predicted_ms" not in latency:
-        return [line]
+        return [line, *unsteady]
     predicted, predicted_ratio = latency["predicted_ms"], latency["predicted_ratio_to_interleaved"]
-    lines = [f"{line}; predicted {predicted:.2f} ms, {predicted_ratio:.2f}"]
+    lines = [f"{line}; predicted {predicted:.2f} ms, {predicted_ratio:.2f}", *unsteady]
     difference = measured / predicted - 1
-    if abs(difference) > TOLERANCE:
+    if abs(difference) > TOLERANCE and not unsteady:
         lines.append(f"WARNING: the measured latency differs from the prediction by {difference:+.0%}.")
         baseline = measured / ratio / (predicted / predicted_ratio) - 1
         if abs(baseline) > TOLERANCE:

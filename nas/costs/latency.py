@@ -186,15 +186,15 @@ def measure_models(
     """Milliseconds of whole models for a segment with full memories: median, quartiles and ratio to the first model.
 
     models: (pattern, configuration); the first is the interleaved pattern. Configurations may differ in model sizes
-    only. All models are timed in the same rounds.
+    only. All models are timed in the same rounds. The ratio is the median over the rounds, so that a slow round, which
+    slows all models, does not change it.
     """
-    times = segment_times(models, counts, context, rounds)
-    baseline = np.median(times[0])
+    times = np.array(segment_times(models, counts, context, rounds))
     return [
         {
             "median_ms": float(1e3 * np.median(taken)),
             "quartiles_ms": [float(1e3 * q) for q in np.quantile(taken, [0.25, 0.75])],
-            "ratio_to_interleaved": float(np.median(taken) / baseline),
+            "ratio_to_interleaved": float(np.median(taken / times[0])),
         }
         for taken in times
     ]

@@ -11,7 +11,7 @@ import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.files import to_yaml, write_yaml
-from nas.core.pattern import ATTENDING, FORMAT, abbreviate
+from nas.core.pattern import ATTENDING, FORMAT, abbreviate, expand, network
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence, perturbation_confidence
@@ -141,7 +141,7 @@ def decision(record: dict) -> str:
 
 def perturbation_table(pattern: dict) -> str:
     """A line per block: nll per token without each operation. The choice is the one with the highest."""
-    rows = ["nll per token on the beginning of valid, with one operation removed from the SuperNet."]
+    rows = ["nll per token on parts of valid, with one operation removed from the SuperNet."]
     rows += ["lead: distance to the second highest nll, ± its standard error over parts of the text and runs."]
     for number, record in enumerate(pattern["confidence"], start=1):
         removal = record["removal"]
@@ -151,6 +151,26 @@ def perturbation_table(pattern: dict) -> str:
             row += f"  lead {removal['lead']:.4f} ± {removal['lead_error']:.4f}  "
             row += f"undecided: {removal['second']} as good" if removal["undecided"] else "decided"
         rows.append(row)
+    return "\n".join(rows)
+
+
+def rules_table(rules: dict[str, dict]) -> str:
+    """A line per network: nll by shared weights, nll after a trial if there were any, and the names of its patterns."""
+    best, tried = min(about["nll"] for about in rules.values()), any("trial_nll" in about for about in rules.values())
+    rows = ["patterns within the same cost, nll with the SuperNet's weights on parts of valid"]
+    rows[0] += ", and on valid after a trial; differences below 0.01 may be noise" if tried else ""
+    same = {}
+    for name in sorted(rules, key=lambda name: rules[name]["nll"]):
+        same.setdefault(network(expand(rules[name]["pattern"])), []).append(name)
+    for names in same.values():
+        about, trial = rules[names[0]], ""
+        if tried:
+            trial = (
+                f"{about['trial_nll']:<23.4f}"
+                if "trial_nll" in about
+                else f"no trial: {about['nll'] - best:.2f} behind  "
+            )
+        rows.append(f"  {about['pattern']}  {about['nll']:.4f}  {trial}{', '.join(names)}")
     return "\n".join(rows)
 
 

@@ -29,9 +29,9 @@ from nas.training.checkpoint import load_checkpoint
 from nas.training.device import set_up_device
 from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
-PARTS, PART_TOKENS = 4, 8_192  # parts of valid, from its beginning; their spread gives the error of a loss
+PARTS, PART_TOKENS = 4, 8_192  # parts of valid, evenly spaced; their spread gives the error of a loss
 SAMPLED_ROWS = 4  # rows of the batch with sampled paths; with fewer rows more paths are sampled
-PATH_ROWS, PATH_PARTS = 16, 2  # for a fixed path: rows of the batch, many for speed; parts that are evaluated
+PATH_ROWS, PATH_PARTS = 16, slice(None, None, 2)  # for a fixed path: rows, many for speed; every other part
 SEED = 0
 
 
@@ -71,7 +71,8 @@ class SuperNetEvaluator:
         text = self.corpus.tokens("valid")
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
         size = -(-size // self.period) * self.period  # the position of a part is a multiple of the period
-        starts = range(0, max(1, min(len(text) - size, PARTS * size)), size)
+        spare = max(0, len(text) - 1 - size)
+        starts = dict.fromkeys(part * spare // (PARTS - 1) // self.period * self.period for part in range(PARTS))
         self.parts = [text[start : start + size + 1] for start in starts]
         self.path_nlls: dict[tuple[int, ...], float] = {}  # results of path_nll()
 
@@ -92,12 +93,12 @@ class SuperNetEvaluator:
 
     @torch.no_grad()
     def path_nll(self, path: list[int]) -> float:
-        """Loss per token along a path, an operation's index for each block, on the first parts of valid."""
+        """Loss per token along a path, an operation's index for each block, on every other part of valid."""
         key = tuple(path)
         if key not in self.path_nlls:
             self.supernet.set_path(path)
             memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
-            losses = self.losses(self.supernet, self.parts[:PATH_PARTS], PATH_ROWS, memory_blocks)
+            losses = self.losses(self.supernet, self.parts[PATH_PARTS], PATH_ROWS, memory_blocks)
             self.path_nlls[key] = float(losses.mean())
         return self.path_nlls[key]
 
@@ -143,7 +144,7 @@ def compare_with_rules(
 ) -> dict[str, dict]:
     """{name: {"pattern", "nll"}} of a pattern, called `pi`, and of rules that cost at most `limit`.
 
-    nll: loss per token on the beginning of valid with the SuperNets' weights.
+    nll: loss per token on parts of valid with the SuperNets' weights.
     """
     patterns = {"pi": pattern, **rules_within(len(pattern), operations, costs, limit)}
     paths = {name: [operations.index(part) for part in own] for name, own in patterns.items()}

@@ -6,12 +6,9 @@ are the best patterns for several numbers of attention blocks.
 """
 
 import math
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-
-from tqdm import tqdm
 
 from nas.core.errors import InputError
 from nas.core.pattern import ATTENDING, expand, network
@@ -62,9 +59,10 @@ class Trials:
                 break
         limit = min(about["nll"] for about in compared.values()) + PROMISING
         promising = {name: about for name, about in compared.items() if about["nll"] <= limit}
-        print(f"training {len(promising)} patterns for {self.steps:,} steps each", flush=True)
-        for about in tqdm(promising.values(), "trials", disable=not sys.stderr.isatty()):
+        for number, about in enumerate(promising.values(), start=1):
+            print(f"trial {number} of {len(promising)}, {self.steps:,} steps: {about['pattern']}", end="  ", flush=True)
             about["trial_nll"] = round(self.nll(expand(about["pattern"])), 4)
+            print(f"{about['trial_nll']:.4f}", flush=True)
         name = min(promising, key=lambda name: promising[name]["trial_nll"])
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began

@@ -1,10 +1,12 @@
 """The role of cost in a search: a budget for the paths that are drawn, or a penalty in the logits' loss."""
 
+import math
+
 from torch import Tensor
 
 from nas.core.config import LatencyOptions, SearchOptions
 from nas.core.errors import InputError
-from nas.core.pattern import interleaved
+from nas.core.pattern import ATTENDING, interleaved
 from nas.costs.budget import patterns_within
 from nas.costs.cost_table import CostTable
 from nas.search.sampling import PathDistribution, PathsWithinBudget
@@ -25,6 +27,21 @@ def describe_target(options: LatencyOptions, blocks: int, costs: CostTable) -> s
         f"search.latency.target={options.target:g} is {limit:.4g} of the interleaved pattern's {baseline:.4g} "
         f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
         f"{share:.0%} of what the interleaved pattern's blocks cost"
+    )
+
+
+def attention_warning(options: SearchOptions, blocks: int, costs: CostTable) -> str | None:
+    """A warning if no pattern within search.latency.target has a block that attends."""
+    attending = [costs.blocks[name] for name in options.operations if name in ATTENDING]
+    if not attending:
+        return None
+    least = costs.overhead + min(attending) + (blocks - 1) * min(costs.blocks[name] for name in options.operations)
+    ratio = least / costs.cost(interleaved(blocks))
+    if ratio <= options.latency.target:
+        return None
+    return (
+        f"WARNING: no pattern within search.latency.target={options.latency.target:g} has an attention block; "
+        f"one of them needs at least {math.ceil(1000 * ratio) / 1000:.3f}"
     )
 
 

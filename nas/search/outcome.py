@@ -34,7 +34,8 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
     )
     if outcome["cost_in_trainings"]:
         trainer.say(f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
-    trainer.say(f"next: python derive.py {run.path}; python animate.py {run.path}")
+    trials = " --trials" if phase.options.schedule == "sequential" and phase.options.sampling == "hard" else ""
+    trainer.say(f"next: python derive.py {run.path}{trials}; python animate.py {run.path}")
 
 
 def cost_in_trainings(phase: SearchPhase, trainer: Trainer, seconds: float) -> float | None:
