@@ -211,7 +211,8 @@ def main() -> None:
         jobs.do(f"supernet-{name}-{seed}", lambda: search(name, seed, overrides))  # noqa: B023
     results = [jobs.get(f"supernet-{name}-{seed}") for name in SUPERNETS for seed in SEEDS]
     found = {about["found"] for result in results if result for about in result["found"].values()}
-    train_patterns(jobs, list(map(expand, sorted(found))), max(TRUTH), overrides)
+    for steps in TRUTH:
+        train_patterns(jobs, list(map(expand, sorted(found))), steps, overrides)
     print(json.dumps(report(jobs)))
 
 
