@@ -50,7 +50,8 @@ HELP = {
     "latency.yaml (see python -m nas.latency), else in FLOPs",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--trials": "train the pattern of pi, the best patterns with fewer attention blocks, and rules from the literature "
-    "from scratch for STEPS steps each (default: half of the retraining's steps), and derive the best on valid",
+    "from scratch for STEPS steps each (default: half of search.retrain_steps), and derive the best on valid; "
+    "give it after RUN_DIR",
     "--force": "replace existing pattern files that differ",
 }
 

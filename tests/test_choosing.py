@@ -16,7 +16,7 @@ from nas.core.files import write_yaml
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import relearning, trials
-from nas.derivation.pattern_record import Choice, rules_table
+from nas.derivation.pattern_record import Choice, pattern_record, rules_table
 from nas.derivation.runs import SearchRun, can_evaluate_patterns, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
@@ -150,6 +150,7 @@ def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
     found = iter(fewer)
 
     def relearn(runs, costs, budgets, most):
+        assert budgets == [1.0]
         path = next(found)
         return [Choice([0, 0, 0], *budgets, most, runs=[search_run(one_hot(*path))])]
 
@@ -186,6 +187,27 @@ def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
     assert list(choice.rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
     assert choice.path == [0, 1, 1] and choice.budget == 0.7 and choice.attentions == 1
     assert choice.chosen == "attention <= 1" and choice.from_pi
+    again = make_trials(monkeypatch, losses, [], fewer=[[0, 1, 0], [0, 1, 1]])
+    assert again.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0).budget == 1.0  # a search without a budget
+
+
+def test_fewer_attentions_are_two_thirds_and_so_on(monkeypatch):
+    most_seen = []
+
+    def relearn(runs, costs, budgets, most):
+        most_seen.append(most)
+        return [Choice([0] * most + [1] * (9 - most), 1.0, most)]
+
+    tried = make_trials(monkeypatch, {}, [])
+    monkeypatch.setattr(trials, "relearn", relearn)
+    monkeypatch.setattr(trials, "choose_among_seeds", lambda choice, *inputs: choice)
+    names = [name for name, _ in tried.with_fewer_attentions(Choice([0] * 9), 1.0)]
+    assert names == ["attention <= 6", "attention <= 4", "attention <= 2", "attention <= 1"] and most_seen == [
+        6,
+        4,
+        2,
+        1,
+    ]
 
 
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
@@ -209,7 +231,7 @@ def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, 
     parts = make_trials(monkeypatch, {}, [])
     for given, steps, warned in ((None, 4, False), (4, 4, False), (3, 3, True)):
         assert trials.Trials(parts.runs, COSTS, parts.evaluators, given).steps == steps
-        assert ("train for 8 steps: give at least 4" in capsys.readouterr().out) == warned
+        assert ("WARNING: these trials are too short" in capsys.readouterr().out) == warned
 
 
 def rules_shown(capsys, nll: float, blocks: list[str]) -> str:
@@ -341,11 +363,24 @@ def test_runs_with_the_same_weights_show_the_spread_of_pi(tmp_path):
 # --- statements
 
 
+def test_the_spread_and_the_certainty_keep_the_limit_of_attentions(capsys):
+    runs = [search_run(one_hot(0, 0, 1), one_hot(0, 0, 1))]
+    choice = Choice([0, 1, 1], 1.0, 1)
+    derive.print_spread(choice, runs, COSTS)
+    assert "aad" not in capsys.readouterr().out
+    record = pattern_record(choice, runs, "relearn", COSTS)["confidence"]
+    assert sum(block["pi"]["attention"] for block in record) == pytest.approx(1, abs=1e-3)
+
+
 def test_a_budget_without_room_for_attention_causes_a_warning():
     options = SearchOptions(latency=LatencyOptions(target=0.79))
     assert "one of them needs at least 0.800" in attention_warning(options, 2, COSTS)
     assert attention_warning(SearchOptions(latency=LatencyOptions(target=0.8)), 2, COSTS) is None
     assert attention_warning(replace(options, operations=["dense", "identity"]), 2, COSTS) is None
+    assert attention_warning(replace(options, latency=LatencyOptions(target=0.1, mode="penalty")), 2, COSTS) is None
+    costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})
+    more = replace(options, operations=["sparse_fixed", "attention", "dense", "identity"])
+    assert "needs at least 0.850" in attention_warning(more, 2, costly)  # 10 + 6 + 1 of 20
 
 
 @pytest.mark.parametrize(

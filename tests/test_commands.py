@@ -114,6 +114,11 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     assert "9 frames of 13 logged steps" in shown  # pi changes from step 10, so steps 0 to 8 are one frame
     for name in ("pi.gif", "pi.png", "pi_over_time.png", "entropy.png", "learning_curves.png", "pattern.png"):
         assert (tmp_path / "out/search" / name).stat().st_size > 1000
+    picture, derived = tmp_path / "out/search/pattern.png", tmp_path / "out/search/pattern.yaml"
+    before = picture.read_bytes()
+    derived.write_text("format: par-pattern/1\nblocks: [attention, attention, identity]\n")
+    succeed("animate", "out/search", **here)
+    assert picture.read_bytes() != before  # the picture follows pattern.yaml
     assert "learning_curves.png" in succeed("animate", "out/retrain", **here)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "out"]
 

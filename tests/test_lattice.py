@@ -88,3 +88,8 @@ def test_the_lattice_keeps_all_its_limits(seed):
         expected[range(BLOCKS), path] += weight / sum(weights.values())
     np.testing.assert_allclose(lattice.marginals(logits), expected, atol=1e-12)
     assert tuple(lattice.best(logits)) == max(weights, key=weights.get)
+
+
+def test_many_blocks_do_not_overflow():
+    lattice = PatternLattice([1.0, 0.5], 300, 300.0)
+    assert lattice.best(np.tile([1.0, 0.0], (300, 1))) == [0] * 300

@@ -207,7 +207,8 @@ def measure_pattern(
 
     predicted: the result of CostTable.predict, or an empty mapping.
     """
-    _, measured = measure_models([(interleaved(len(pattern)), config), (pattern, config)], counts, context)
+    baseline, measured = measure_models([(interleaved(len(pattern)), config), (pattern, config)], counts, context)
+    measured["interleaved_median_ms"] = baseline["median_ms"]
     shape = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
     timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}
     return measured | predicted | timing

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-COUNT = 2**48  # a node's cost is below it, and its multiples count the blocks of the limited operations
+COUNT = 2**52  # a node's cost is below it, and its multiples count the blocks of the limited operations
 
 
 class PatternLattice:

@@ -59,7 +59,7 @@ def learn_within(
     paths = PathsWithinBudget(patterns_within(budget, config.model.blocks, options.operations, costs, attentions))
     torch.manual_seed(config.seed)
     phase = SearchPhase(evaluator.supernet, evaluator.corpus, config, evaluator.context, paths=paths)
-    title = f"pi within {budget:.2g}" + ("" if attentions is None else f", at most {attentions} attention")
+    title = f"pi within {budget:.4g}" + ("" if attentions is None else f", at most {attentions} attention")
     if not sys.stderr.isatty():  # a terminal shows a bar
         print(f"learning {title}", flush=True)
     bar = tqdm(range(1, phase.total_steps + 1), title, disable=not sys.stderr.isatty())

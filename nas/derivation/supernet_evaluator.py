@@ -31,7 +31,7 @@ from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 4, 8_192  # parts of valid, evenly spaced; their spread gives the error of a loss
 SAMPLED_ROWS = 4  # rows of the batch with sampled paths; with fewer rows more paths are sampled
-PATH_ROWS, PATH_PARTS = 16, slice(None, None, 2)  # for a fixed path: rows, many for speed; every other part
+PATH_ROWS = 16  # rows of the batch for a fixed path, many for speed
 SEED = 0
 
 
@@ -72,7 +72,8 @@ class SuperNetEvaluator:
         size = max(1, min(PART_TOKENS, (len(text) - 1) // PARTS))
         size = -(-size // self.period) * self.period  # the position of a part is a multiple of the period
         spare = max(0, len(text) - 1 - size)
-        starts = dict.fromkeys(part * spare // (PARTS - 1) // self.period * self.period for part in range(PARTS))
+        distance = max(size, spare // (PARTS - 1) // self.period * self.period)
+        starts = [start for start in range(0, PARTS * distance, distance) if start <= spare]
         self.parts = [text[start : start + size + 1] for start in starts]
         self.path_nlls: dict[tuple[int, ...], float] = {}  # results of path_nll()
 
@@ -98,7 +99,8 @@ class SuperNetEvaluator:
         if key not in self.path_nlls:
             self.supernet.set_path(path)
             memory_blocks = count_memory_blocks(self.supernet.operations_on(path))
-            losses = self.losses(self.supernet, self.parts[PATH_PARTS], PATH_ROWS, memory_blocks)
+            parts = self.parts[::2] if len(self.parts) == PARTS else self.parts
+            losses = self.losses(self.supernet, parts, PATH_ROWS, memory_blocks)
             self.path_nlls[key] = float(losses.mean())
         return self.path_nlls[key]
 

@@ -24,7 +24,7 @@ from nas.training.evaluation import evaluate_split
 
 # Both follow from experiments/ranking.
 PROMISING = 0.06  # nats per token behind the best by shared weights; patterns further behind get no trial
-LONG_ENOUGH = 0.5  # of the retraining's steps; after a quarter, patterns that learn fast look better than they become
+LONG_ENOUGH = 0.5  # of the retraining's steps; shorter trials may prefer patterns that learn fast
 
 
 class Trials:
@@ -38,11 +38,9 @@ class Trials:
         final = retraining_steps(config, count_steps(config, len(evaluators[0].corpus.tokens("train"))))
         enough = math.ceil(LONG_ENOUGH * final)
         self.steps = steps or enough
+        print(f"trials of {self.steps:,} steps, for patterns that train for {final:,} steps (search.retrain_steps)")
         if self.steps < enough:
-            print(
-                f"WARNING: --trials {steps} is too short to order patterns that train for {final:,} steps: give at "
-                f"least {enough}"
-            )
+            print(f"WARNING: these trials are too short to order such patterns: give at least {enough} steps")
 
     def choose(self, choice: Choice, budget: float) -> Choice:
         """The best after trials of a choice, the rules that it is compared with, and patterns with fewer attentions.
@@ -60,13 +58,15 @@ class Trials:
         limit = min(about["nll"] for about in compared.values()) + PROMISING
         promising = {name: about for name, about in compared.items() if about["nll"] <= limit}
         for number, about in enumerate(promising.values(), start=1):
-            print(f"trial {number} of {len(promising)}, {self.steps:,} steps: {about['pattern']}", end="  ", flush=True)
+            print(f"trial {number} of {len(promising)}: {about['pattern']}", end="  ", flush=True)
             about["trial_nll"] = round(self.nll(expand(about["pattern"])), 4)
             print(f"{about['trial_nll']:.4f}", flush=True)
         name = min(promising, key=lambda name: promising[name]["trial_nll"])
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began
-        chosen = replace(choices.get(name, choice), path=path, budget=choice.budget, seconds=seconds)
+        chosen = choices.get(name, choice)  # its pi has its own limits
+        budget = chosen.budget if choice.budget is None else choice.budget
+        chosen = replace(chosen, path=path, budget=budget, seconds=seconds)
         return replace(chosen, rules=compared, trials=self.steps, chosen=name)
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:

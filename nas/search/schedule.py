@@ -8,7 +8,8 @@ from nas.core.errors import InputError
 from nas.search.sampling import weight_groups
 from nas.training.build import count_steps
 
-ENOUGH = 0.5  # share of the retraining's steps in which each operation should train (experiments/compare)
+ENOUGH = 0.5  # share of the retraining's steps in which each operation should train, if trials follow
+ENOUGH_ALONE = 0.9  # the same without trials
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,12 @@ def retraining_steps(config: Config, weights_steps: int) -> int:
     return config.search.retrain_steps or max(1, round(weights_steps / steps_per_update(config)))
 
 
-def describe_maturity(config: Config, weights_steps: int, retrain_steps: int | None = None) -> str:
+def describe_maturity(
+    config: Config, weights_steps: int, retrain_steps: int | None = None, share: float = ENOUGH
+) -> str:
     """How often uniform paths train each operation, beside the steps for which patterns will be trained.
 
-    The text begins with WARNING if the operations train in less than ENOUGH of these steps.
+    The text begins with WARNING if the operations train in less than `share` of these steps.
 
     Args:
         retrain_steps: the steps for which patterns will be trained; None: search.retrain_steps.
@@ -102,7 +105,7 @@ def describe_maturity(config: Config, weights_steps: int, retrain_steps: int | N
     if steps is None:
         return f"{text}: the search compares patterns as after {updates:,.0f} training steps (search.retrain_steps)"
     text += f", {updates / steps:.2f} of the {steps:,} steps for which patterns will be trained"
-    enough = math.ceil(ENOUGH * steps * steps_per_update(config))
+    enough = math.ceil(share * steps * steps_per_update(config))
     if weights_steps >= enough:
         return text
     return f"WARNING: {text}: the search may misjudge them; give the search train.steps={enough} or more"
