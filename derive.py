@@ -18,12 +18,12 @@ from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
     Choice,
+    candidates_table,
     confidence_table,
     pareto_table,
     pattern_record,
     perturbation_table,
     refuse_existing,
-    rules_table,
     write_patterns,
 )
 from nas.derivation.runs import (
@@ -117,7 +117,7 @@ def main() -> None:
     for file, choice, pattern in zip(files, choices, patterns, strict=True):
         if arguments.pareto:
             print(f"\nbudget {choice.budget:g}:")
-        print_rules(pattern)
+        print_candidates(pattern)
         if choice.from_pi:
             print_confidence(pattern)
             print_spread(choice, runs, costs)
@@ -182,7 +182,7 @@ def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable, trial_
         pattern = [operations[index] for index in choice.path]
         baseline = costs.cost(interleaved(len(pattern)))
         limit = max(costs.cost(pattern), (choice.budget or 0) * baseline)
-        choice = replace(choice, rules=compare_with_rules(evaluators, pattern, operations, costs, limit))
+        choice = replace(choice, candidates=compare_with_rules(evaluators, pattern, operations, costs, limit))
         judged.append(trials.choose(choice, limit / baseline) if trials else choice)
     return judged
 
@@ -226,12 +226,12 @@ def print_spread(choice: Choice, runs: list[SearchRun], costs: CostTable) -> Non
         print("\n".join(describe_spread(runs, choose)))
 
 
-def print_rules(pattern: dict) -> None:
+def print_candidates(pattern: dict) -> None:
     """Print the losses of the pattern of pi and of others that cost no more, and warnings."""
     origin = pattern["derived_from"]
-    rules, chosen = origin.get("rules"), origin.get("chosen", "pi")
+    rules, chosen = origin.get("candidates"), origin.get("chosen", "pi")
     if rules:
-        print(rules_table(rules))
+        print(candidates_table(rules))
         if chosen != "pi":
             print(f"NOTICE: after trials {chosen!r} is better than the pattern of pi, so it is derived")
         best = min(rules, key=lambda name: rules[name]["nll"])

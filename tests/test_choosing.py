@@ -16,7 +16,7 @@ from nas.core.files import write_yaml
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import relearning, trials
-from nas.derivation.pattern_record import Choice, pattern_record, rules_table
+from nas.derivation.pattern_record import Choice, candidates_table, pattern_record
 from nas.derivation.runs import SearchRun, can_evaluate_patterns, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
@@ -163,13 +163,13 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
     tried = make_trials(monkeypatch, {"ad": 2.5, "aa": 2.4, "da": 2.6}, trained)
     rules = compared(pi="adi", par="dai", other="aia", bad="iii")
     rules["bad"]["nll"] = 3.07
-    choice = tried.choose(Choice([0, 1, 2], rules=rules), 1.0)
-    rules = choice.rules
+    choice = tried.choose(Choice([0, 1, 2], candidates=rules), 1.0)
+    rules = choice.candidates
     assert choice.path == [0, 2, 0] and choice.trials == 4 and choice.chosen == "other" and not choice.from_pi
     assert trained == ["adi", "dai", "aia"] and rules["par"]["trial_nll"] == 2.6 and "trial_nll" not in rules["bad"]
-    choice = tried.choose(Choice([2, 0, 1], seconds=100, rules=compared(pi="iad")), 1.0)
+    choice = tried.choose(Choice([2, 0, 1], seconds=100, candidates=compared(pi="iad")), 1.0)
     assert choice.path == [2, 0, 1] and choice.seconds >= 100 and len(trained) == 3
-    assert choice.rules["pi"]["trial_nll"] == 2.5
+    assert choice.candidates["pi"]["trial_nll"] == 2.5
 
 
 def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
@@ -183,12 +183,14 @@ def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
 def test_trials_include_the_best_patterns_with_fewer_attentions(monkeypatch):
     trained, losses = [], {"aaa": 2.6, "ada": 2.7, "add": 2.5}
     tried = make_trials(monkeypatch, losses, trained, fewer=[[0, 1, 0], [0, 1, 1]])
-    choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3, rules=compared(pi="aaa")), 1.0)
-    assert list(choice.rules) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
+    choice = tried.choose(Choice([0, 0, 0], 0.7, seconds=3, candidates=compared(pi="aaa")), 1.0)
+    assert list(choice.candidates) == ["pi", "attention <= 2", "attention <= 1"] and trained == ["aaa", "ada", "add"]
     assert choice.path == [0, 1, 1] and choice.budget == 0.7 and choice.attentions == 1
     assert choice.chosen == "attention <= 1" and choice.from_pi
     again = make_trials(monkeypatch, losses, [], fewer=[[0, 1, 0], [0, 1, 1]])
-    assert again.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0).budget == 1.0  # a search without a budget
+    assert (
+        again.choose(Choice([0, 0, 0], candidates=compared(pi="aaa")), 1.0).budget == 1.0
+    )  # a search without a budget
 
 
 def test_fewer_attentions_are_two_thirds_and_so_on(monkeypatch):
@@ -213,9 +215,9 @@ def test_fewer_attentions_are_two_thirds_and_so_on(monkeypatch):
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
     trained = []
     tried = make_trials(monkeypatch, {"aaa": 2.6}, trained, fewer=[[0, 0, 1]])
-    choice = tried.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0)
+    choice = tried.choose(Choice([0, 0, 0], candidates=compared(pi="aaa")), 1.0)
     assert choice.path == [0, 0, 0]
-    assert choice.rules["attention <= 2"] == {"pattern": "aad", "nll": 3.2} and trained == ["aaa"]
+    assert choice.candidates["attention <= 2"] == {"pattern": "aad", "nll": 3.2} and trained == ["aaa"]
 
 
 def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypatch):
@@ -224,7 +226,7 @@ def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypa
 
     tried = make_trials(monkeypatch, {"aaa": 2.6}, [])
     monkeypatch.setattr(trials, "relearn", refuse)
-    assert tried.choose(Choice([0, 0, 0], rules=compared(pi="aaa")), 1.0).path == [0, 0, 0]
+    assert tried.choose(Choice([0, 0, 0], candidates=compared(pi="aaa")), 1.0).path == [0, 0, 0]
 
 
 def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
@@ -237,7 +239,7 @@ def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, 
 def rules_shown(capsys, nll: float, blocks: list[str]) -> str:
     rules = {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": nll}}
     confidence = [{"pi": {"attention": 0.5, "dense": 0.5}}]
-    derive.print_rules({"derived_from": {"rules": rules}, "confidence": confidence, "blocks": blocks})
+    derive.print_candidates({"derived_from": {"candidates": rules}, "confidence": confidence, "blocks": blocks})
     return capsys.readouterr().out
 
 
@@ -247,11 +249,14 @@ def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
 
 
 def test_a_rule_that_wins_the_trials_is_named(capsys):
-    origin = {"rules": {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": 3.0}}, "chosen": "par"}
+    origin = {
+        "candidates": {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": 3.0}},
+        "chosen": "par",
+    }
     pattern = {"derived_from": origin, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
-    derive.print_rules(pattern)
+    derive.print_candidates(pattern)
     assert "after trials 'par' is better than the pattern of pi" in capsys.readouterr().out
-    derive.print_rules(pattern | {"derived_from": origin | {"chosen": "pi"}})
+    derive.print_candidates(pattern | {"derived_from": origin | {"chosen": "pi"}})
     assert "NOTICE" not in capsys.readouterr().out
 
 
@@ -269,10 +274,10 @@ def test_the_table_of_rules_has_a_line_per_network():
         "par": {"pattern": "adi", "nll": 3.001, "trial_nll": 2.5},
         "sandwich": {"pattern": "aad", "nll": 3.25},
     }
-    first, second = rules_table(rules).splitlines()[1:]
+    first, second = candidates_table(rules).splitlines()[1:]
     assert first.split() == ["aid", "3.0000", "2.5000", "pi,", "par"]
     assert second.split() == ["aad", "3.2500", "no", "trial:", "0.25", "behind", "sandwich"]
-    assert "trial" not in rules_table({"pi": {"pattern": "aid", "nll": 3.0}})
+    assert "trial" not in candidates_table({"pi": {"pattern": "aid", "nll": 3.0}})
 
 
 # --- other budgets

@@ -204,7 +204,7 @@ def test_the_table_of_budgets():
     patterns = [pattern_record(Choice(path, budget), runs, "budget") for path, budget in (([1, 2], 0.7), ([0, 1], 1.0))]
     patterns[1]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
     rules = {"pi": {"pattern": "aa", "nll": 3.1}, "par": {"pattern": "ad", "nll": 3.21}}  # trials chose the rule
-    patterns[1]["derived_from"]["rules"] = rules
+    patterns[1]["derived_from"]["candidates"] = rules
     rows = pareto_table(patterns, "ms").splitlines()[-2:]
     assert rows[0] == "| 0.7 | di | 0 | 0.700 |  |  |  |  |"
     assert rows[1] == "| 1 | ad | 1 | 0.990 |  | 2.00 | 2.12 | 3.21 |"

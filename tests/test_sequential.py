@@ -206,7 +206,7 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
     assert "3 blocks differ between two seeds of pi with the same weights" in shown
     assert "patterns within the same cost, nll with the SuperNet's weights on parts of valid" in shown
     assert own["blocks"] == yaml.safe_load((run / "outcome.yaml").read_text())["pattern"]
-    rules = own["derived_from"]["rules"]
+    rules = own["derived_from"]["candidates"]
     assert {"pi", "one attention"} <= rules.keys() and all(3 < about["nll"] < 6 for about in rules.values())
     succeed("derive", run, "--pareto", "0.5,0.7", "--out", tmp_path / "pareto.yaml")
     for budget in (0.5, 0.7):
@@ -214,7 +214,7 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
         assert pattern["derived_from"]["method"] == "relearn" and pattern["flops_ratio_to_interleaved"] <= budget
     shown = succeed("derive", run, "--trials", "2", "--out", tmp_path / "tried.yaml")
     tried = yaml.safe_load((tmp_path / "tried.yaml").read_text())
-    rules = tried["derived_from"]["rules"].values()
+    rules = tried["derived_from"]["candidates"].values()
     best = min((about for about in rules if "trial_nll" in about), key=lambda about: about["trial_nll"])
     assert abbreviate(tried["blocks"]) == best["pattern"] and f"{best['pattern']}  {best['trial_nll']:.4f}" in shown
     assert tried["derived_from"]["trials"] == 2 and tried["flops_ratio_to_interleaved"] <= 0.8

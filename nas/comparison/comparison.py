@@ -25,7 +25,7 @@ from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.search.schedule import ENOUGH, ENOUGH_ALONE, describe_maturity
+from nas.search.schedule import MATURE, MATURE_WITH_TRIALS, describe_maturity
 from nas.training.build import count_parameters, resolve_cutoffs
 from nas.training.device import device_context, set_up_device
 
@@ -86,7 +86,7 @@ class Comparison:
         """Print a warning if a sequential search trains its operations clearly less than the recipe trains patterns."""
         search, steps = self.search, self.recipe.train.steps  # None if epochs are given
         if search and search.search.schedule == "sequential" and not search.search.weights_from:
-            share = ENOUGH if self.settings.trials else ENOUGH_ALONE
+            share = MATURE_WITH_TRIALS if self.settings.trials else MATURE
             text = describe_maturity(search, search.train.steps, steps, share) if search.train.steps and steps else ""
             if text.startswith("WARNING"):
                 print(text)

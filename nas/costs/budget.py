@@ -10,7 +10,7 @@ from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
 LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
-SPENT = 0.95
+SPENT = 0.95  # share of the highest possible cost that patterns with a limit of attention blocks must use
 
 
 def read_budgets(text: str) -> list[float]:
@@ -58,8 +58,8 @@ def patterns_within(
     Raises InputError, which names the lowest possible budget, if there are none.
 
     Args:
-        attentions: the highest number of blocks that attend; None: any. With such a limit, patterns that use less than
-            SPENT of the cost that it leaves are excluded, because a SuperNet undervalues those with many dense blocks.
+        attentions: the highest number of blocks that attend; None: any. With it, patterns below SPENT of the highest
+            possible cost are excluded, because a SuperNet prefers identity to many dense blocks.
     """
     block_costs = [costs.blocks[name] for name in operations]
     limit = budget * costs.cost(interleaved(blocks)) - costs.overhead

@@ -117,8 +117,8 @@ def latency_report(latency: dict) -> list[str]:
     shape = f"{latency['batch_size']} x {latency['segment']} tokens, memory {latency['memory']}"
     line = f"latency ({latency['timing']}, {shape}): measured {measured:.2f} ms, {ratio:.2f} of the interleaved pattern"
     low, high = latency.get("quartiles_ms", (measured, measured))
-    unsteady = [f"WARNING: the latency varies too much, quartiles {low:.2f} and {high:.2f} ms: stop other programs."]
-    unsteady = unsteady if high - low > UNSTEADY * measured else []
+    warning = f"WARNING: the latency varies too much, quartiles {low:.2f} and {high:.2f} ms: stop other programs."
+    unsteady = [warning] if high - low > UNSTEADY * measured else []
     if "predicted_ms" not in latency:
         return [line, *unsteady]
     predicted, predicted_ratio = latency["predicted_ms"], latency["predicted_ratio_to_interleaved"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-COUNT = 2**52  # a node's cost is below it, and its multiples count the blocks of the limited operations
+COUNT = 2**52  # added to the cost of each limited operation, so that sum // COUNT is the number of their blocks
 
 
 class PatternLattice:
@@ -54,7 +54,7 @@ class PatternLattice:
             self.edges.append(edges)
         self.keep_ways_to(sums % COUNT >= math.ceil(least / unit) - slack)
         if not self.level_sizes[-1]:
-            raise ValueError(f"no pattern of {blocks} blocks costs at most {limit}")
+            raise ValueError(f"no pattern of {blocks} blocks is within the limits")
 
     def keep_ways_to(self, kept: np.ndarray) -> None:
         """Remove all nodes but those from which a way leads to the given nodes of the last level, a mask [nodes]."""

@@ -29,7 +29,7 @@ class Choice:
         losses: with perturbation, nll per token without each operation [R, O] for each block.
         runs: with relearning, the runs with the pi of this budget.
         seconds: the time of relearning and trials.
-        rules: {name: {"pattern", "nll"}} of the patterns that it was compared with, and of the pattern of pi, `pi`.
+        candidates: {name: {"pattern", "nll"}} of the pattern of pi, `pi`, and of those that it was compared with.
         trials: the steps of the trials that chose among them; chosen: the name of the best after these trials.
     """
 
@@ -39,13 +39,13 @@ class Choice:
     losses: list[np.ndarray] | None = None
     runs: list[SearchRun] | None = None
     seconds: float | None = None
-    rules: dict[str, dict] | None = None
+    candidates: dict[str, dict] | None = None
     trials: int | None = None
     chosen: str = "pi"
 
     @property
     def from_pi(self) -> bool:
-        """Whether pi led to the path. Otherwise it is a rule of the literature."""
+        """Whether pi led to the path; otherwise a rule did."""
         return self.chosen == "pi" or self.attentions is not None
 
 
@@ -59,8 +59,8 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str, costs: Co
     blocks = [first.operations[index] for index in choice.path]
     pi = np.stack([run.pi for run in runs])  # [S, N, O]
     if costs and choice.budget is not None:
-        limits = choice.budget, len(blocks), first.operations, costs, choice.attentions
-        pi = np.stack([patterns_within(*limits).marginals(log_pi(own)) for own in pi])
+        lattice = patterns_within(choice.budget, len(blocks), first.operations, costs, choice.attentions)
+        pi = np.stack([lattice.marginals(log_pi(own)) for own in pi])
     min_margin = first.options["search.warnings.margin"]
     confidence = [
         block_confidence(first.operations, rows, index, min_margin)
@@ -74,8 +74,8 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str, costs: Co
         origin["latency_budget"] = choice.budget
     if choice.seconds is not None:
         origin["seconds"] = round(choice.seconds)
-    if choice.rules is not None:
-        origin["rules"] = choice.rules
+    if choice.candidates is not None:
+        origin["candidates"] = choice.candidates
     if choice.trials is not None:
         origin |= {"trials": choice.trials, "chosen": choice.chosen}
     return {
@@ -154,22 +154,21 @@ def perturbation_table(pattern: dict) -> str:
     return "\n".join(rows)
 
 
-def rules_table(rules: dict[str, dict]) -> str:
+def candidates_table(candidates: dict[str, dict]) -> str:
     """A line per network: nll by shared weights, nll after a trial if there were any, and the names of its patterns."""
-    best, tried = min(about["nll"] for about in rules.values()), any("trial_nll" in about for about in rules.values())
+    best = min(about["nll"] for about in candidates.values())
+    tried = any("trial_nll" in about for about in candidates.values())
     rows = ["patterns within the same cost, nll with the SuperNet's weights on parts of valid"]
-    rows[0] += ", and on valid after a trial; differences below 0.01 may be noise" if tried else ""
+    rows[0] += ", and on valid after a trial; differences of trials below 0.01 may be chance" if tried else ""
     same = {}
-    for name in sorted(rules, key=lambda name: rules[name]["nll"]):
-        same.setdefault(network(expand(rules[name]["pattern"])), []).append(name)
+    for name in sorted(candidates, key=lambda name: candidates[name]["nll"]):
+        same.setdefault(network(expand(candidates[name]["pattern"])), []).append(name)
     for names in same.values():
-        about, trial = rules[names[0]], ""
+        about, trial = candidates[names[0]], ""
         if tried:
-            trial = (
-                f"{about['trial_nll']:<23.4f}"
-                if "trial_nll" in about
-                else f"no trial: {about['nll'] - best:.2f} behind  "
-            )
+            behind = f"no trial: {about['nll'] - best:.2f} behind"
+            trial = f"{about['trial_nll']:.4f}" if "trial_nll" in about else behind
+            trial = f"{trial:<23}"
         rows.append(f"  {about['pattern']}  {about['nll']:.4f}  {trial}{', '.join(names)}")
     return "\n".join(rows)
 
@@ -185,7 +184,7 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
     for pattern in patterns:
         latency = pattern.get("latency") or {}
         ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
-        short, compared = abbreviate(pattern["blocks"]), pattern["derived_from"].get("rules", {}).values()
+        short, compared = abbreviate(pattern["blocks"]), pattern["derived_from"].get("candidates", {}).values()
         nll = next((about["nll"] for about in compared if about["pattern"] == short), "")  # trials may choose a rule
         values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f"}
         cells = [

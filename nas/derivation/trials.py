@@ -28,10 +28,10 @@ LONG_ENOUGH = 0.5  # of the retraining's steps; shorter trials may prefer patter
 
 
 class Trials:
-    """Trainings of `steps` steps with the options of the first search; each network is trained once."""
+    """Trains patterns from scratch with the options of the first search, each network once."""
 
     def __init__(self, runs: list[SearchRun], costs: CostTable, evaluators: list[SuperNetEvaluator], steps: int | None):
-        """steps: None for enough to order patterns. Prints a warning if fewer are given."""
+        """steps: None for half of the retraining's steps. Prints a warning if fewer are given."""
         self.runs, self.costs, self.evaluators = runs, costs, evaluators
         self.operations, self.losses = runs[0].operations, {}
         config = evaluators[0].config
@@ -43,14 +43,15 @@ class Trials:
             print(f"WARNING: these trials are too short to order such patterns: give at least {enough} steps")
 
     def choose(self, choice: Choice, budget: float) -> Choice:
-        """The best after trials of a choice, the rules that it is compared with, and patterns with fewer attentions.
+        """The best after trials of a choice, its candidates, and patterns with fewer attentions.
 
-        The latter are added to its rules, and `trial_nll` to each pattern that has a trial.
+        Patterns with fewer attentions are added to its candidates, and `trial_nll` to each candidate that has a trial.
 
         Args:
             budget: the highest cost, as a ratio to the interleaved pattern's.
         """
-        began, choices, compared = time.monotonic(), {}, {name: dict(about) for name, about in choice.rules.items()}
+        began, choices = time.monotonic(), {}
+        compared = {name: dict(about) for name, about in choice.candidates.items()}
         for name, fewer in self.with_fewer_attentions(choice, budget):
             choices[name], compared[name] = fewer, describe_path(self.evaluators, self.operations, fewer.path)
             if compared[name]["nll"] > compared["pi"]["nll"] + PROMISING:
@@ -64,10 +65,10 @@ class Trials:
         name = min(promising, key=lambda name: promising[name]["trial_nll"])
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began
-        chosen = choices.get(name, choice)  # its pi has its own limits
-        budget = chosen.budget if choice.budget is None else choice.budget
-        chosen = replace(chosen, path=path, budget=budget, seconds=seconds)
-        return replace(chosen, rules=compared, trials=self.steps, chosen=name)
+        chosen = choices.get(name, choice)  # a pattern with fewer attentions has its own pi
+        given = chosen.budget if choice.budget is None else choice.budget
+        chosen = replace(chosen, path=path, budget=given, seconds=seconds)
+        return replace(chosen, candidates=compared, trials=self.steps, chosen=name)
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
         """The best patterns within a budget with at most two thirds of the attention blocks, and so on.
@@ -77,13 +78,16 @@ class Trials:
         while (most := 2 * sum(self.operations[index] in ATTENDING for index in choice.path) // 3) > 0:
             try:
                 (choice,) = relearn(self.runs, self.costs, [budget], most)
-            except InputError:  # attention is so cheap that patterns with fewer of it are beyond the budget
+            except InputError:  # without identity, dense blocks in place of attention may cost more than the budget
                 return
             choice = choose_among_seeds(choice, self.runs, self.costs, self.evaluators)
             yield f"attention <= {most}", choice
 
     def nll(self, pattern: list[str]) -> float:
-        """nll per token on valid of a pattern trained from scratch, at its best evaluation, as in a retraining."""
+        """nll per token on valid of a pattern trained from scratch, at its best evaluation.
+
+        It is evaluated every train.evaluate_every steps, or at the last step only if that is 0.
+        """
         if network(pattern) not in self.losses:
             evaluator, losses = self.evaluators[0], []
             config = replace(evaluator.config, train=replace(evaluator.config.train, steps=self.steps, epochs=None))

@@ -180,6 +180,8 @@ def derivation(file: Path) -> tuple[str, dict, str]:
     text = f"derive.py --method {origin['method']}"
     if "latency_budget" in origin:
         text += f" within {origin['latency_budget']:g} of the interleaved pattern's cost"
+    if (chosen := origin.get("chosen", "pi")) != "pi":
+        return file.stem, content, f"{text}; {chosen!r} was the best after trials"
     undecided = sum(block["undecided"] for block in content["confidence"])
     return file.stem, content, f"{text}; pi leaves {undecided} blocks undecided"
 

@@ -8,8 +8,8 @@ from nas.core.errors import InputError
 from nas.search.sampling import weight_groups
 from nas.training.build import count_steps
 
-ENOUGH = 0.5  # share of the retraining's steps in which each operation should train, if trials follow
-ENOUGH_ALONE = 0.9  # the same without trials
+MATURE_WITH_TRIALS = 0.5  # share of the retraining's steps in which each operation should train, if trials follow
+MATURE = 0.9  # the same without trials
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def retraining_steps(config: Config, weights_steps: int) -> int:
 
 
 def describe_maturity(
-    config: Config, weights_steps: int, retrain_steps: int | None = None, share: float = ENOUGH
+    config: Config, weights_steps: int, retrain_steps: int | None = None, share: float = MATURE_WITH_TRIALS
 ) -> str:
     """How often uniform paths train each operation, beside the steps for which patterns will be trained.
 
@@ -99,6 +99,7 @@ def describe_maturity(
 
     Args:
         retrain_steps: the steps for which patterns will be trained; None: search.retrain_steps.
+        share: MATURE, or MATURE_WITH_TRIALS if trials follow.
     """
     updates, steps = weights_steps / steps_per_update(config), retrain_steps or config.search.retrain_steps
     text = f"{weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
