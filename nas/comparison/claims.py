@@ -37,7 +37,7 @@ def make_claims(results: list[PatternResult]) -> list[dict]:
             quality = claim_quality(result, baseline, metric)
             own += [quality, claim_attention(result, baseline)]
         if result.latency_ratio is not None:
-            own += [claim_latency(result), claim_front(result, results, metric)]
+            own += [claim_latency(result, baseline), claim_front(result, results, metric)]
         if random:
             latency = compare_random_latency(result, random)
             better = claim_random(result, random, metric, latency or "drawn at its latency, which differs here")
@@ -117,13 +117,14 @@ def claim_quality(result: PatternResult, baseline: PatternResult, metric: Metric
     )
 
 
-def claim_latency(result: PatternResult) -> dict:
+def claim_latency(result: PatternResult, baseline: PatternResult | None) -> dict:
     ratio, ms = result.latency_ratio, result.latency["median_ms"]
+    interleaved_ms = baseline.latency["median_ms"] if baseline and baseline.latency else ms / ratio
     sentence = (
-        f"{result.contender.name} takes {ms:.2f} ms, {ratio:.2f} of the interleaved pattern's {ms / ratio:.2f} ms: "
+        f"{result.contender.name} takes {ms:.2f} ms, {ratio:.2f} of the interleaved pattern's {interleaved_ms:.2f} ms: "
         f"{abs(1 - ratio):.0%} {'less' if ratio <= 1 else 'more'}."
     )
-    figures = {"latency_ms": ms, "interleaved_ms": ms / ratio, "ratio": ratio}
+    figures = {"latency_ms": ms, "interleaved_ms": interleaved_ms, "ratio": ratio}
     return make_claim("less latency than interleaved", ratio < 1, sentence, **figures)
 
 
