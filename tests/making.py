@@ -35,6 +35,21 @@ def search_run(*seed_pi, path="runs/one", operations=NAMES, **content) -> Search
     return SearchRun(Path(path), content, list(operations), np.array(seed_pi, dtype=float), 7, 7, COSTS)
 
 
+def one_hot(*indices) -> np.ndarray:
+    """pi [N, O] that is nearly certain of a path."""
+    return np.eye(3)[list(indices)] * 0.98 + 0.02 / 3
+
+
+class Evaluator:
+    """In place of a SuperNetEvaluator: the loss of each path is given."""
+
+    def __init__(self, losses: dict[tuple[int, ...], float]):
+        self.losses = losses
+
+    def path_nll(self, path) -> float:
+        return self.losses[tuple(path)]
+
+
 def generator(seed: int) -> torch.Generator:
     """A random generator on the default device of the test."""
     return torch.Generator(torch.get_default_device()).manual_seed(seed)

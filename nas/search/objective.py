@@ -32,11 +32,11 @@ def describe_target(options: LatencyOptions, blocks: int, costs: CostTable) -> s
 
 def attention_warning(options: SearchOptions, blocks: int, costs: CostTable) -> str | None:
     """A warning if no pattern within search.latency.target has a block that attends."""
-    attending = [costs.blocks[name] for name in options.operations if name in ATTENDING]
+    attending = [name for name in options.operations if name in ATTENDING]
     if not attending or options.latency.mode == "penalty":
         return None
-    least = costs.overhead + min(attending) + (blocks - 1) * min(costs.blocks[name] for name in options.operations)
-    ratio = least / costs.cost(interleaved(blocks))
+    one, others = (min(names, key=costs.blocks.__getitem__) for names in (attending, options.operations))
+    ratio = costs.ratio([one] + [others] * (blocks - 1))
     if ratio <= options.latency.target:
         return None
     return (
