@@ -7,6 +7,7 @@ from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.metrics import read_metrics, read_pi
 from nas.core.pattern import read_pattern
+from nas.core.run_folder import PATTERN
 from nas.derivation.runs import likeliest_pattern
 
 
@@ -49,7 +50,7 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     }
     for name, draw in figures.items():
         draw(history, run / f"{name}.png")
-    derived = run / "pattern.yaml"
+    derived = run / PATTERN
     blocks = read_pattern(derived)["blocks"] if derived.exists() else likeliest_pattern(run, history[-1])
     pattern = draw_pattern(run, blocks)
     frames = pi_figures.animate(history, gif)

@@ -12,7 +12,7 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import ATTENDING, abbreviate, interleaved
-from nas.core.run_folder import LATENCY
+from nas.core.run_folder import LATENCY, PATTERN
 from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
@@ -97,7 +97,7 @@ def main() -> None:
     can_judge = method != "perturbation" and all(map(can_evaluate_patterns, runs))
     if arguments.trials and not can_judge:
         raise InputError("--trials needs the weights of a sequential search, and no --method perturbation")
-    out = arguments.out or runs[0].path / ("pattern.yaml" if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
+    out = arguments.out or runs[0].path / (PATTERN if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
     files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in budgets] if arguments.pareto else [out]
     if (arguments.trials or method == "relearn") and not arguments.force:
         refuse_existing(files)

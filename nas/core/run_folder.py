@@ -15,6 +15,7 @@ from nas.core.metrics import METRICS, PI, perplexity
 
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
+PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds
 

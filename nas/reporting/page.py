@@ -16,7 +16,7 @@ from nas.core.files import read_yaml, write_text
 from nas.core.metrics import read_metrics, read_pi
 from nas.core.pattern import LETTERS, read_pattern
 from nas.core.provenance import git_commit
-from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, RESULTS
+from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS
 from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import likeliest_pattern, read_run
@@ -92,9 +92,12 @@ def search_section(run: Path) -> dict:
     from nas.reporting.pi_figures import animate, pi_history, pi_over_time
 
     search, history, outcome = read_run(run), pi_history(read_pi(run)), run / OUTCOME
-    path = [search.operations.index(name) for name in likeliest_pattern(run, history[-1])]
-    derived = run / "pattern.yaml"
-    pattern = read_pattern(derived) if derived.exists() else pattern_record(Choice(path), [search], "argmax")
+    derived = run / PATTERN
+    if derived.exists():
+        pattern = read_pattern(derived)
+    else:
+        path = [search.operations.index(name) for name in likeliest_pattern(run, history[-1])]
+        pattern = pattern_record(Choice(path), [search], "argmax")
     summary = f"Step {search.step:,} of {search.of_steps:,}."
     if outcome.exists():
         summary += f" SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}."
