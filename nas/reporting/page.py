@@ -108,7 +108,7 @@ def search_section(run: Path) -> dict:
         "gif": data_uri(animate, history, suffix=".gif") if len(history) > 1 else None,
         "over_time": data_uri(pi_over_time, history),
         "curves": curves_uri(run),
-        "table": cost_table(run, len(path), search.operations),
+        "table": cost_table(run, len(pattern["blocks"]), search.operations),
         "origin": origin(run),
     }
 
