@@ -31,7 +31,7 @@ CANDIDATES = ("attention", "dense", "identity")
 EVALUATED_TOKENS = 65_536  # the first of valid
 JOINT = ["search.schedule=joint", "search.estimator=leave_one_out", "search.paths=4"]  # as in the paper; half warm-up
 SUPERNETS = {
-    **{f"sequential-{steps}": [f"train.steps={steps}"] for steps in (2400, 4800, 9600, 19200)},
+    **{f"sequential-{steps}": [f"train.steps={steps}"] for steps in (800, 2400, 4800, 9600)},
     "joint-9600": ["train.steps=9600", *JOINT],
     "low-lr-2400": ["train.lr=0.003"],
     "high-lr-2400": ["train.lr=0.012"],
