@@ -478,6 +478,13 @@ def test_the_prepare_command_prints_its_folder_and_counts(small_yaml):
     assert "train:" in done.stdout and "words kept" in done.stdout
 
 
+def test_a_search_warns_if_its_budget_has_no_room_for_attention(small_yaml, tmp_path):
+    given = ["search.schedule=sequential", "search.warmup_steps=null", "train.steps=2", "search.logits_steps=1"]
+    given += ["search.latency.source=flops", "search.latency.target=0.4"]
+    shown = succeed("search", small_yaml, "--run", tmp_path / "run", *given)
+    assert "no pattern within search.latency.target=0.4 has an attention block" in shown
+
+
 def test_a_text_that_is_too_short_is_reported_before_latencies_are_measured(small_yaml, tmp_path):
     given = ["train.segment=4000", "search.latency.source=measured"]
     done = run("search", small_yaml, "--run", tmp_path / "run", *given)

@@ -10,7 +10,7 @@ import yaml
 
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved, read_pattern
-from nas.costs.budget import likeliest_path, read_budgets
+from nas.costs.budget import NoPatternFits, likeliest_path, patterns_within, read_budgets
 from nas.costs.cost_table import FLOPS, CostTable, read_costs
 from nas.costs.lattice import PatternLattice
 from nas.derivation.confidence import confidence_warnings
@@ -167,6 +167,20 @@ def test_a_pattern_fits_a_budget_that_equals_its_cost():
         pattern = ["attention"] * count + ["identity"] * (7 - count)
         path = likeliest_path(pi, NAMES, costs, costs.ratio(pattern))
         assert sum(index == 0 for index in path) == count
+
+
+def test_patterns_with_few_attentions_use_95_percent_of_the_highest_cost():
+    prefers_identity = np.tile([0.0, 0.0, 1.0], (20, 1))
+    path = patterns_within(9.0, 20, NAMES, COSTS, 0).best(prefers_identity)
+    assert (path.count(1), path.count(2)) == (19, 1)  # 19 dense blocks cost exactly 0.95 of 20
+
+
+def test_a_budget_without_patterns_names_the_least_budget_or_the_limit_of_attentions():
+    with pytest.raises(NoPatternFits, match=r"fits a budget of 0.4: the cheapest costs 0.500 .*; give at least that"):
+        patterns_within(0.4, 2, NAMES, COSTS, 1)  # overhead 10 of interleaved's 20
+    costly = CostTable(FLOPS, 0.0, {"attention": 1.0, "dense": 3.0})
+    with pytest.raises(NoPatternFits, match="no pattern with 0 attention blocks or fewer fits 1"):
+        patterns_within(1.0, 2, NAMES[:2], costly, 0)
 
 
 def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():

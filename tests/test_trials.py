@@ -4,7 +4,7 @@ from itertools import product
 from types import SimpleNamespace
 
 from nas.core.config import Config, SearchOptions, TrainOptions
-from nas.core.errors import InputError
+from nas.costs.budget import NoPatternFits
 from nas.derivation import trials
 from nas.derivation.pattern_record import Choice
 from tests.making import COSTS, Evaluator, one_hot, search_run
@@ -86,12 +86,7 @@ def test_fewer_attentions_are_two_thirds_and_so_on(monkeypatch):
     monkeypatch.setattr(trials, "relearn", relearn)
     monkeypatch.setattr(trials, "choose_among_seeds", lambda choice, *inputs: choice)
     names = [name for name, _ in tried.with_fewer_attentions(Choice([0] * 9), 1.0)]
-    assert names == ["attention <= 6", "attention <= 4", "attention <= 2", "attention <= 1"] and most_seen == [
-        6,
-        4,
-        2,
-        1,
-    ]
+    assert most_seen == [6, 4, 2, 1] and names == [f"attention <= {most}" for most in most_seen]
 
 
 def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monkeypatch):
@@ -104,7 +99,7 @@ def test_fewer_attentions_end_with_the_first_pattern_that_is_not_promising(monke
 
 def test_patterns_with_fewer_attentions_beyond_the_budget_have_no_trial(monkeypatch):
     def refuse(*inputs):
-        raise InputError("no pattern fits")
+        raise NoPatternFits("no pattern fits")
 
     tried = make_trials(monkeypatch, {"aaa": 2.6}, [])
     monkeypatch.setattr(trials, "relearn", refuse)

@@ -13,6 +13,10 @@ LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
 SPENT = 0.95  # share of the highest possible cost that patterns with a limit of attention blocks must use
 
 
+class NoPatternFits(InputError):
+    """No pattern is within a budget."""
+
+
 def read_budgets(text: str) -> list[float]:
     """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises
     InputError if one is invalid.
@@ -38,7 +42,7 @@ def likeliest_path(
         budget: a ratio to the interleaved pattern's cost.
         attentions: with a budget, the limit of patterns_within().
 
-    Raises InputError, which names the lowest possible budget, if no pattern is cheap enough.
+    Raises NoPatternFits, which names the lowest possible budget, if no pattern is cheap enough.
     """
     if budget is None:
         return pi.argmax(axis=1).tolist()
@@ -55,7 +59,7 @@ def patterns_within(
 ) -> PatternLattice:
     """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
 
-    Raises InputError, which names the lowest possible budget, if there are none.
+    Raises NoPatternFits, which names the lowest possible budget, if there are none.
 
     Args:
         attentions: the highest number of blocks that attend; None: any. With it, patterns below SPENT of the highest
@@ -71,8 +75,10 @@ def patterns_within(
         least = SPENT * sum(block_costs[index] for index in dearest)
         return PatternLattice(block_costs, blocks, limit, least, **limits)
     except ValueError:
-        least = math.ceil(1000 * costs.least_ratio(operations, blocks)) / 1000
-        raise InputError(
-            f"no pattern fits a budget of {budget:g}: the cheapest costs {least:.3f} of the interleaved pattern; "
-            "give at least that"
+        least = costs.least_ratio(operations, blocks)
+        if least <= budget:
+            raise NoPatternFits(f"no pattern with {attentions} attention blocks or fewer fits {budget:g}") from None
+        raise NoPatternFits(
+            f"no pattern fits a budget of {budget:g}: the cheapest costs {math.ceil(1000 * least) / 1000:.3f} of the "
+            "interleaved pattern; give at least that"
         ) from None

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nas.core.errors import InputError
 from nas.core.pattern import ATTENDING, expand, network
+from nas.costs.budget import NoPatternFits
 from nas.costs.cost_table import CostTable
 from nas.derivation.pattern_record import Choice
 from nas.derivation.relearning import relearn
@@ -78,7 +78,7 @@ class Trials:
         while (most := 2 * sum(self.operations[index] in ATTENDING for index in choice.path) // 3) > 0:
             try:
                 (choice,) = relearn(self.runs, self.costs, [budget], most)
-            except InputError:  # without identity, dense blocks in place of attention may cost more than the budget
+            except NoPatternFits:  # without identity, dense blocks in place of attention may cost more than the budget
                 return
             choice = choose_among_seeds(choice, self.runs, self.costs, self.evaluators)
             yield f"attention <= {most}", choice
