@@ -42,7 +42,7 @@ def likeliest_path(
         budget: a ratio to the interleaved pattern's cost.
         attentions: with a budget, the limit of patterns_within().
 
-    Raises NoPatternFits, which names the lowest possible budget, if no pattern is cheap enough.
+    Raises NoPatternFits, which says what would fit, if no pattern does.
     """
     if budget is None:
         return pi.argmax(axis=1).tolist()
@@ -59,7 +59,7 @@ def patterns_within(
 ) -> PatternLattice:
     """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
 
-    Raises NoPatternFits, which names the lowest possible budget, if there are none.
+    Raises NoPatternFits, which names the lowest possible budget, or the limit of attentions, if there are none.
 
     Args:
         attentions: the highest number of blocks that attend; None: any. With it, patterns below SPENT of the highest

@@ -135,7 +135,8 @@ def different_blocks(one: list[int], two: list[int]) -> int:
 
 
 def likeliest_pattern(run: Path, line: dict) -> list[str]:
-    """The pattern of a finished search's outcome.yaml, which is within its budget, or else the argmax of pi.
+    """The pattern of a finished search's outcome.yaml, which is within its budget, or else the likeliest operation of
+    each block.
 
     line: {"operations", "pi": [N blocks][O operations]}.
     """
