@@ -1,7 +1,5 @@
 """The pattern with the highest probability within a cost budget."""
 
-import math
-
 import numpy as np
 
 from nas.core.errors import InputError
@@ -75,10 +73,10 @@ def patterns_within(
         least = SPENT * sum(block_costs[index] for index in dearest)
         return PatternLattice(block_costs, blocks, limit, least, **limits)
     except ValueError:
-        least = costs.least_ratio(operations, blocks)
-        if least <= budget:
+        cheapest = costs.cheapest(operations, blocks)
+        if costs.ratio(cheapest) <= budget:
             raise NoPatternFits(f"no pattern with {attentions} attention blocks or fewer fits {budget:g}") from None
         raise NoPatternFits(
-            f"no pattern fits a budget of {budget:g}: the cheapest costs {math.ceil(1000 * least) / 1000:.3f} of the "
+            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.enough(cheapest)} of the "
             "interleaved pattern; give at least that"
         ) from None
