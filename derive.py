@@ -17,6 +17,7 @@ from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
+    TRIAL_NOISE,
     Choice,
     candidates_table,
     confidence_table,
@@ -233,7 +234,9 @@ def print_candidates(pattern: dict) -> None:
     if rules:
         print(candidates_table(rules))
         if chosen != "pi":
-            print(f"NOTICE: after trials {chosen!r} is better than the pattern of pi, so it is derived")
+            lead = rules["pi"]["trial_nll"] - rules[chosen]["trial_nll"]
+            chance = ", which may be chance" if lead < TRIAL_NOISE else ""
+            print(f"NOTICE: {chosen!r} is derived: after trials it is {lead:.4f} ahead of the pattern of pi{chance}")
         best = min(rules, key=lambda name: rules[name]["nll"])
         if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:
             print(f"WARNING: the SuperNet prefers {best!r} to the pattern of pi; try more logits_steps")

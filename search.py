@@ -39,7 +39,7 @@ def search(config, run, context) -> None:
     from nas.search.objective import attention_warning, describe_target
     from nas.search.outcome import report_outcome
     from nas.search.phase import SearchPhase, open_streams
-    from nas.search.schedule import describe_maturity, make_schedule, retraining_steps
+    from nas.search.schedule import describe_maturity, make_schedule, retraining_steps, steps_per_update
     from nas.search.supernet import build_supernet, inherit_weights
     from nas.training.build import passes_warning, resolve_cutoffs
     from nas.training.distributed import broadcast_from_main, first_on_each_node
@@ -57,7 +57,8 @@ def search(config, run, context) -> None:
         text = len(corpus.tokens("train"))
         steps = make_schedule(config, text).weights_steps
         print(describe_maturity(config, steps))
-        if warning := passes_warning(config, retraining_steps(config, steps), text):
+        longest = max(retraining_steps(config, steps), round(steps / steps_per_update(config)))
+        if warning := passes_warning(config, longest, text):
             print(warning)
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":

@@ -126,13 +126,14 @@ def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
 
 
 def test_a_rule_that_wins_the_trials_is_named(capsys):
-    origin = {
-        "candidates": {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": 3.0}},
-        "chosen": "par",
-    }
+    par = {"pattern": "ad", "nll": 3.0, "trial_nll": 2.5}
+    origin = {"candidates": {"pi": {"pattern": "aa", "nll": 3.0, "trial_nll": 2.6}, "par": par}, "chosen": "par"}
     pattern = {"derived_from": origin, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
     derive.print_candidates(pattern)
-    assert "after trials 'par' is better than the pattern of pi" in capsys.readouterr().out
+    assert "'par' is derived: after trials it is 0.1000 ahead of the pattern of pi\n" in capsys.readouterr().out
+    par["trial_nll"] = 2.595
+    derive.print_candidates(pattern)
+    assert "0.0050 ahead of the pattern of pi, which may be chance" in capsys.readouterr().out
     derive.print_candidates(pattern | {"derived_from": origin | {"chosen": "pi"}})
     assert "NOTICE" not in capsys.readouterr().out
 

@@ -17,7 +17,8 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-OVERFITTING = 5, 10  # passes over a text without dropout: width 128 and 64 (docs/results.md)
+# Passes over a text after which models overfit (docs/results.md): of width 128 or more without dropout, and others
+FEW_PASSES, MOST_PASSES = 5, 14
 
 
 def block_config(config: Config) -> BlockConfig:
@@ -109,16 +110,17 @@ def count_steps(config: Config, stream_tokens: int) -> int:
 
 
 def passes_warning(config: Config, steps: int, stream_tokens: int) -> str | None:
-    """A warning if the training reads a text so often that a model without dropout overfits."""
+    """A warning if the training reads a text so often that models overfit."""
+    robust = config.model.dropout > 0 or config.model.d_model < 128
+    most = MOST_PASSES if robust else FEW_PASSES
     tokens_per_step = config.train.batch_size * config.train.segment
-    passes = steps * tokens_per_step / stream_tokens
-    few, many = (max(1, limit * stream_tokens // tokens_per_step) for limit in OVERFITTING)
-    if passes <= OVERFITTING[1] or config.model.dropout > 0:
+    passes, enough = steps * tokens_per_step / stream_tokens, max(1, most * stream_tokens // tokens_per_step)
+    if passes <= most:
         return None
+    remedy = "give fewer steps" if robust else "give fewer steps, or model.dropout=0.2"
     return (
-        f"WARNING: {steps:,} steps read the {stream_tokens:,} training tokens {passes:.0f} times. Without dropout, "
-        f"models overfit after {OVERFITTING[0]} to {OVERFITTING[1]} passes, here {few:,} to {many:,} steps: give fewer "
-        "steps, or model.dropout=0.2"
+        f"WARNING: {steps:,} steps read the {stream_tokens:,} training tokens {passes:.0f} times. Such models "
+        f"may overfit after {most} passes, here {enough:,} steps: {remedy}"
     )
 
 
