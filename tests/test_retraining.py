@@ -44,12 +44,16 @@ def test_epochs_count_the_training_stream(small_config):
 def test_many_passes_cause_a_warning(small_config):
     sizes = ["train.batch_size=4", "train.segment=8", "model.dropout=0"]
     wide, narrow = small_config(*sizes, "model.d_model=128"), small_config(*sizes)
-    warning = passes_warning(wide, 51, 320)
-    assert "read the 320 training tokens 5 times" in warning and "after 5 passes, here 50 steps" in warning
-    assert passes_warning(wide, 50, 320) is None and passes_warning(narrow, 140, 320) is None
-    assert "model.dropout" in warning and "model.dropout" not in passes_warning(narrow, 141, 320)
+
+    def warning(config, steps):
+        return passes_warning(config, "train.steps", steps, 320)
+
+    assert "read the 320 training tokens 5.1 times" in warning(wide, 51)
+    assert "give train.steps=50 or less, or model.dropout=0.2" in warning(wide, 51)
+    assert warning(wide, 50) is None and warning(narrow, 140) is None
+    assert warning(narrow, 141).endswith("give train.steps=140 or less")
     wide.model.dropout = 0.1
-    assert passes_warning(wide, 140, 320) is None and "here 140 steps" in passes_warning(wide, 141, 320)
+    assert warning(wide, 140) is None and warning(wide, 141) is not None
 
 
 def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(small_config, tmp_path):
