@@ -85,7 +85,12 @@ class TrainOptions:
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
+    optimizer: str = option(
+        "adamw", "of the weights; muon: Muon for the matrices of blocks, AdamW for the rest", choices=("adamw", "muon")
+    )
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
+    muon_lr: float = option(0.015, "peak learning rate of Muon", above=0)
+    momentum: float = option(0.95, "of Muon", minimum=0, maximum=1)
     min_lr_ratio: float = option(0.0, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)

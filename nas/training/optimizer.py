@@ -1,4 +1,4 @@
-"""The optimizer of the weights: AdamW with warm-up, cosine schedule and clipping."""
+"""The optimizer of the weights: AdamW, or Muon and AdamW, with warm-up, a schedule and clipping."""
 
 import math
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from models.transformer_xl import is_matrix
 from nas.core.config import TrainOptions
+from nas.training.muon import Muon
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float) -> float:
@@ -18,17 +19,25 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: fl
 
 
 class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101). Matrices decay; biases and norms do not."""
+    """AdamW (arXiv 1711.05101), or Muon for the matrices of blocks and AdamW for the rest. Biases and norms do not decay."""
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, on_gpu: bool = False):
         """on_gpu: whether the weights are on a GPU, in which case step() does not wait for it."""
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         self.on_gpu = on_gpu
-        decayed, others = [], []
+        orthogonal, decayed, others = [], [], []
         for name, parameter in network.named_parameters():
-            (decayed if is_matrix(name, parameter) else others).append(parameter)
+            if not is_matrix(name, parameter):
+                others.append(parameter)
+            elif options.optimizer == "muon" and name.startswith("blocks."):
+                orthogonal.append(parameter)
+            else:
+                decayed.append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
+        self.muon = None
+        if orthogonal:
+            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay)
 
     @property
     def lr(self) -> float:
@@ -36,12 +45,15 @@ class WeightsOptimizer:
 
     def set_lr(self, step: int) -> None:
         options = self.options
-        lr = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.min_lr_ratio)
+        ratio = learning_rate(step, self.total_steps, 1.0, options.warmup_steps, options.min_lr_ratio)
         for group in self.adam.param_groups:
-            group["lr"] = lr
+            group["lr"] = ratio * options.lr
+        if self.muon:
+            self.muon.param_groups[0]["lr"] = ratio * options.muon_lr
 
     def zero_grad(self) -> None:
-        self.adam.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def step(self) -> Tensor:
         """Update the weights and return the norm of the gradients. If it is not finite, keep the weights."""
@@ -56,6 +68,8 @@ class WeightsOptimizer:
             if clip and norm > clip:  # clipping reads every gradient once more, so skip it if it has no effect
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
             self.adam.step()
+            if self.muon:
+                self.muon.step()
         return norm
 
     def parameter_sums(self) -> Tensor:
