@@ -38,6 +38,7 @@ class WeightsOptimizer:
         self.muon = None
         if orthogonal:
             self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay)
+        self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
 
     @property
     def lr(self) -> float:
@@ -57,14 +58,17 @@ class WeightsOptimizer:
 
     def step(self) -> Tensor:
         """Update the weights and return the norm of the gradients. If it is not finite, keep the weights."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        clip = self.options.clip
-        if self.on_gpu:  # the fused kernel divides by grad_scale and skips the update if found_inf is 1
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        finite, clip = norm.isfinite(), self.options.clip
+        if self.on_gpu:
             if clip:
-                self.adam.grad_scale = (norm / clip).clamp_min(1.0)
-            self.adam.found_inf = (~norm.isfinite()).float()
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
+            self.adam.found_inf = (~finite).float()  # the fused kernel skips the update if it is 1
             self.adam.step()
-        elif norm.isfinite():
+            if self.muon:
+                self.muon.step(finite)
+        elif finite:
             if clip and norm > clip:  # clipping reads every gradient once more, so skip it if it has no effect
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
             self.adam.step()
@@ -77,7 +81,8 @@ class WeightsOptimizer:
         return torch.stack([parameter.detach().double().sum() for parameter in self.parameters])
 
     def state_dict(self) -> dict:
-        return self.adam.state_dict()
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def load_state_dict(self, state: dict) -> None:
-        self.adam.load_state_dict(state)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
