@@ -70,6 +70,13 @@ def test_steps_before_pi_changes_are_one_frame():
     assert drawn(pi_lines((0, 1, 0.5), (50, 1, 0.5))) == [(50, 0.5)]
 
 
+def test_within_a_budget_the_probabilities_of_drawn_patterns_are_shown():
+    lines = pi_lines((80, 1, 0.5), (81, 1, 0.6))
+    for line, probability in zip(lines, (0.3, 0.4), strict=True):
+        line["pi_within_budget"] = [[probability, 1 - probability]]
+    assert drawn(lines) == [(80, 0.3), (81, 0.4)]
+
+
 def test_seeds_of_the_logits_are_averaged_at_equal_progress():
     first, second = [(11, 1, 0.5), (12, 1, 0.75), (13, 1, 1.0)], [(14, 2, 0.25), (15, 2, 0.25), (16, 2, 0.5)]
     lines = pi_lines((0, 1, 0.4), *first, *second)

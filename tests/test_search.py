@@ -1,4 +1,5 @@
 import types
+from itertools import product
 
 import numpy as np
 import pytest
@@ -136,7 +137,19 @@ def test_the_expected_cost_is_logged(small_config):
     assert lines[0]["expected_latency_ms"] == pytest.approx(1.0 + 3 * (3.0 + 1.0 + 0.1) / 3)
     assert phase.scalars()["latency_ms"] == lines[0]["expected_latency_ms"]
     make_search(small_config()).record(run, 0, logged=True)
-    assert lines[1]["expected_latency_ms"] is None
+    assert lines[1]["expected_latency_ms"] is None and "pi_within_budget" not in lines[1]
+
+
+def test_within_a_budget_the_probabilities_of_drawn_patterns_are_logged(small_config):
+    phase = make_search(small_config("search.latency.source=flops", "search.latency.target=0.6"))
+    lines = []
+    phase.record(types.SimpleNamespace(append=lambda name, line: lines.append(line)), 0, logged=True)
+    pi, within = np.array(lines[0]["pi"]), np.array(lines[0]["pi_within_budget"])
+    names = phase.supernet.operations
+    fitting = [path for path in product(range(3), repeat=3) if phase.flops.ratio([names[i] for i in path]) <= 0.6]
+    expected = np.mean([np.eye(3)[list(path)] for path in fitting], axis=0)  # pi is uniform
+    np.testing.assert_allclose(within, expected, atol=1e-9)
+    assert np.allclose(pi, 1 / 3) and within[0, 0] < 0.3
 
 
 def visits(phase, steps) -> np.ndarray:

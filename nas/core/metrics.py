@@ -43,9 +43,10 @@ def read_pi(run: Path) -> list[dict]:
 
 
 def is_pi_line(line) -> bool:
-    """Whether a line has all keys, and its pi has the shape [blocks, operations]."""
+    """Whether a line has all keys, and its probabilities have the shape [blocks, operations]."""
     if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
         return False
-    rows, names = line["pi"], line["operations"]
-    are_lists = isinstance(rows, list) and isinstance(names, list) and rows and names
-    return bool(are_lists) and all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    names, pi, within = line["operations"], line["pi"], line.get("pi_within_budget", line["pi"])
+    if not all(isinstance(part, list) and part for part in (names, pi, within)) or len(pi) != len(within):
+        return False
+    return all(isinstance(row, list) and len(row) == len(names) for row in [*pi, *within])

@@ -27,9 +27,11 @@ WIDE = 16  # number of blocks above which labels are smaller
 def pi_history(lines: list[dict]) -> list[dict]:
     """The history of pi to draw, from the lines of pi.jsonl: one entry before pi changes, and then its changes.
 
+    Within a budget, these are the probabilities of operations in patterns drawn from pi within the budget.
     If the logits were learned several times, pi is the mean over these seeds at equal progress, and the steps are those
     of the first seed. A seed that stopped early keeps its last pi. The result has one entry if pi has not changed.
     """
+    lines = [{**line, "pi": line.get("pi_within_budget", line["pi"])} for line in lines]
     first, seeds = lines[0], {}
     changed = next((index for index, line in enumerate(lines) if line["pi"] != first["pi"]), len(lines))
     for line in lines[changed:]:

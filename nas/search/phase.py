@@ -15,7 +15,7 @@ from nas.search.convergence import Convergence
 from nas.search.estimators import estimator_class
 from nas.search.objective import LatencyPenalty, path_distribution
 from nas.search.pi_statistics import entropy
-from nas.search.sampling import PathDistribution, WeightsSampler, temperature_at
+from nas.search.sampling import PathDistribution, PathsWithinBudget, WeightsSampler, temperature_at
 from nas.search.schedule import make_schedule
 from nas.search.supernet import SuperNet
 from nas.training import distributed
@@ -207,6 +207,8 @@ class SearchPhase:
             "logits_seed": len(self.learned) + 1,
             "pi": self.supernet.pi().double().tolist(),
         }
+        if isinstance(self.paths, PathsWithinBudget):
+            line["pi_within_budget"] = self.paths.marginals(self.supernet.logits).tolist()
         run.append("pi.jsonl", line | self.expected_costs())
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
