@@ -26,7 +26,13 @@ from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 
-OLD = ["train.optimizer=adamw", "train.lr=0.006", "train.warmup_steps=100", "train.weight_decay=0.1"]
+OLD = [
+    "train.optimizer=adamw",
+    "train.short_share=0",
+    "train.lr=0.006",
+    "train.warmup_steps=100",
+    "train.weight_decay=0.1",
+]
 TURN_S = 2.0
 
 

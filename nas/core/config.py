@@ -95,6 +95,8 @@ class TrainOptions:
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
+    short_share: float = option(0.0, "share of the first steps, in which segments are cut", minimum=0, maximum=1)
+    short_parts: int = option(4, "number of parts of each segment in these steps; they have no memory", minimum=1)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
