@@ -1,18 +1,19 @@
-"""Time to quality of a training recipe: `python experiments/bench/quality.py [section.key=value ...]`.
+"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF RECIPE 1" "OPTIONS OF RECIPE 2"`.
 
-The old recipe trains a pattern with the options OLD. The new recipe is the present default, with the options of the
-command line, for several shares of the old one's steps, each with its own whole learning-rate schedule. All trainings of a
-seed run in one process and take turns of two seconds, so that other work on the machine slows all of them.
+The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options, for
+several shares of the old one's steps, each with its own whole learning-rate schedule. All trainings of a seed run in one
+process and take turns of two seconds, so that other work on the machine slows all of them.
 
 - nll: per token on all of valid, after the last step.
 - seconds: of training alone; evaluations do not count.
-- wall_time_ratio: the time after which the new recipe has the old one's nll, divided by the old one's time. It is
+- wall_time_ratio: the time after which a recipe has the old one's nll, divided by the old one's time. It is
   interpolated between the two shares around this nll, linearly in the logarithm of time; null beyond all shares.
 
-The last line is JSON: means over the seeds, and the ratio of each seed.
+The last line is JSON: for each recipe the means over the seeds, and the ratio of each seed.
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -85,9 +86,9 @@ def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="options of the new recipe")
-    parser.add_argument("--config", type=Path, default=Path("experiments/compare/retrain.yaml"), help="of both recipes")
-    parser.add_argument("--both", nargs="*", default=[], metavar="section.key=value", help="options of both recipes")
+    parser.add_argument("recipes", nargs="*", default=[""], help="options of each recipe, separated by spaces")
+    parser.add_argument("--config", type=Path, default=Path("experiments/compare/retrain.yaml"), help="of all recipes")
+    parser.add_argument("--all", nargs="*", default=[], metavar="section.key=value", help="options of all recipes")
     parser.add_argument("--pattern", default="adadadadadad", help="one letter per block (default: %(default)s)")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of the old recipe's steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds (default: 1)")
@@ -96,38 +97,43 @@ def main() -> None:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
 
-    corpus = Corpus(prepare(load_config(arguments.config, arguments.both).data))
-    steps = load_config(arguments.config, arguments.both).train.steps
+    config = load_config(arguments.config, arguments.all)
+    corpus, steps = Corpus(prepare(config.data)), config.train.steps
     rows = []
     print("| seed | recipe | steps | seconds | nll |\n|---|---|---|---|---|")
     for seed in arguments.seeds:
-        lengths = {share: [*arguments.overrides, f"train.steps={round(share * steps)}"] for share in arguments.shares}
-        trainings = {}
-        for share, options in {"old": OLD, **lengths}.items():
-            config = load_config(arguments.config, [*arguments.both, *options, f"seed={seed}"])
-            trainings[share] = Training(expand(arguments.pattern), config, corpus)
+        given = [*arguments.all, f"seed={seed}"]
+        trainings = {"old": Training(expand(arguments.pattern), load_config(arguments.config, [*given, *OLD]), corpus)}
+        for recipe, share in itertools.product(arguments.recipes, arguments.shares):
+            options = [*given, *recipe.split(), f"train.steps={round(share * steps)}"]
+            trainings[recipe, share] = Training(
+                expand(arguments.pattern), load_config(arguments.config, options), corpus
+            )
         while running := [training for training in trainings.values() if not training.finished]:
             for training in running:
                 training.take_turn()
-        row = {name: (training.seconds, training.nll()) for name, training in trainings.items()}
-        for name, (seconds, nll) in row.items():
-            label = name if name == "old" else f"new, {name:g}"
-            print(f"| {seed} | {label} | {trainings[name].steps} | {seconds:.0f} | {nll:.4f} |", flush=True)
-        old_s, old_nll = row.pop("old")
-        curve = [(seconds / old_s, nll) for seconds, nll in row.values()]
-        rows.append({"old": old_nll, "ratio": ratio_at(old_nll, curve), "curve": curve})
-    ratios = [row["ratio"] for row in rows]
-    known = None not in ratios
-    print(
-        json.dumps(
-            {
-                "wall_time_ratio": statistics.fmean(ratios) if known else None,
-                "nll_old": statistics.fmean(row["old"] for row in rows),
-                "nll_new": statistics.fmean(row["curve"][-1][1] for row in rows),
-                "ratios": ratios,
-            }
-        )
-    )
+        row = {}
+        for name, training in trainings.items():
+            row[name] = training.seconds, training.nll()
+            label = name if name == "old" else name[0] or "default"
+            print(f"| {seed} | {label} | {training.steps} | {row[name][0]:.0f} | {row[name][1]:.4f} |", flush=True)
+        rows.append(row)
+    print(json.dumps({recipe or "default": summary(rows, recipe, arguments.shares) for recipe in arguments.recipes}))
+
+
+def summary(rows: list[dict], recipe: str, shares: list[float]) -> dict:
+    """What the last line says about a recipe. rows: for each seed, (seconds, nll) of each training."""
+    ratios = []
+    for row in rows:
+        seconds, nll = row["old"]
+        curve = [row[recipe, share] for share in sorted(shares)]
+        ratios.append(ratio_at(nll, [(own / seconds, own_nll) for own, own_nll in curve]))
+    return {
+        "wall_time_ratio": None if None in ratios else round(statistics.fmean(ratios), 4),
+        "nll_old": round(statistics.fmean(row["old"][1] for row in rows), 4),
+        "nll_new": round(statistics.fmean(row[recipe, max(shares)][1] for row in rows), 4),
+        "ratios": ratios,
+    }
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class ModelOptions:
         0.0, "dropout of embeddings and blocks; use more for many epochs over a small text", minimum=0, below=1
     )
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
-    activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
+    activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu", "relu2"))
     cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
         [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
     )
@@ -73,8 +73,9 @@ class ModelOptions:
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option(
         "plain",
-        "depth_scaled: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre",
-        choices=("plain", "depth_scaled"),
+        "depth_scaled: scale each branch's last layer by 1 / sqrt(blocks); zero_output: begin with it at zero; both need "
+        "norm pre",
+        choices=("plain", "depth_scaled", "zero_output"),
     )
 
 
@@ -91,6 +92,7 @@ class TrainOptions:
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
     muon_lr: float = option(0.015, "peak learning rate of Muon", above=0)
     momentum: float = option(0.95, "of Muon", minimum=0, maximum=1)
+    schedule: str = option("cosine", "learning rate after the warm-up", choices=("cosine", "linear", "trapezoid"))
     min_lr_ratio: float = option(0.0, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)

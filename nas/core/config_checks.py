@@ -58,8 +58,8 @@ def check_model(model: ModelOptions) -> None:
         raise InputError(
             f"model.heads={model.heads} must be even with model.factorization=heads: each half has its own key set"
         )
-    if model.init == "depth_scaled" and model.norm != "pre":
-        raise InputError(f"model.init=depth_scaled needs model.norm=pre, not {model.norm}")
+    if model.init != "plain" and model.norm != "pre":
+        raise InputError(f"model.init={model.init} needs model.norm=pre, not {model.norm}")
     if model.tie_embeddings and model.div_value != 1:
         raise InputError(
             f"model.div_value={model.div_value} needs model.tie_embeddings=false: a tied table has one width"

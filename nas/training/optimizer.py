@@ -10,12 +10,28 @@ from nas.core.config import TrainOptions
 from nas.training.muon import Muon
 
 
-def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float) -> float:
-    """Linear warm-up to `peak` at step `warmup`, then a cosine to min_ratio * peak at step `total`."""
+def cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def linear(progress: float) -> float:
+    return 1 - progress
+
+
+def trapezoid(progress: float, decay: float = 0.4) -> float:
+    """Constant, and then linear in the last steps (arXiv 2405.18392)."""
+    return min(1.0, (1 - progress) / decay)
+
+
+SCHEDULES = {"cosine": cosine, "linear": linear, "trapezoid": trapezoid}
+
+
+def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float, schedule=cosine) -> float:
+    """Linear warm-up to `peak` at step `warmup`, then the schedule down to min_ratio * peak at step `total`."""
     if step < warmup:
         return peak * step / warmup
-    progress = (step - warmup) / max(1, total - warmup)
-    return peak * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * min(1.0, progress))) / 2)
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return peak * (min_ratio + (1 - min_ratio) * schedule(progress))
 
 
 class WeightsOptimizer:
@@ -46,7 +62,8 @@ class WeightsOptimizer:
 
     def set_lr(self, step: int) -> None:
         options = self.options
-        ratio = learning_rate(step, self.total_steps, 1.0, options.warmup_steps, options.min_lr_ratio)
+        schedule = SCHEDULES[options.schedule]
+        ratio = learning_rate(step, self.total_steps, 1.0, options.warmup_steps, options.min_lr_ratio, schedule)
         for group in self.adam.param_groups:
             group["lr"] = ratio * options.lr
         if self.muon:
