@@ -6,9 +6,7 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.metrics import read_metrics, read_pi
-from nas.core.pattern import read_pattern
-from nas.core.run_folder import PATTERN
-from nas.derivation.runs import likeliest_pattern
+from nas.derivation.runs import current_pattern
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -50,9 +48,7 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     }
     for name, draw in figures.items():
         draw(history, run / f"{name}.png")
-    derived = run / PATTERN
-    blocks = read_pattern(derived)["blocks"] if derived.exists() else likeliest_pattern(run, history[-1])
-    pattern = draw_pattern(run, blocks)
+    pattern = draw_pattern(run, current_pattern(run))
     frames = pi_figures.animate(history, gif)
     print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
     return [*draw_curves(run), *(run / f"{name}.png" for name in figures), pattern, gif]

@@ -8,7 +8,16 @@ import pytest
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
-from nas.derivation.baselines import RULES, compositions, most_parameters, par, random_patterns, sandwich, spread_evenly
+from nas.derivation.baselines import (
+    RULES,
+    compositions,
+    most_parameters,
+    par,
+    random_patterns,
+    rules_within,
+    sandwich,
+    spread_evenly,
+)
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
 OPERATIONS = ["attention", "dense", "identity"]
@@ -36,6 +45,17 @@ def test_rules_place_attention_and_dense_as_documented(blocks):
 def test_sandwich_and_par_of_twelve_blocks():
     assert abbreviate(sandwich(12)) == "aaadadadaddd"
     assert abbreviate(par(12)) == "adddaddddddd"
+
+
+def test_rules_within_a_cost_also_have_sparse_attention():
+    costs = CostTable(MILLISECONDS, 3.0, COSTS.blocks | {"sparse_fixed": 2.0})
+    rules = rules_within(4, ["attention", "sparse_fixed", "dense", "identity"], costs, 9.5)
+    expected = dict.fromkeys(("interleaved", "sandwich", "par", "one attention"), "adii")
+    expected |= {"interleaved of sparse_fixed": "fdfd", "sandwich of sparse_fixed": "ffdd"}
+    expected |= {"par of sparse_fixed": "fddd", "one attention of sparse_fixed": "fddd"}
+    assert {name: abbreviate(pattern) for name, pattern in rules.items()} == expected
+    assert list(rules_within(4, OPERATIONS, COSTS, 9.5)) == ["interleaved", "sandwich", "par", "one attention"]
+    assert rules_within(2, ["sparse_fixed", "identity"], costs, 99.0) == {}  # no rule without dense
 
 
 def test_operations_are_spread_evenly():

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from nas.core.errors import InputError
-from nas.core.pattern import interleaved, read_pattern
+from nas.core.files import write_yaml
+from nas.core.pattern import FORMAT, interleaved, read_pattern
 from nas.costs.budget import NoPatternFits, likeliest_path, patterns_within, read_budgets
 from nas.costs.cost_table import FLOPS, CostTable, read_costs
 from nas.costs.lattice import PatternLattice
@@ -22,7 +23,7 @@ from nas.derivation.pattern_record import (
     perturbation_table,
     write_patterns,
 )
-from nas.derivation.runs import check_seeds, likeliest_pattern, read_run, target_notice
+from nas.derivation.runs import check_seeds, current_pattern, read_run, target_notice
 from tests.making import COSTS, NAMES, search_run
 
 
@@ -190,11 +191,18 @@ def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
     assert len(lattice.best(np.log(source.dirichlet(np.ones(5), size=32)))) == 32
 
 
-def test_the_likeliest_pattern_of_a_finished_search_is_within_its_budget(tmp_path):
-    line = {"operations": NAMES, "pi": [[0.5, 0.4, 0.1], [0.1, 0.2, 0.7]]}
-    assert likeliest_pattern(tmp_path, line) == [NAMES[0], NAMES[2]]
-    (tmp_path / "outcome.yaml").write_text("pattern: [dense, identity]")
-    assert likeliest_pattern(tmp_path, line) == ["dense", "identity"]
+def test_the_current_pattern_is_the_latest_known_and_within_the_budget(tmp_path):
+    line = {"step": 8, "temperature": 1.0, "operations": NAMES, "pi": [[0.5, 0.4, 0.1], [0.1, 0.2, 0.7]]}
+    (tmp_path / "pi.jsonl").write_text(json.dumps(line) + "\n")
+    COSTS.write(tmp_path / "flops.yaml")  # overhead 10, attention 6, dense 4, identity 0; interleaved 20
+    budget = {"source": "flops", "mode": "budget", "target": 0.75}
+    for latency, expected in ({}, [NAMES[0], NAMES[2]]), (budget, [NAMES[1], NAMES[2]]):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"latency": latency}}))
+        assert current_pattern(tmp_path) == expected
+    (tmp_path / "outcome.yaml").write_text("pattern: [identity, identity]")
+    assert current_pattern(tmp_path) == ["identity", "identity"]
+    write_yaml(tmp_path / "pattern.yaml", {"format": FORMAT, "blocks": ["dense", "dense"]})
+    assert current_pattern(tmp_path) == ["dense", "dense"]
 
 
 def test_a_budget_that_is_too_low_is_reported_with_the_lowest_possible_one():

@@ -54,6 +54,16 @@ def test_trials_choose_the_best_pattern_and_train_each_network_once(monkeypatch)
     assert choice.candidates["pi"]["trial_nll"] == 2.5
 
 
+def test_the_best_rule_has_a_trial_however_far_behind_it_is(monkeypatch):
+    trained = []
+    tried = make_trials(monkeypatch, {"ad": 2.5, "da": 2.4}, trained)
+    rules = compared(pi="adi", worse="iia", par="dai", same="dai")
+    rules["worse"]["nll"], rules["par"]["nll"], rules["same"]["nll"] = 3.3, 3.2, 3.2
+    choice = tried.choose(Choice([0, 1, 2], candidates=rules), 1.0)
+    assert choice.chosen == "par" and trained == ["adi", "dai"]
+    assert choice.candidates["same"]["trial_nll"] == 2.4 and "trial_nll" not in choice.candidates["worse"]
+
+
 def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
     trained, losses = [], iter([2.5, 2.4, 2.6])
     tried = make_trials(monkeypatch, {}, trained)

@@ -34,6 +34,8 @@ SUPERNETS = {
     **{f"sequential-{steps}": [f"train.steps={steps}"] for steps in (800, 2400, 4800, 9600)},
     "joint-9600": ["train.steps=9600", *JOINT],
     "low-lr-2400": ["train.lr=0.003"],
+    "low-lr-4800": ["train.steps=4800", "train.lr=0.003"],
+    "lowest-lr-2400": ["train.lr=0.0015"],
     "high-lr-2400": ["train.lr=0.012"],
     "large-batch-2400": ["train.batch_size=48"],  # as many tokens as with 7,200 steps
 }  # options on top of ranking.yaml, where a SuperNet has 2,400 steps

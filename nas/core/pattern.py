@@ -4,6 +4,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
+from nas.core.metrics import PI
 
 FORMAT = "par-pattern/1"
 
@@ -40,7 +41,10 @@ def read_pattern(path: str | Path) -> dict:
 
     Raises InputError that names the file and the mistake.
     """
-    content = read_user_yaml(Path(path), "the pattern file")
+    path = Path(path)
+    if not path.exists() and (path.parent / PI).exists():
+        raise InputError(f"{path} does not exist yet; derive the pattern first: python derive.py {path.parent}")
+    content = read_user_yaml(path, "the pattern file")
     if not isinstance(content, dict) or "format" not in content:
         raise InputError(
             f"{path} is not a pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"

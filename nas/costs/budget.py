@@ -1,7 +1,5 @@
 """The pattern with the highest probability within a cost budget."""
 
-import math
-
 import numpy as np
 
 from nas.core.errors import InputError
@@ -42,7 +40,7 @@ def likeliest_path(
         budget: a ratio to the interleaved pattern's cost.
         attentions: with a budget, the limit of patterns_within().
 
-    Raises NoPatternFits, which names the lowest possible budget, if no pattern is cheap enough.
+    Raises NoPatternFits, which says what would fit, if no pattern does.
     """
     if budget is None:
         return pi.argmax(axis=1).tolist()
@@ -59,7 +57,7 @@ def patterns_within(
 ) -> PatternLattice:
     """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
 
-    Raises NoPatternFits, which names the lowest possible budget, if there are none.
+    Raises NoPatternFits, which names the lowest possible budget, or the limit of attentions, if there are none.
 
     Args:
         attentions: the highest number of blocks that attend; None: any. With it, patterns below SPENT of the highest
@@ -75,10 +73,10 @@ def patterns_within(
         least = SPENT * sum(block_costs[index] for index in dearest)
         return PatternLattice(block_costs, blocks, limit, least, **limits)
     except ValueError:
-        least = costs.least_ratio(operations, blocks)
-        if least <= budget:
+        cheapest = costs.cheapest(operations, blocks)
+        if costs.ratio(cheapest) <= budget:
             raise NoPatternFits(f"no pattern with {attentions} attention blocks or fewer fits {budget:g}") from None
         raise NoPatternFits(
-            f"no pattern fits a budget of {budget:g}: the cheapest costs {math.ceil(1000 * least) / 1000:.3f} of the "
+            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.enough(cheapest)} of the "
             "interleaved pattern; give at least that"
         ) from None

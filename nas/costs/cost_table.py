@@ -37,9 +37,13 @@ class CostTable:
         """Cost relative to the interleaved pattern with the same number of blocks."""
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
-    def least_ratio(self, operations: list[str], blocks: int) -> float:
-        """Relative cost of the cheapest pattern."""
-        return self.ratio([min(operations, key=self.blocks.__getitem__)] * blocks)
+    def enough(self, blocks: list[str]) -> str:
+        """The least budget that allows these blocks: ratio(), rounded up to three decimals."""
+        return f"{math.ceil(1000 * self.ratio(blocks)) / 1000:.3f}"
+
+    def cheapest(self, operations: list[str], blocks: int) -> list[str]:
+        """The pattern of the lowest cost."""
+        return [min(operations, key=self.blocks.__getitem__)] * blocks
 
     def expected(self, pi, operations: list[str]):
         """Expected cost of a pattern that is sampled from pi [N, O]. It is exact, because costs are additive.

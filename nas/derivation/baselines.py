@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.pattern import interleaved, network
+from nas.core.pattern import ATTENDING, interleaved, network
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
@@ -51,17 +51,18 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     """{name: pattern} of rules that cost at most `budget`, in the table's unit: as many of their blocks as fit.
 
     Identity fills the other blocks. Besides rules of the literature there is `one attention`: an attention block, and
-    then dense blocks. A rule of which not even one block fits is left out.
+    then dense blocks. If sparse attention is among the operations, each rule also exists with it in place of attention.
+    A rule of which not even one block fits is left out.
     """
     rules = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
     rules["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
-    found = {}
-    for name, rule in rules.items():
-        sizes = range(blocks, 0, -1) if "identity" in operations else [blocks]
+    sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}
+    for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), rules.items()):
         patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
+        patterns = ([kind if part == "attention" else part for part in pattern] for pattern in patterns)
         fitting = next((pattern for pattern in patterns if costs.cost(pattern) <= budget * (1 + 1e-9)), None)
         if fitting and set(fitting) <= set(operations):
-            found[name] = fitting
+            found[name if kind == "attention" else f"{name} of {kind}"] = fitting
     return found
 
 

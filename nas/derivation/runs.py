@@ -12,8 +12,9 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
-from nas.core.pattern import abbreviate
-from nas.core.run_folder import CHECKPOINT, OUTCOME
+from nas.core.pattern import abbreviate, read_pattern
+from nas.core.run_folder import CHECKPOINT, LATENCY, OUTCOME, PATTERN
+from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.pi_statistics import TIE
 
@@ -57,6 +58,12 @@ class SearchRun:
     def budget(self) -> float | None:
         """The budget within which the search drew its patterns; None if it had none."""
         return self.limit("budget")
+
+    @property
+    def costs(self) -> CostTable:
+        """The costs that the search used: milliseconds if it measured them, else FLOPs."""
+        measured = self.options["search.latency.source"] == "measured"
+        return read_costs(self.path / LATENCY, self.operations) if measured else self.flops
 
     def limit(self, mode: str) -> float | None:
         """search.latency.target, a ratio to the interleaved pattern's cost; None if the search had another mode."""
@@ -134,14 +141,15 @@ def different_blocks(one: list[int], two: list[int]) -> int:
     return sum(a != b for a, b in zip(one, two, strict=True))
 
 
-def likeliest_pattern(run: Path, line: dict) -> list[str]:
-    """The pattern of a finished search's outcome.yaml, which is within its budget, or else the argmax of pi.
-
-    line: {"operations", "pi": [N blocks][O operations]}.
-    """
+def current_pattern(run: Path) -> list[str]:
+    """The pattern of pattern.yaml, or else of outcome.yaml, or else the likeliest one of an unfinished search."""
+    if (run / PATTERN).exists():
+        return read_pattern(run / PATTERN)["blocks"]
     if (run / OUTCOME).exists():
         return read_yaml(run / OUTCOME)["pattern"]
-    return [line["operations"][row.index(max(row))] for row in line["pi"]]
+    search = read_run(run)
+    path = likeliest_path(search.seed_pi[-1], search.operations, search.costs, search.budget)
+    return [search.operations[index] for index in path]
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:

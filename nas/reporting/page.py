@@ -19,7 +19,7 @@ from nas.core.provenance import git_commit
 from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS
 from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
-from nas.derivation.runs import likeliest_pattern, read_run
+from nas.derivation.runs import current_pattern, read_run
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MEDIA_TYPES = {".gif": "image/gif", ".svg": "image/svg+xml"}
@@ -87,7 +87,7 @@ def curves_uri(run: Path) -> str | None:
 
 def search_section(run: Path) -> dict:
     """The section of a search. Its pattern is read from pattern.yaml if the file exists, else from
-    outcome.yaml; an unfinished search has the argmax of pi.
+    outcome.yaml; an unfinished search has its likeliest pattern.
     """
     from nas.reporting.pi_figures import animate, pi_history, pi_over_time
 
@@ -96,7 +96,7 @@ def search_section(run: Path) -> dict:
     if derived.exists():
         pattern = read_pattern(derived)
     else:
-        path = [search.operations.index(name) for name in likeliest_pattern(run, history[-1])]
+        path = [search.operations.index(name) for name in current_pattern(run)]
         pattern = pattern_record(Choice(path), [search], "argmax")
     summary = f"Step {search.step:,} of {search.of_steps:,}."
     if outcome.exists():

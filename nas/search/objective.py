@@ -1,7 +1,5 @@
 """The role of cost in a search: a budget for the paths that are drawn, or a penalty in the logits' loss."""
 
-import math
-
 from torch import Tensor
 
 from nas.core.config import LatencyOptions, SearchOptions
@@ -35,13 +33,12 @@ def attention_warning(options: SearchOptions, blocks: int, costs: CostTable) -> 
     attending = [name for name in options.operations if name in ATTENDING]
     if not attending or options.latency.mode == "penalty":
         return None
-    one, others = (min(names, key=costs.blocks.__getitem__) for names in (attending, options.operations))
-    ratio = costs.ratio([one] + [others] * (blocks - 1))
-    if ratio <= options.latency.target:
+    pattern = costs.cheapest(attending, 1) + costs.cheapest(options.operations, blocks - 1)
+    if costs.ratio(pattern) <= options.latency.target:
         return None
     return (
         f"WARNING: no pattern within search.latency.target={options.latency.target:g} has an attention block; "
-        f"one of them needs at least {math.ceil(1000 * ratio) / 1000:.3f}"
+        f"one of them needs at least {costs.enough(pattern)}"
     )
 
 
@@ -56,11 +53,11 @@ class LatencyPenalty:
     def __init__(self, options: LatencyOptions, operations: list[str], blocks: int, costs: CostTable):
         """Raises InputError if no pattern reaches search.latency.target."""
         self.options, self.operations, self.costs = options, operations, costs
-        least = costs.least_ratio(operations, blocks)
-        if options.mode == "target" and options.target < least:
+        cheapest = costs.cheapest(operations, blocks)
+        if options.mode == "target" and options.target < costs.ratio(cheapest):
             raise InputError(
-                f"search.latency.target={options.target:g} cannot be met: the cheapest pattern costs {least:.3f} of "
-                "the interleaved pattern's; give at least that"
+                f"search.latency.target={options.target:g} cannot be met: the cheapest pattern costs "
+                f"{costs.enough(cheapest)} of the interleaved pattern's; give at least that"
             )
 
     def __call__(self, logits: Tensor) -> Tensor:

@@ -173,18 +173,18 @@ class SearchPhase:
             "the sums of the weights": self.train_weights.optimizer.parameter_sums(),
         }
 
-    def expected_costs(self) -> dict[str, float | None]:
-        """Expected costs of a pattern drawn from pi: milliseconds if measured, and FLOPs relative to the interleaved
-        pattern.
+    def expected_costs(self, pi: Tensor) -> dict[str, float | None]:
+        """Expected costs of a pattern drawn from pi [N, O]: milliseconds if measured, and FLOPs relative to the
+        interleaved pattern.
         """
-        pi, names = self.paths.marginals(self.supernet.logits), self.supernet.operations
+        names = self.supernet.operations
         return {
             "expected_latency_ms": None if self.latency is None else self.latency.expected(pi, names).item(),
             "expected_flops_ratio": self.flops.expected_ratio(pi, names).item(),
         }
 
     def scalars(self) -> dict[str, float]:
-        costs = self.expected_costs()
+        costs = self.expected_costs(self.paths.marginals(self.supernet.logits))
         scalars = {
             "heldout_nll": self.heldout_nll,
             "lr": self.train_weights.optimizer.lr if self.schedule.weights_steps else None,
@@ -199,6 +199,7 @@ class SearchPhase:
         """Append pi to pi.jsonl, in a sequential search at every step that changes it."""
         if not logged and not (self.options.schedule == "sequential" and self.schedule.logits_learn(step)):
             return
+        marginals = self.paths.marginals(self.supernet.logits)
         line = {
             "step": step,
             "of_steps": self.total_steps,
@@ -208,8 +209,8 @@ class SearchPhase:
             "pi": self.supernet.pi().double().tolist(),
         }
         if isinstance(self.paths, PathsWithinBudget):
-            line["pi_within_budget"] = self.paths.marginals(self.supernet.logits).tolist()
-        run.append("pi.jsonl", line | self.expected_costs())
+            line["pi_within_budget"] = marginals.tolist()
+        run.append("pi.jsonl", line | self.expected_costs(marginals))
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Evaluate the likeliest path of each seed of the logits on valid; choose the best, and return its figures."""
