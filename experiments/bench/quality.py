@@ -1,8 +1,8 @@
-"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF RECIPE 1" "OPTIONS OF RECIPE 2"`.
+"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OPTIONS OF ANOTHER"`.
 
-The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options, for
-several shares of the old one's steps, each with its own whole learning-rate schedule. All trainings of a seed run in one
-process and take turns of two seconds, so that other work on the machine slows all of them.
+The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options.
+It trains for several shares of the old recipe's steps, each with a whole learning-rate schedule. All trainings of a
+seed run in one process and take turns of two seconds, so that other work on the machine slows all of them.
 
 - nll: per token on all of valid, after the last step.
 - seconds: of training alone; evaluations do not count.
@@ -77,7 +77,7 @@ class Training:
 
 def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
     """The time ratio at which a curve of (time ratio, nll) reaches an nll; None beyond its ends."""
-    for (time_1, nll_1), (time_2, nll_2) in zip(curve, curve[1:], strict=False):
+    for (time_1, nll_1), (time_2, nll_2) in itertools.pairwise(curve):
         if nll_2 <= nll <= nll_1:
             share = (nll_1 - nll) / (nll_1 - nll_2)
             return math.exp(math.log(time_1) + share * math.log(time_2 / time_1))

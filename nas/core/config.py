@@ -73,8 +73,7 @@ class ModelOptions:
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option(
         "plain",
-        "depth_scaled: scale each branch's last layer by 1 / sqrt(blocks); zero_output: begin with it at zero; both need "
-        "norm pre",
+        "of each branch's last layer, with norm pre. depth_scaled: times 1 / sqrt(blocks); zero_output: zero",
         choices=("plain", "depth_scaled", "zero_output"),
     )
 

@@ -35,7 +35,10 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: fl
 
 
 class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101), or Muon for the matrices of blocks and AdamW for the rest. Biases and norms do not decay."""
+    """AdamW (arXiv 1711.05101), or Muon for the matrices of blocks and AdamW for the rest.
+
+    Biases and norms do not decay.
+    """
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, on_gpu: bool = False):
         """on_gpu: whether the weights are on a GPU, in which case step() does not wait for it."""
