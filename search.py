@@ -39,9 +39,9 @@ def search(config, run, context) -> None:
     from nas.search.objective import attention_warning, describe_target
     from nas.search.outcome import report_outcome
     from nas.search.phase import SearchPhase, open_streams
-    from nas.search.schedule import describe_maturity, make_schedule
+    from nas.search.schedule import describe_maturity, make_schedule, retraining_steps
     from nas.search.supernet import build_supernet, inherit_weights
-    from nas.training.build import resolve_cutoffs
+    from nas.training.build import passes_warning, resolve_cutoffs
     from nas.training.distributed import broadcast_from_main, first_on_each_node
     from nas.training.trainer import Trainer
 
@@ -54,7 +54,11 @@ def search(config, run, context) -> None:
         if not run.checkpoint.exists():
             inherit_weights(supernet, config, corpus)
     elif options.schedule == "sequential":
-        print(describe_maturity(config, make_schedule(config, len(corpus.tokens("train"))).weights_steps))
+        text = len(corpus.tokens("train"))
+        steps = make_schedule(config, text).weights_steps
+        print(describe_maturity(config, steps))
+        if warning := passes_warning(config, retraining_steps(config, steps), text):
+            print(warning)
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":
         tables = [Path(folder, LATENCY) for folder in (run.path, options.weights_from) if folder]

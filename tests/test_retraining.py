@@ -9,6 +9,7 @@ from nas.core.errors import InputError
 from nas.core.run_folder import open_run
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
+from nas.training.build import passes_warning
 from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, total_nll
 from nas.training.trainer import Trainer
@@ -38,6 +39,14 @@ def test_epochs_count_the_training_stream(small_config):
     phase = make_retraining(small_config("train.epochs=2"), ["dense"])
     tokens = len(phase.corpus.tokens("train"))
     assert phase.total_steps == math.ceil(2 * tokens / 32)
+
+
+def test_many_passes_without_dropout_cause_a_warning(small_config):
+    config = small_config("train.batch_size=4", "train.segment=8", "model.dropout=0")
+    warning = passes_warning(config, 101, 320)
+    assert "read the 320 training tokens 10 times" in warning and "here 50 to 100 steps" in warning
+    assert passes_warning(config, 100, 320) is None
+    assert passes_warning(small_config("model.dropout=0.1"), 1000, 320) is None
 
 
 def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(small_config, tmp_path):

@@ -17,6 +17,8 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
+OVERFITTING = 5, 10  # passes over a text without dropout: width 128 and 64 (docs/results.md)
+
 
 def block_config(config: Config) -> BlockConfig:
     model = config.model
@@ -104,6 +106,20 @@ def count_steps(config: Config, stream_tokens: int) -> int:
     if config.train.steps is not None:
         return config.train.steps
     return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
+
+
+def passes_warning(config: Config, steps: int, stream_tokens: int) -> str | None:
+    """A warning if the training reads a text so often that a model without dropout overfits."""
+    tokens_per_step = config.train.batch_size * config.train.segment
+    passes = steps * tokens_per_step / stream_tokens
+    few, many = (max(1, limit * stream_tokens // tokens_per_step) for limit in OVERFITTING)
+    if passes <= OVERFITTING[1] or config.model.dropout > 0:
+        return None
+    return (
+        f"WARNING: {steps:,} steps read the {stream_tokens:,} training tokens {passes:.0f} times. Without dropout, "
+        f"models overfit after {OVERFITTING[0]} to {OVERFITTING[1]} passes, here {few:,} to {many:,} steps: give fewer "
+        "steps, or model.dropout=0.2"
+    )
 
 
 def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:
