@@ -11,12 +11,14 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import ATTENDING, abbreviate, interleaved
+from nas.core.pattern import ATTENDING, abbreviate
 from nas.core.run_folder import LATENCY, PATTERN
 from nas.costs.budget import likeliest_path, read_budgets
-from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report
+from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
+    SHARED_WEIGHTS_TIE,
+    TRIALS_TIE,
     Choice,
     candidates_table,
     confidence_table,
@@ -27,9 +29,9 @@ from nas.derivation.pattern_record import (
     write_patterns,
 )
 from nas.derivation.runs import (
+    UNIFORM_WEIGHTS,
     SearchRun,
     average_pi,
-    can_evaluate_patterns,
     check_seeds,
     describe_spread,
     read_run,
@@ -38,7 +40,6 @@ from nas.derivation.runs import (
 
 METHODS = ("argmax", "budget", "relearn", "perturbation")
 AUTO = float("inf")  # trials of enough steps
-NOISE = 0.005  # nats per token; smaller differences between patterns by a SuperNet's weights mean nothing
 
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
@@ -82,6 +83,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise InputError(f"--method {method} takes no budget; use --method relearn or budget")
     if arguments.latency_budget and len(budgets) > 1:
         raise InputError(f"--latency-budget {arguments.latency_budget} must be one ratio; --pareto takes several")
+    if method == "perturbation" and arguments.trials:
+        raise InputError("--method perturbation takes no --trials")
     if arguments.trials is not None and arguments.trials < 1:
         raise InputError(f"--trials {arguments.trials} must be at least 1")
 
@@ -94,9 +97,9 @@ def main() -> None:
     latency = measured_latency(runs)
     method, budgets, costs = plan(arguments, runs, latency.table if latency else runs[0].flops)
 
-    can_judge = method != "perturbation" and all(map(can_evaluate_patterns, runs))
+    can_judge = method != "perturbation" and all(run.can_evaluate_patterns for run in runs)
     if arguments.trials and not can_judge:
-        raise InputError("--trials needs the weights of a sequential search, and no --method perturbation")
+        raise InputError(f"--trials needs {UNIFORM_WEIGHTS.format('each run')}")
     out = arguments.out or runs[0].path / (PATTERN if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
     files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in budgets] if arguments.pareto else [out]
     if (arguments.trials or method == "relearn") and not arguments.force:
@@ -133,9 +136,7 @@ def plan(arguments: argparse.Namespace, runs: list[SearchRun], costs: CostTable)
     """
     budgets = arguments.budgets
     if not arguments.method and not budgets and runs[0].budget:
-        budgets = [runs[0].budget]
-        if runs[0].options["search.latency.source"] == "flops":
-            costs = runs[0].flops
+        budgets, costs = [runs[0].budget], runs[0].costs
     return arguments.method or default_method(runs, budgets, costs), budgets, costs
 
 
@@ -143,9 +144,8 @@ def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable
     """argmax without a budget. Else relearn where the weights allow it, unless pi was learned within this budget."""
     if not budgets:
         return "argmax"
-    same_unit = (runs[0].options["search.latency.source"] == "measured") == (costs.unit == MILLISECONDS)
-    learned = budgets == [runs[0].budget] and same_unit
-    return "relearn" if all(map(can_evaluate_patterns, runs)) and not learned else "budget"
+    learned = budgets == [runs[0].budget] and costs.unit == runs[0].costs.unit
+    return "relearn" if not learned and all(run.can_evaluate_patterns for run in runs) else "budget"
 
 
 def choose(method: str, runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> list[Choice]:
@@ -180,10 +180,9 @@ def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable, trial_
     for choice in choices:
         choice = choose_among_seeds(choice, runs, costs, evaluators)
         pattern = [operations[index] for index in choice.path]
-        baseline = costs.cost(interleaved(len(pattern)))
-        limit = max(costs.cost(pattern), (choice.budget or 0) * baseline)
-        choice = replace(choice, candidates=compare_with_rules(evaluators, pattern, operations, costs, limit))
-        judged.append(trials.choose(choice, limit / baseline) if trials else choice)
+        budget = max(costs.ratio(pattern), choice.budget or 0)
+        choice = replace(choice, candidates=compare_with_rules(evaluators, pattern, operations, costs, budget))
+        judged.append(trials.choose(choice, budget) if trials else choice)
     return judged
 
 
@@ -233,10 +232,12 @@ def print_candidates(pattern: dict) -> None:
     if rules:
         print(candidates_table(rules))
         if chosen != "pi":
-            print(f"NOTICE: after trials {chosen!r} is better than the pattern of pi, so it is derived")
+            lead = rules["pi"]["trial_nll"] - rules[chosen]["trial_nll"]
+            chance = ", which may be chance" if lead < TRIALS_TIE else ""
+            print(f"NOTICE: {chosen!r} is derived: after trials it is {lead:.4f} ahead of the pattern of pi{chance}")
         best = min(rules, key=lambda name: rules[name]["nll"])
-        if rules[best]["nll"] < rules["pi"]["nll"] - NOISE:
-            print(f"WARNING: the SuperNet prefers {best!r} to the pattern of pi; try more logits_steps")
+        if "trials" not in origin and rules[best]["nll"] < rules["pi"]["nll"] - SHARED_WEIGHTS_TIE:
+            print(f"WARNING: the SuperNet prefers {best!r} to the pattern of pi; search with more search.logits_steps")
 
 
 def print_pattern(pattern: dict) -> None:

@@ -131,7 +131,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
         run.start(config, origin)
-        if warning := passes_warning(config, phase.total_steps, len(corpus.tokens("train"))):
+        if warning := passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train"))):
             print(warning)
         trainer, out = Trainer(phase, run), RESULTS
         trainer.fit()

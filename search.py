@@ -36,7 +36,7 @@ def search(config, run, context) -> None:
     from nas.costs.latency import current_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.search.objective import attention_warning, describe_target
+    from nas.search.objective import describe_target
     from nas.search.outcome import report_outcome
     from nas.search.phase import SearchPhase, open_streams
     from nas.search.schedule import describe_maturity, make_schedule, retraining_steps
@@ -57,7 +57,7 @@ def search(config, run, context) -> None:
         text = len(corpus.tokens("train"))
         steps = make_schedule(config, text).weights_steps
         print(describe_maturity(config, steps))
-        if warning := passes_warning(config, retraining_steps(config, steps), text):
+        if warning := passes_warning(config, "search.retrain_steps", retraining_steps(config, steps), text):
             print(warning)
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":
@@ -72,10 +72,8 @@ def search(config, run, context) -> None:
     if latency:
         run.write(LATENCY, latency.to_dict())
         print(latency.text(config.model.blocks))
-    if options.latency.source != "none":
-        print(describe_target(options.latency, config.model.blocks, phase.costs))
-        if warning := attention_warning(options, config.model.blocks, phase.costs):
-            print(warning)
+    for line in describe_target(options, config.model.blocks, phase.costs):
+        print(line)
     trainer = Trainer(phase, run)
     trainer.fit()
     report_outcome(phase, trainer, latency_seconds)

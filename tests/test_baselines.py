@@ -49,12 +49,13 @@ def test_sandwich_and_par_of_twelve_blocks():
 
 def test_rules_within_a_cost_also_have_sparse_attention():
     costs = CostTable(MILLISECONDS, 3.0, COSTS.blocks | {"sparse_fixed": 2.0})
-    rules = rules_within(4, ["attention", "sparse_fixed", "dense", "identity"], costs, 9.5)
+    rules = rules_within(4, ["attention", "sparse_fixed", "dense", "identity"], costs, 9.5 / costs.cost(interleaved(4)))
     expected = dict.fromkeys(("interleaved", "sandwich", "par", "one attention"), "adii")
     expected |= {"interleaved of sparse_fixed": "fdfd", "sandwich of sparse_fixed": "ffdd"}
     expected |= {"par of sparse_fixed": "fddd", "one attention of sparse_fixed": "fddd"}
     assert {name: abbreviate(pattern) for name, pattern in rules.items()} == expected
-    assert list(rules_within(4, OPERATIONS, COSTS, 9.5)) == ["interleaved", "sandwich", "par", "one attention"]
+    names = list(rules_within(4, OPERATIONS, COSTS, 9.5 / COSTS.cost(interleaved(4))))
+    assert names == ["interleaved", "sandwich", "par", "one attention"]
     assert rules_within(2, ["sparse_fixed", "identity"], costs, 99.0) == {}  # no rule without dense
 
 

@@ -17,11 +17,11 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import relearning
 from nas.derivation.pattern_record import Choice, candidates_table, pattern_record
-from nas.derivation.runs import SearchRun, can_evaluate_patterns, check_seeds, describe_spread
+from nas.derivation.runs import SearchRun, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
 from nas.search.estimators import risk_seeking_weights
-from nas.search.objective import attention_warning
+from nas.search.objective import describe_target
 from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
 from nas.search.schedule import describe_maturity
@@ -103,7 +103,9 @@ def test_the_best_path_among_seeds_of_pi_is_derived():
 
 def test_rules_cost_at_most_the_limit():
     evaluators = [Evaluator({path: sum(path) + more for path in product(range(3), repeat=4)}) for more in (0, 1)]
-    rules = compare_with_rules(evaluators, ["attention"] * 4, NAMES, COSTS, COSTS.cost(["attention", "dense"]))
+    rules = compare_with_rules(
+        evaluators, ["attention"] * 4, NAMES, COSTS, COSTS.ratio(["attention", "dense", "identity", "identity"])
+    )
     assert rules == {
         "pi": {"pattern": "aaaa", "nll": 0.5},
         "interleaved": {"pattern": "adii", "nll": 5.5},
@@ -126,13 +128,14 @@ def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
 
 
 def test_a_rule_that_wins_the_trials_is_named(capsys):
-    origin = {
-        "candidates": {"pi": {"pattern": "aa", "nll": 3.0}, "par": {"pattern": "ad", "nll": 3.0}},
-        "chosen": "par",
-    }
+    par = {"pattern": "ad", "nll": 3.0, "trial_nll": 2.5}
+    origin = {"candidates": {"pi": {"pattern": "aa", "nll": 3.0, "trial_nll": 2.6}, "par": par}, "chosen": "par"}
     pattern = {"derived_from": origin, "confidence": [{"pi": {"attention": 1.0}}], "blocks": ["attention"]}
     derive.print_candidates(pattern)
-    assert "after trials 'par' is better than the pattern of pi" in capsys.readouterr().out
+    assert "'par' is derived: after trials it is 0.1000 ahead of the pattern of pi\n" in capsys.readouterr().out
+    par["trial_nll"] = 2.595
+    derive.print_candidates(pattern)
+    assert "0.0050 ahead of the pattern of pi, which may be chance" in capsys.readouterr().out
     derive.print_candidates(pattern | {"derived_from": origin | {"chosen": "pi"}})
     assert "NOTICE" not in capsys.readouterr().out
 
@@ -172,10 +175,10 @@ def make_run(folder: Path, **options) -> SearchRun:
 
 
 def test_only_weights_of_uniform_paths_judge_patterns(tmp_path):
-    assert can_evaluate_patterns(make_run(tmp_path / "hard"))
-    assert not can_evaluate_patterns(make_run(tmp_path / "soft", sampling="soft"))
+    assert make_run(tmp_path / "hard").can_evaluate_patterns
+    assert not make_run(tmp_path / "soft", sampling="soft").can_evaluate_patterns
     joint = make_run(tmp_path / "joint", schedule="joint")
-    assert not can_evaluate_patterns(make_run(tmp_path / "of-joint", weights_from=str(tmp_path / "joint")))
+    assert not make_run(tmp_path / "of-joint", weights_from=str(tmp_path / "joint")).can_evaluate_patterns
     with pytest.raises(InputError, match="needs weights that trained on uniform paths"):
         relearning.relearn([joint], COSTS, [0.5])
 
@@ -215,7 +218,7 @@ def test_the_likeliest_path_keeps_the_limit_of_attentions(monkeypatch):
     assert expected.count(0) == 1 and expected[2] == 1
     assert likeliest_path(one_hot(0, 2, 1), NAMES, COSTS, 1.0, 1) == [0, 1, 1]  # identity would leave budget unused
     run = search_run(pi)
-    monkeypatch.setattr(relearning, "can_evaluate_patterns", lambda run: True)
+    monkeypatch.setattr(SearchRun, "can_evaluate_patterns", True)
     monkeypatch.setattr(relearning, "load_evaluator", lambda path: None)
     monkeypatch.setattr(relearning, "learn_within", lambda run, *limits: run)
     (choice,) = relearning.relearn([run], COSTS, [1.0], 1)
@@ -255,14 +258,19 @@ def test_the_spread_and_the_certainty_keep_the_limit_of_attentions(capsys):
 
 
 def test_a_budget_without_room_for_attention_causes_a_warning():
-    options = SearchOptions(latency=LatencyOptions(target=0.79))
-    assert "one of them needs at least 0.800" in attention_warning(options, 2, COSTS)
-    assert attention_warning(SearchOptions(latency=LatencyOptions(target=0.8)), 2, COSTS) is None
-    assert attention_warning(replace(options, operations=["dense", "identity"]), 2, COSTS) is None
-    assert attention_warning(replace(options, latency=LatencyOptions(target=0.1, mode="penalty")), 2, COSTS) is None
+    def options(target, mode="budget", source="flops", **more):
+        return SearchOptions(latency=LatencyOptions(source=source, mode=mode, target=target), **more)
+
+    about, warning = describe_target(options(0.79), 2, COSTS)
+    assert "so the blocks may cost 58% of" in about  # 0.79 * 20 - 10 of 10
+    assert "WARNING" in warning and "give search.latency.target=0.800 or more" in warning
+    assert len(describe_target(options(0.8), 2, COSTS)) == 1
+    assert len(describe_target(options(0.5, operations=["dense", "identity"]), 2, COSTS)) == 1
+    assert describe_target(options(0.1, mode="penalty"), 2, COSTS) == []
+    assert describe_target(options(0.1, source="none"), 2, COSTS) == []
     costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})
-    more = replace(options, operations=["sparse_fixed", "attention", "dense", "identity"])
-    assert "needs at least 0.850" in attention_warning(more, 2, costly)  # 10 + 6 + 1 of 20
+    more = options(0.79, operations=["sparse_fixed", "attention", "dense", "identity"])
+    assert "give search.latency.target=0.850" in describe_target(more, 2, costly)[1]  # 10 + 6 + 1 of 20
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,19 @@ def test_epochs_count_the_training_stream(small_config):
     assert phase.total_steps == math.ceil(2 * tokens / 32)
 
 
-def test_many_passes_without_dropout_cause_a_warning(small_config):
-    config = small_config("train.batch_size=4", "train.segment=8", "model.dropout=0")
-    warning = passes_warning(config, 101, 320)
-    assert "read the 320 training tokens 10 times" in warning and "here 50 to 100 steps" in warning
-    assert passes_warning(config, 100, 320) is None
-    assert passes_warning(small_config("model.dropout=0.1"), 1000, 320) is None
+def test_many_passes_cause_a_warning(small_config):
+    sizes = ["train.batch_size=4", "train.segment=8", "model.dropout=0"]
+    wide, narrow = small_config(*sizes, "model.d_model=128"), small_config(*sizes)
+
+    def warning(config, steps):
+        return passes_warning(config, "train.steps", steps, 320)
+
+    assert "read the 320 training tokens 5.1 times" in warning(wide, 51)
+    assert "give train.steps=50 or less, or model.dropout=0.2" in warning(wide, 51)
+    assert warning(wide, 50) is None and warning(narrow, 140) is None
+    assert warning(narrow, 141).endswith("give train.steps=140 or less")
+    wide.model.dropout = 0.1
+    assert warning(wide, 140) is None and warning(wide, 141) is not None
 
 
 def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(small_config, tmp_path):

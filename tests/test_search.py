@@ -119,7 +119,7 @@ def test_the_penalty_acts_only_above_the_target(small_config):
 
 def test_a_target_that_no_pattern_reaches_is_refused_with_the_lowest_cost(small_config):
     target = ["search.latency.source=flops", "search.latency.mode=target"]
-    least = make_search(small_config()).flops.enough(["identity"] * 3)
+    least = make_search(small_config()).flops.least_budget(["identity"] * 3)
     with pytest.raises(InputError, match=f"cannot be met: the cheapest pattern costs {least}"):
         make_search(small_config(*target, "search.latency.target=0.01"))
     make_search(small_config(*target, f"search.latency.target={least}"))
@@ -214,7 +214,7 @@ def test_doubtful_outcomes_cause_warnings(small_config):
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
     phase.convergence.path, phase.convergence.changed_at = [2, 2, 1], [0, 100, 0]
-    text = " ".join(phase.convergence.warnings(100, 0))
+    text = " ".join(phase.convergence.warnings(100, 0, phase.supernet.pi()))
     assert "2 of 3 blocks choose identity" in text
     assert "block 3 is UNDECIDED: dense leads attention by only 0.0" in text and "block 1" not in text
     assert "not settled: block 2 changed in the last 10% of the logits' steps" in text
@@ -226,7 +226,7 @@ def test_the_thresholds_of_warnings_are_options(small_config):
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.tensor([[0.0, 0, 4], [0, 0, 4], [0, 0.05, 0]]))
     phase.convergence.changed_at = [0, 100, 0]
-    assert phase.convergence.warnings(100, 0) == []
+    assert phase.convergence.warnings(100, 0, phase.supernet.pi()) == []
 
 
 @pytest.mark.parametrize(

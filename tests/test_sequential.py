@@ -148,7 +148,7 @@ def test_shared_projections_train_as_often_as_one_operation():
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ([], "train each operation of a block 30 times: the search compares patterns as after 30 training steps"),
+        ([], "train each operation of a block 30 times: search.retrain_steps is not set"),
         (["search.retrain_steps=30"], "30 times, 1.00 of the 30 steps"),
         (["search.retrain_steps=60"], "times, 0.50 of the 60 steps"),
         (["search.retrain_steps=61"], "WARNING: 90 steps .* 0.49 of the 61 steps .* give the search train.steps=92"),

@@ -64,6 +64,15 @@ def test_the_best_rule_has_a_trial_however_far_behind_it_is(monkeypatch):
     assert choice.candidates["same"]["trial_nll"] == 2.4 and "trial_nll" not in choice.candidates["worse"]
 
 
+def test_the_pattern_of_pi_has_a_trial_however_far_behind_it_is(monkeypatch):
+    trained = []
+    tried = make_trials(monkeypatch, {"ad": 2.4, "da": 2.5}, trained)
+    rules = compared(pi="adi", par="dai")
+    rules["pi"]["nll"] = 3.2
+    choice = tried.choose(Choice([0, 1, 2], candidates=rules), 1.0)
+    assert choice.chosen == "pi" and trained == ["adi", "dai"]
+
+
 def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
     trained, losses = [], iter([2.5, 2.4, 2.6])
     tried = make_trials(monkeypatch, {}, trained)

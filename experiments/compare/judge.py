@@ -38,7 +38,7 @@ def main() -> None:
         losses = [
             supernet.path_nll([supernet.supernet.operations.index(name) for name in pattern]) for pattern in ordered
         ]
-        print(f"{search}: nll per token on the first tokens of valid, best pattern on test first")
+        print(f"{search}: nll per token on two parts of valid, best pattern on test first")
         names = [abbreviate(list(pattern)) for pattern in ordered]
         print("  ".join(f"{name} {loss:.4f}" for name, loss in zip(names, losses, strict=True)))
         taus[str(search)] = round(float(kendalltau([truth[pattern] for pattern in ordered], losses).statistic), 3)

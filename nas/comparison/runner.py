@@ -13,8 +13,7 @@ from nas.comparison.tasks import Task, run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.run_folder import LATENCY, OUTCOME
-from nas.derivation.runs import find_weights_run
+from nas.core.run_folder import LATENCY, OUTCOME, find_weights_run
 
 
 def visible_gpus(config: Config) -> list[str]:

@@ -26,6 +26,22 @@ MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_s
 ONLY_SEARCH = tuple(key for key, _ in options() if key.startswith("search.") and key != "search.latency.timing")
 
 
+def find_weights_run(run: Path) -> Path:
+    """The folder of the search that trained the weights of a run: its own, or that of search.weights_from."""
+    config = run / "config.yaml"
+    origin = flat_config(read_yaml(config)).get("search.weights_from") if config.exists() else None
+    return find_weights_run(Path(origin)) if origin else run
+
+
+def can_evaluate_patterns(run: Path) -> bool:
+    """Whether a search holds weights that were trained on uniform paths, so that they can evaluate any pattern."""
+    config = find_weights_run(run) / "config.yaml"
+    if not (config.exists() and (run / CHECKPOINT).exists()):
+        return False
+    options = flat_config(read_yaml(config))
+    return options["search.schedule"] == "sequential" and options["search.sampling"] == "hard"
+
+
 def on_rank_0(method):
     """Run a method only on the first of the processes that torchrun starts."""
 

@@ -77,6 +77,6 @@ def patterns_within(
         if costs.ratio(cheapest) <= budget:
             raise NoPatternFits(f"no pattern with {attentions} attention blocks or fewer fits {budget:g}") from None
         raise NoPatternFits(
-            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.enough(cheapest)} of the "
+            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.least_budget(cheapest)} of the "
             "interleaved pattern; give at least that"
         ) from None

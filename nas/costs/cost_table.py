@@ -37,7 +37,7 @@ class CostTable:
         """Cost relative to the interleaved pattern with the same number of blocks."""
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
-    def enough(self, blocks: list[str]) -> str:
+    def least_budget(self, blocks: list[str]) -> str:
         """The least budget that allows these blocks: ratio(), rounded up to three decimals."""
         return f"{math.ceil(1000 * self.ratio(blocks)) / 1000:.3f}"
 

@@ -48,11 +48,13 @@ RULES: dict[str, Callable[[int], list[str]]] = {
 
 
 def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: float) -> dict[str, list[str]]:
-    """{name: pattern} of rules that cost at most `budget`, in the table's unit: as many of their blocks as fit.
+    """{name: pattern} of rules within a budget: as many of their blocks as fit.
 
     Identity fills the other blocks. Besides rules of the literature there is `one attention`: an attention block, and
     then dense blocks. If sparse attention is among the operations, each rule also exists with it in place of attention.
     A rule of which not even one block fits is left out.
+
+    budget: a ratio to the interleaved pattern's cost.
     """
     rules = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
     rules["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
@@ -60,7 +62,7 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), rules.items()):
         patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
         patterns = ([kind if part == "attention" else part for part in pattern] for pattern in patterns)
-        fitting = next((pattern for pattern in patterns if costs.cost(pattern) <= budget * (1 + 1e-9)), None)
+        fitting = next((pattern for pattern in patterns if costs.ratio(pattern) <= budget * (1 + 1e-9)), None)
         if fitting and set(fitting) <= set(operations):
             found[name if kind == "attention" else f"{name} of {kind}"] = fitting
     return found
@@ -74,7 +76,7 @@ def spread_evenly(counts: dict[str, int]) -> list[str]:
 
 
 def most_parameters(
-    blocks: int, operations: list[str], parameters: dict[str, int], costs: CostTable, budget: float
+    blocks: int, operations: list[str], parameters: dict[str, int], costs: CostTable, max_cost: float
 ) -> list[str] | None:
     """The pattern with the most parameters within a cost, in the table's unit; None if no pattern is cheap enough.
 
@@ -83,7 +85,9 @@ def most_parameters(
     """
     scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
     try:
-        path = PatternLattice([costs.blocks[name] for name in operations], blocks, budget - costs.overhead).best(scores)
+        path = PatternLattice([costs.blocks[name] for name in operations], blocks, max_cost - costs.overhead).best(
+            scores
+        )
     except ValueError:
         return None
     return spread_evenly({name: path.count(i) for i, name in enumerate(operations)})

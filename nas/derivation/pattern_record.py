@@ -17,6 +17,10 @@ from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence, perturbation_confidence
 from nas.derivation.runs import SearchRun
 
+# Nats per token; smaller differences mean nothing.
+TRIALS_TIE = 0.02  # about two standard deviations of a difference between two trials (experiments/ranking)
+SHARED_WEIGHTS_TIE = 0.005  # of losses by a SuperNet's weights
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -159,7 +163,7 @@ def candidates_table(candidates: dict[str, dict]) -> str:
     best = min(about["nll"] for about in candidates.values())
     tried = any("trial_nll" in about for about in candidates.values())
     rows = ["patterns within the same cost, nll with the SuperNet's weights on parts of valid"]
-    rows[0] += ", and on valid after a trial; differences of trials below 0.01 may be chance" if tried else ""
+    rows[0] += f", and on valid after a trial; differences of trials below {TRIALS_TIE} may be chance" if tried else ""
     same = {}
     for name in sorted(candidates, key=lambda name: candidates[name]["nll"]):
         same.setdefault(network(expand(candidates[name]["pattern"])), []).append(name)

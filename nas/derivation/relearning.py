@@ -16,7 +16,7 @@ from nas.core.errors import InputError
 from nas.costs.budget import likeliest_path, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun, average_pi, can_evaluate_patterns
+from nas.derivation.runs import UNIFORM_WEIGHTS, SearchRun, average_pi
 from nas.derivation.supernet_evaluator import SuperNetEvaluator, load_evaluator
 from nas.search.phase import SearchPhase
 from nas.search.sampling import PathsWithinBudget
@@ -34,11 +34,8 @@ def relearn(
         attentions: the highest number of blocks that attend; None: any.
     """
     for run in runs:
-        if not can_evaluate_patterns(run):
-            raise InputError(
-                f"--method relearn needs weights that trained on uniform paths: a checkpoint in {run.path}, with "
-                "search.schedule=sequential and search.sampling=hard"
-            )
+        if not run.can_evaluate_patterns:
+            raise InputError(f"--method relearn needs {UNIFORM_WEIGHTS.format(run.path)}")
     evaluators, choices = [load_evaluator(run.path) for run in runs], []
     for budget in budgets:
         began = time.monotonic()
@@ -52,6 +49,7 @@ def learn_within(
     run: SearchRun, evaluator: SuperNetEvaluator, costs: CostTable, budget: float, attentions: int | None = None
 ) -> SearchRun:
     """The run with pi learned anew among the patterns within a budget, on the run's held-out text."""
+    # weights_from: no step trains the weights. LatencyOptions(): only `paths`, below, limits the cost.
     options = replace(evaluator.config.search, weights_from=str(run.path), latency=LatencyOptions())
     if options.estimator == "straight_through":  # it cannot draw paths within a budget
         options = replace(options, estimator=SearchOptions.estimator)

@@ -13,7 +13,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
 from nas.core.pattern import abbreviate, read_pattern
-from nas.core.run_folder import CHECKPOINT, LATENCY, OUTCOME, PATTERN
+from nas.core.run_folder import LATENCY, OUTCOME, PATTERN, can_evaluate_patterns, find_weights_run
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.pi_statistics import TIE
@@ -24,6 +24,10 @@ MAY_DIFFER = (
     "train.threads",
     "search.weights_from",
 )  # options that may differ between seeds of one search
+UNIFORM_WEIGHTS = (
+    "weights that trained on uniform paths: a checkpoint in {} of a search with search.schedule=sequential and "
+    "search.sampling=hard"
+)
 TARGET_TOLERANCE = 0.1  # relative distance from the search's target that needs no notice
 
 
@@ -48,6 +52,11 @@ class SearchRun:
     def weights_run(self) -> Path:
         """The folder of the search that trained the weights: another one with search.weights_from."""
         return find_weights_run(self.path)
+
+    @property
+    def can_evaluate_patterns(self) -> bool:
+        """Whether the weights were trained on uniform paths."""
+        return can_evaluate_patterns(self.path)
 
     @property
     def pi(self) -> np.ndarray:
@@ -93,22 +102,6 @@ def read_run(path: Path) -> SearchRun:
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / "flops.yaml", names)
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
-
-
-def find_weights_run(run: Path) -> Path:
-    """The folder of the search that trained the weights of a run: its own, or that of search.weights_from."""
-    config = run / "config.yaml"
-    origin = flat_config(read_yaml(config)).get("search.weights_from") if config.exists() else None
-    return find_weights_run(Path(origin)) if origin else run
-
-
-def can_evaluate_patterns(run: SearchRun) -> bool:
-    """Whether the run holds weights that were trained on uniform paths, so that they can evaluate any pattern."""
-    config = run.weights_run / "config.yaml"
-    if not (config.exists() and (run.path / CHECKPOINT).exists()):
-        return False
-    options = flat_config(read_yaml(config))
-    return options["search.schedule"] == "sequential" and options["search.sampling"] == "hard"
 
 
 def describe_spread(runs: list[SearchRun], choose: Callable[[np.ndarray], list[int]]) -> list[str]:

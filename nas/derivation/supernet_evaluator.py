@@ -142,13 +142,15 @@ def choose_among_seeds(
 
 
 def compare_with_rules(
-    evaluators: list[SuperNetEvaluator], pattern: list[str], operations: list[str], costs: CostTable, limit: float
+    evaluators: list[SuperNetEvaluator], pattern: list[str], operations: list[str], costs: CostTable, budget: float
 ) -> dict[str, dict]:
-    """{name: {"pattern", "nll"}} of a pattern, called `pi`, and of rules that cost at most `limit`.
+    """{name: {"pattern", "nll"}} of a pattern, called `pi`, and of rules within a budget.
+
+    budget: a ratio to the interleaved pattern's cost.
 
     nll: loss per token on parts of valid with the SuperNets' weights.
     """
-    patterns = {"pi": pattern, **rules_within(len(pattern), operations, costs, limit)}
+    patterns = {"pi": pattern, **rules_within(len(pattern), operations, costs, budget)}
     paths = {name: [operations.index(part) for part in own] for name, own in patterns.items()}
     return {name: describe_path(evaluators, operations, path) for name, path in paths.items()}
 

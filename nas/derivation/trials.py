@@ -2,7 +2,8 @@
 
 Weights that all patterns share misjudge patterns unlike the average path, such as those of few attention and many dense
 blocks, and hide how hard a pattern is to train. They rank patterns of similar blocks better. Therefore the candidates
-are the best patterns for several numbers of attention blocks, and the best rule by shared weights, however far behind.
+are the best patterns for several numbers of attention blocks. The pattern of pi and the best rule by shared weights
+have a trial however far behind they are.
 """
 
 import math
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nas.core.config_loading import load_config
 from nas.core.pattern import ATTENDING, expand, network
 from nas.costs.budget import NoPatternFits
 from nas.costs.cost_table import CostTable
@@ -22,8 +24,7 @@ from nas.search.schedule import retraining_steps
 from nas.training.build import count_steps
 from nas.training.evaluation import evaluate_split
 
-# From experiments/ranking, with few patterns; experiments/compare has a pattern that was 0.07 behind and won.
-PROMISING = 0.06  # nats per token behind the best by shared weights; further behind, only the best rule has a trial
+PROMISING = 0.06  # nats per token behind the best by shared weights (experiments/ranking)
 LONG_ENOUGH = 0.5  # of the retraining's steps; shorter trials may prefer patterns that learn fast
 
 
@@ -34,8 +35,9 @@ class Trials:
         """steps: None for half of the retraining's steps. Prints a warning if fewer are given."""
         self.runs, self.costs, self.evaluators = runs, costs, evaluators
         self.operations, self.losses = runs[0].operations, {}
-        config = evaluators[0].config
-        final = retraining_steps(config, count_steps(config, len(evaluators[0].corpus.tokens("train"))))
+        config, text = evaluators[0].config, len(evaluators[0].corpus.tokens("train"))
+        trained = load_config(runs[0].weights_run / "config.yaml", []) if config.search.weights_from else config
+        final = config.search.retrain_steps or retraining_steps(trained, count_steps(trained, text))
         enough = math.ceil(LONG_ENOUGH * final)
         self.steps = steps or enough
         print(f"trials of {self.steps:,} steps, for patterns that train for {final:,} steps (search.retrain_steps)")
@@ -45,7 +47,8 @@ class Trials:
     def choose(self, choice: Choice, budget: float) -> Choice:
         """The best after trials of a choice, its candidates, and patterns with fewer attentions.
 
-        Patterns with fewer attentions are added to its candidates, and `trial_nll` to each candidate that has a trial.
+        Patterns with fewer attentions are added to its candidates, down to the first that is more than PROMISING behind
+        the pattern of pi by shared weights. `trial_nll` is added to each candidate that has a trial.
 
         Args:
             budget: the highest cost, as a ratio to the interleaved pattern's.
@@ -57,12 +60,9 @@ class Trials:
             if compared[name]["nll"] > compared["pi"]["nll"] + PROMISING:
                 break
         limit = min(about["nll"] for about in compared.values()) + PROMISING
-        best_rule = min((about["nll"] for name, about in choice.candidates.items() if name != "pi"), default=limit)
-        promising = {
-            name: about
-            for name, about in compared.items()
-            if about["nll"] <= limit or (name in choice.candidates and about["nll"] == best_rule)
-        }
+        rules = {name: about["nll"] for name, about in choice.candidates.items() if name != "pi"}
+        always = {"pi", *(name for name, nll in rules.items() if nll == min(rules.values()))}
+        promising = {name: about for name, about in compared.items() if name in always or about["nll"] <= limit}
         for number, about in enumerate(promising.values(), start=1):
             print(f"trial {number} of {len(promising)}: {about['pattern']}", end="  ", flush=True)
             about["trial_nll"] = round(self.nll(expand(about["pattern"])), 4)
@@ -76,7 +76,8 @@ class Trials:
         return replace(chosen, candidates=compared, trials=self.steps, chosen=name)
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
-        """The best patterns within a budget with at most two thirds of the attention blocks, and so on.
+        """The best patterns within a budget with at most two thirds of the attention blocks, then with two thirds of
+        that number, until none is left.
 
         pi is learned anew for each.
         """

@@ -1,5 +1,7 @@
 """Convergence of a search: the step since which each block has kept its choice, and warnings about the outcome."""
 
+from torch import Tensor
+
 from nas.core.config import SearchOptions
 from nas.search.pi_statistics import undecided_message
 from nas.search.supernet import SuperNet
@@ -28,21 +30,24 @@ class Convergence:
             return f"{stable} of {len(self.path)} blocks kept their choice for {steps} steps"
         return None
 
-    def warnings(self, step: int, first_step: int) -> list[str]:
-        """Warnings about a doubtful outcome, one sentence each. first_step: the first at which the logits trained."""
+    def warnings(self, step: int, first_step: int, pi: Tensor) -> list[str]:
+        """Warnings about a doubtful outcome, one sentence each.
+
+        first_step: the first step at which the logits trained; pi [N, O]: the probabilities of the paths drawn.
+        """
         limits, result = self.options.warnings, []
         names = self.supernet.names(self.path)
         if names.count("identity") > limits.identity_share * len(names):
             result.append(f"{names.count('identity')} of {len(names)} blocks choose identity")
-        ranked = self.supernet.pi().topk(min(2, len(self.supernet.operations)))
-        for number, (pi, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
-            if len(pi) > 1 and pi[0] - pi[1] < limits.margin:
-                result.append(undecided_message(number, *self.supernet.names(order), pi[0] - pi[1]))
+        ranked = pi.topk(min(2, len(self.supernet.operations)))
+        for number, (best, order) in enumerate(zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True), 1):
+            if len(best) > 1 and best[0] - best[1] < limits.margin:
+                result.append(undecided_message(number, *self.supernet.names(order), best[0] - best[1]))
         late_from = step - limits.late_share * (step - first_step)
         late = [str(i) for i, since in enumerate(self.changed_at, 1) if since > late_from]
         if late:
             when = f"the last {limits.late_share:.0%} of the logits' steps"
-            result.append(f"the pattern has not settled: block {', '.join(late)} changed in {when}")
+            result.append(f"the pattern has not settled: block {', '.join(late)} changed in {when}; give more steps")
         return result
 
     def state_dict(self) -> dict:

@@ -17,29 +17,25 @@ def path_distribution(options: SearchOptions, blocks: int, costs: CostTable) -> 
     return PathsWithinBudget(patterns_within(options.latency.target, blocks, options.operations, costs))
 
 
-def describe_target(options: LatencyOptions, blocks: int, costs: CostTable) -> str:
-    """What search.latency.target leaves for the blocks, one sentence."""
-    baseline, limit = costs.cost(interleaved(blocks)), options.target * costs.cost(interleaved(blocks))
-    share = max(0.0, limit - costs.overhead) / (baseline - costs.overhead)
-    return (
-        f"search.latency.target={options.target:g} is {limit:.4g} of the interleaved pattern's {baseline:.4g} "
+def describe_target(options: SearchOptions, blocks: int, costs: CostTable) -> list[str]:
+    """Sentences about what search.latency.target leaves for the blocks; none if the search has no target."""
+    if options.latency.source == "none" or options.latency.mode == "penalty":
+        return []
+    target, baseline = options.latency.target, costs.cost(interleaved(blocks))
+    share = max(0.0, target * baseline - costs.overhead) / (baseline - costs.overhead)
+    lines = [
+        f"search.latency.target={target:g} is {target * baseline:.4g} of the interleaved pattern's {baseline:.4g} "
         f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
         f"{share:.0%} of what the interleaved pattern's blocks cost"
-    )
-
-
-def attention_warning(options: SearchOptions, blocks: int, costs: CostTable) -> str | None:
-    """A warning if no pattern within search.latency.target has a block that attends."""
-    attending = [name for name in options.operations if name in ATTENDING]
-    if not attending or options.latency.mode == "penalty":
-        return None
-    pattern = costs.cheapest(attending, 1) + costs.cheapest(options.operations, blocks - 1)
-    if costs.ratio(pattern) <= options.latency.target:
-        return None
-    return (
-        f"WARNING: no pattern within search.latency.target={options.latency.target:g} has an attention block; "
-        f"one of them needs at least {costs.enough(pattern)}"
-    )
+    ]
+    if attending := [name for name in options.operations if name in ATTENDING]:
+        pattern = costs.cheapest(attending, 1) + costs.cheapest(options.operations, blocks - 1)
+        if costs.ratio(pattern) > target:
+            lines.append(
+                f"WARNING: no pattern within search.latency.target={target:g} has an attention block; give "
+                f"search.latency.target={costs.least_budget(pattern)} or more"
+            )
+    return lines
 
 
 class LatencyPenalty:
@@ -57,7 +53,7 @@ class LatencyPenalty:
         if options.mode == "target" and options.target < costs.ratio(cheapest):
             raise InputError(
                 f"search.latency.target={options.target:g} cannot be met: the cheapest pattern costs "
-                f"{costs.enough(cheapest)} of the interleaved pattern's; give at least that"
+                f"{costs.least_budget(cheapest)} of the interleaved pattern's; give at least that"
             )
 
     def __call__(self, logits: Tensor) -> Tensor:

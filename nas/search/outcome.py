@@ -1,6 +1,6 @@
 """The end of a search: warnings, outcome.yaml, and the commands to run next."""
 
-from nas.core.run_folder import OUTCOME
+from nas.core.run_folder import OUTCOME, can_evaluate_patterns
 from nas.search.phase import SearchPhase
 from nas.search.schedule import retraining_steps
 from nas.training.trainer import Trainer
@@ -12,8 +12,9 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
     latency_seconds: the time that this process took to measure latencies.
     """
     run, supernet = trainer.run, phase.supernet
-    for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_step_of_last_seed):
-        trainer.say(f"WARNING: {warning}")
+    pi, seed = phase.paths.marginals(supernet.logits), "last seed of pi: " if phase.learned else ""
+    for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_step_of_last_seed, pi):
+        trainer.say(f"WARNING: {seed}{warning}")
     valid = trainer.valid  # the loop always evaluates at the last step
     pattern = supernet.names(phase.chosen)
     seconds = trainer.wall_seconds + latency_seconds
@@ -34,7 +35,7 @@ def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float 
     )
     if outcome["cost_in_trainings"]:
         trainer.say(f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
-    trials = " --trials" if phase.options.schedule == "sequential" and phase.options.sampling == "hard" else ""
+    trials = " --trials" if can_evaluate_patterns(run.path) else ""
     trainer.say(f"next: python derive.py {run.path}{trials}; python animate.py {run.path}")
 
 

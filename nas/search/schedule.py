@@ -16,9 +16,10 @@ MATURE = 0.9  # the same without trials
 class Schedule:
     """Steps are numbered from 1. After the warm-up, a share of the steps trains the logits.
 
-    weights_steps: the length of the weights' learning-rate schedule, 0 if the weights do not train; total_steps: all
-    steps; logits_share: the share of steps after the warm-up that train the logits; restarts: the steps after which
-    the logits begin anew.
+    weights_steps: the length of the weights' learning-rate schedule, 0 if the weights do not train; warmup_steps: the
+    first steps, in which only the weights train, on uniform paths (in a sequential search, all of its weights_steps);
+    total_steps: all steps; logits_share: the share of steps after the warm-up that train the logits; restarts: the
+    steps after which the logits begin anew.
     """
 
     weights_steps: int
@@ -87,7 +88,12 @@ def steps_per_update(config: Config) -> int:
 
 def retraining_steps(config: Config, weights_steps: int) -> int:
     """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
-    return config.search.retrain_steps or max(1, round(weights_steps / steps_per_update(config)))
+    return config.search.retrain_steps or max(1, updates_per_operation(config, weights_steps))
+
+
+def updates_per_operation(config: Config, weights_steps: int) -> int:
+    """How often each operation of a block trains."""
+    return round(weights_steps / steps_per_update(config))
 
 
 def describe_maturity(
@@ -104,7 +110,7 @@ def describe_maturity(
     updates, steps = weights_steps / steps_per_update(config), retrain_steps or config.search.retrain_steps
     text = f"{weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
     if steps is None:
-        return f"{text}: the search compares patterns as after {updates:,.0f} training steps (search.retrain_steps)"
+        return f"{text}: search.retrain_steps is not set, so patterns are assumed to train for as many steps"
     text += f", {updates / steps:.2f} of the {steps:,} steps for which patterns will be trained"
     enough = math.ceil(share * steps * steps_per_update(config))
     if weights_steps >= enough:

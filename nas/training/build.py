@@ -17,7 +17,9 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-OVERFITTING = 5, 10  # passes over a text without dropout: width 128 and 64 (docs/results.md)
+# Passes over a text after which models overfit: of width 128 without dropout (docs/results.md), and of less width or
+# with dropout (experiments/compare, docs/results.md).
+MAX_PASSES, MAX_PASSES_ROBUST = 5, 14
 
 
 def block_config(config: Config) -> BlockConfig:
@@ -108,17 +110,20 @@ def count_steps(config: Config, stream_tokens: int) -> int:
     return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
 
 
-def passes_warning(config: Config, steps: int, stream_tokens: int) -> str | None:
-    """A warning if the training reads a text so often that a model without dropout overfits."""
+def passes_warning(config: Config, option: str, steps: int, text_tokens: int) -> str | None:
+    """A warning if the training of a pattern reads its text so often that it overfits.
+
+    option: the option that gives its number of steps.
+    """
+    robust = config.model.dropout > 0 or config.model.d_model < 128
+    most = MAX_PASSES_ROBUST if robust else MAX_PASSES
     tokens_per_step = config.train.batch_size * config.train.segment
-    passes = steps * tokens_per_step / stream_tokens
-    few, many = (max(1, limit * stream_tokens // tokens_per_step) for limit in OVERFITTING)
-    if passes <= OVERFITTING[1] or config.model.dropout > 0:
+    passes, enough = steps * tokens_per_step / text_tokens, max(1, most * text_tokens // tokens_per_step)
+    if passes <= most:
         return None
     return (
-        f"WARNING: {steps:,} steps read the {stream_tokens:,} training tokens {passes:.0f} times. Without dropout, "
-        f"models overfit after {OVERFITTING[0]} to {OVERFITTING[1]} passes, here {few:,} to {many:,} steps: give fewer "
-        "steps, or model.dropout=0.2"
+        f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
+        f"may overfit after {most}; give {option}={enough} or less" + ("" if robust else ", or model.dropout=0.2")
     )
 
 
