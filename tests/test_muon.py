@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nas.training.muon import Muon, orthogonalise
+from tests.making import assert_same_state, make_retraining, make_search
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 0.2
 
@@ -69,3 +70,39 @@ def test_a_step_that_is_not_finite_keeps_the_matrices():
         matrices[0].grad, matrices[1].grad = torch.full((3, 3), number), torch.ones(3, 3)
         optimizer.step(torch.tensor(number == 1.0))
         assert matrices[0].isfinite().all() and torch.equal(before, matrices[0]) == (number != 1.0)
+
+
+MUON = "train.optimizer=muon"
+
+
+def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest(small_config):
+    phase = make_retraining(small_config(MUON), ["attention", "dense"])
+    optimizer, names = phase.train_weights.optimizer, {p: name for name, p in phase.model.named_parameters()}
+    orthogonal = {names[p] for group in optimizer.muon.param_groups for p in group["params"]}
+    others = {names[p] for group in optimizer.adam.param_groups for p in group["params"]}
+    assert orthogonal and orthogonal.isdisjoint(others) and orthogonal | others == set(names.values())
+    assert all(name.startswith("blocks.") and phase.model.get_parameter(name).ndim == 2 for name in orthogonal)
+    assert "embedding.weight" in others
+
+
+def test_only_sampled_matrices_of_a_supernet_move(small_config):
+    phase = make_search(small_config(MUON))  # step 1 is in the warm-up, which trains the weights
+    before = {name: p.detach().clone() for name, p in phase.supernet.backbone.named_parameters()}
+    phase.step(1)
+    moved = {name for name, p in phase.supernet.backbone.named_parameters() if not torch.equal(before[name], p)}
+    with_gradient = {name for name, p in phase.supernet.backbone.named_parameters() if p.grad is not None}
+    assert moved and moved <= with_gradient < set(before)
+
+
+def test_training_with_muon_resumes_exactly(small_config):
+    config = small_config(MUON, "train.steps=12", "model.dropout=0")
+    whole, parts = make_retraining(config, ["attention", "dense"]), make_retraining(config, ["attention", "dense"])
+    for step in range(1, 7):
+        whole.step(step)
+        parts.step(step)
+    again = make_retraining(config, ["attention", "dense"])
+    again.load_state_dict(parts.state_dict())
+    for step in range(7, 13):
+        whole.step(step)
+        again.step(step)
+    assert_same_state(whole.state_dict(), again.state_dict())

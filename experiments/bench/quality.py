@@ -1,4 +1,4 @@
-"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OPTIONS OF ANOTHER"`.
+"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OF ANOTHER"`.
 
 The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options.
 It trains for several shares of the old recipe's steps, each with a whole learning-rate schedule. All trainings of a
