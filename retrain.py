@@ -49,8 +49,9 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
 
 
 def print_beside(runs: list[Path]) -> None:
-    """Print a line for each finished run: pattern, perplexity on test, and costs beside the interleaved pattern."""
-    print(f"\n{'pattern':<14}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
+    """Print a line for each finished run: pattern, perplexities on test, and costs beside the interleaved pattern."""
+    print(f"\n{'on test:':<14}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
+    tokens, digests = set(), set()
     for run in runs:
         results = read_yaml(run / RESULTS)
         test = results["test"]
@@ -60,6 +61,12 @@ def print_beside(runs: list[Path]) -> None:
             f"{abbreviate(results['pattern']):<14}{words:>16}{test['perplexity']:>12.2f}"
             f"{ratios[0]:>12.2f}{ratios[1]:>10.2f}  {run}"
         )
+        tokens.add(results["train_tokens"])
+        digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
+    if len(digests) > 1:
+        print("WARNING: these runs read different texts, so their perplexities are not comparable")
+    elif len(tokens) > 1:
+        print(f"WARNING: these runs trained on different numbers of tokens: {', '.join(map(str, sorted(tokens)))}")
 
 
 def print_results(results: dict) -> None:

@@ -156,7 +156,7 @@ def test_the_table_of_rules_has_a_line_per_network():
     }
     first, second = candidates_table(rules).splitlines()[1:]
     assert first.split() == ["aid", "3.0000", "2.5000", "pi,", "par"]
-    assert second.split() == ["aad", "3.2500", "no", "trial:", "0.25", "behind", "sandwich"]
+    assert second.split() == ["aad", "3.2500", "no", "trial:", "0.250", "behind", "sandwich"]
     assert "trial" not in candidates_table({"pi": {"pattern": "aid", "nll": 3.0}})
 
 

@@ -40,6 +40,8 @@ def test_bad_pattern_files_are_reported(tmp_path, text, message):
 def test_a_missing_pattern_file_is_reported(tmp_path):
     with pytest.raises(InputError, match="cannot read the pattern file"):
         read_pattern(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="is a folder; give a pattern file"):
+        read_pattern(tmp_path)
     (tmp_path / "pi.jsonl").touch()
     with pytest.raises(InputError, match=f"derive the pattern first: python derive.py {tmp_path}"):
         read_pattern(tmp_path / "pattern.yaml")

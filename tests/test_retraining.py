@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+import retrain
 from models import sparse
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.core.run_folder import open_run
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
@@ -128,3 +130,23 @@ def test_a_grid_model_learns_from_places(small_config, memory_corpus):
     phase = make_retraining(config, ["dense", "dense"], memory_corpus(2, bits, bits[:600]))
     losses = [phase.step(step)[0] for step in range(1, 151)]
     assert np.mean(losses[:5]) > 0.6 and np.mean(losses[-20:]) < 0.45  # the entropy of a bit given its place is 0.325
+
+
+def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, capsys):
+    test = {"word_perplexity": 90.5, "word_perplexity_comparable": True, "perplexity": 20.25}
+    about = {"pattern": ["dense"], "test": test, "latency": {"ratio_to_interleaved": 0.5}}
+
+    def shown(*runs):
+        for name, tokens, digest in runs:
+            run = tmp_path / name
+            run.mkdir(exist_ok=True)
+            results = about | {"train_tokens": tokens, "flops_ratio_to_interleaved": 0.7}
+            write_yaml(run / "results.yaml", results)
+            write_yaml(run / "provenance.yaml", {"data_sha256": {"train": digest}})
+        retrain.print_beside([tmp_path / name for name, *_ in runs])
+        return capsys.readouterr().out
+
+    same = shown(("one", 100, "a"), ("two", 100, "a"))
+    assert "on test:" in same and "WARNING" not in same and same.count("90.50       20.25        0.50      0.70") == 2
+    assert "different numbers of tokens: 90, 100" in shown(("one", 100, "a"), ("two", 90, "a"))
+    assert "read different texts" in shown(("one", 100, "a"), ("two", 90, "b"))

@@ -244,6 +244,27 @@ def test_weights_that_do_not_fit_are_refused(searched, tmp_path, text_folder):
 
 
 @pytest.mark.slow
+def test_a_finished_search_keeps_its_outcome_on_resume(searched):
+    mine, run = searched
+    before = (run / "outcome.yaml").read_bytes()
+    shown = succeed("search", mine, "--run", run, "--resume")
+    assert (run / "outcome.yaml").read_bytes() == before
+    assert f"{yaml.safe_load(before)['cost_in_trainings']:.2f} trainings of an average pattern" in shown
+
+
+@pytest.mark.slow
+def test_a_text_that_has_changed_since_the_search_is_refused(searched, tmp_path):
+    _, run = searched
+    shutil.copytree(run, tmp_path / "run")
+    record = yaml.safe_load((run / "provenance.yaml").read_text())
+    record["data_sha256"]["valid"] = "0"
+    (tmp_path / "run/provenance.yaml").write_text(yaml.safe_dump(record))
+    message = fail(2, "derive", tmp_path / "run", "--out", tmp_path / "pattern.yaml")
+    assert "was trained on another text: data_sha256 differs" in message
+    assert not (tmp_path / "pattern.yaml").exists()
+
+
+@pytest.mark.slow
 def test_logits_that_have_not_learned_are_refused(searched, tmp_path):
     _, run = searched
     lines = (run / "pi.jsonl").read_text().splitlines()

@@ -42,6 +42,8 @@ def read_pattern(path: str | Path) -> dict:
     Raises InputError that names the file and the mistake.
     """
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give a pattern file, such as {path / 'pattern.yaml'}")
     if not path.exists() and (path.parent / PI).exists():
         raise InputError(f"{path} does not exist yet; derive the pattern first: python derive.py {path.parent}")
     content = read_user_yaml(path, "the pattern file")

@@ -8,7 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.errors import world_size
+from nas.core.errors import InputError, world_size
+from nas.core.files import read_yaml
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
 
@@ -59,6 +60,17 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
         "seed": config.seed,
         **data_digests(corpus_meta),
     }
+
+
+def check_text(run: Path, corpus_meta: dict) -> None:
+    """Raises InputError if a run used another text or tokenizer."""
+    recorded = read_yaml(run / "provenance.yaml")
+    for key, value in data_digests(corpus_meta).items():
+        if recorded.get(key) != value:
+            raise InputError(
+                f"{run} was trained on another text: {key} differs from its provenance.yaml; restore the text, or give "
+                "the same data options"
+            )
 
 
 def data_digests(corpus_meta: dict) -> dict:

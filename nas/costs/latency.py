@@ -154,7 +154,7 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     section = "train" if timing == "training" else "evaluate"
     raise InputError(
         f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs, or give a "
-        f"larger {section}.batch_size, and repeat the command"
+        f"larger {section}.batch_size, and repeat the command; or count FLOPs instead: search.latency.source=flops"
     )
 
 

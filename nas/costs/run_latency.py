@@ -4,6 +4,7 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
+from nas.core.provenance import check_text
 from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import read_costs
 from nas.costs.latency import current_costs, measure_pattern
@@ -16,7 +17,7 @@ class RunLatency:
     """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
 
     The run's table is used if it was measured under the current conditions; otherwise a new one is measured. If the
-    run's text is not available, the run's table is used without a check, and nothing is measured.
+    run's text is not available or has changed, the run's table is used without a check, and nothing is measured.
     """
 
     def __init__(self, run: Path):
@@ -25,7 +26,9 @@ class RunLatency:
         self.context = set_up_device(self.config.seed, self.config.train)
         self.measured: dict[tuple[str, ...], dict] = {}
         try:
-            self.counts = Corpus(prepare(self.config.data)).counts()
+            corpus = Corpus(prepare(self.config.data))
+            check_text(run, corpus.meta)
+            self.counts = corpus.counts()
             self.table = current_costs(self.config, self.counts, self.context, file)
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")

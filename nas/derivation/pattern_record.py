@@ -170,7 +170,7 @@ def candidates_table(candidates: dict[str, dict]) -> str:
     for names in same.values():
         about, trial = candidates[names[0]], ""
         if tried:
-            behind = f"no trial: {about['nll'] - best:.2f} behind"
+            behind = f"no trial: {about['nll'] - best:.3f} behind"
             trial = f"{about['trial_nll']:.4f}" if "trial_nll" in about else behind
             trial = f"{trial:<23}"
         rows.append(f"  {about['pattern']}  {about['nll']:.4f}  {trial}{', '.join(names)}")

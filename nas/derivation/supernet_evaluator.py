@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
+from nas.core.provenance import check_text
 from nas.core.run_folder import CHECKPOINT
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable
@@ -52,7 +53,7 @@ class SuperNetEvaluator:
     """The SuperNet at the end of a search, and the parts of valid on which it is evaluated."""
 
     def __init__(self, run: Path):
-        """Raises InputError if the run has no checkpoint of a search."""
+        """Raises InputError if the run has no checkpoint of a search, or if its text has changed."""
         if not (run / CHECKPOINT).exists():
             raise InputError(
                 f"{run} holds no {CHECKPOINT} with the SuperNet's weights; --method argmax and budget do not need them"
@@ -63,6 +64,7 @@ class SuperNetEvaluator:
         self.config = load_config(run / "config.yaml", [])
         self.context = set_up_device(self.config.seed, self.config.train)
         self.corpus = Corpus(prepare(self.config.data))
+        check_text(run, self.corpus.meta)
         self.supernet = build_supernet(self.config, self.corpus)
         self.supernet.load_state_dict(state["supernet"])
         self.supernet.backbone.to(self.context.device)

@@ -63,10 +63,14 @@ class Trials:
         rules = {name: about["nll"] for name, about in choice.candidates.items() if name != "pi"}
         always = {"pi", *(name for name, nll in rules.items() if nll == min(rules.values()))}
         promising = {name: about for name, about in compared.items() if name in always or about["nll"] <= limit}
-        for number, about in enumerate(promising.values(), start=1):
-            print(f"trial {number} of {len(promising)}: {about['pattern']}", end="  ", flush=True)
+        networks = {}
+        for about in promising.values():
+            networks.setdefault(network(expand(about["pattern"])), about["pattern"])
+        for number, short in enumerate(networks.values(), start=1):
+            print(f"trial {number} of {len(networks)}: {short}", end="  ", flush=True)
+            print(f"{self.nll(expand(short)):.4f}", flush=True)
+        for about in promising.values():
             about["trial_nll"] = round(self.nll(expand(about["pattern"])), 4)
-            print(f"{about['trial_nll']:.4f}", flush=True)
         name = min(promising, key=lambda name: promising[name]["trial_nll"])
         path = [self.operations.index(part) for part in expand(promising[name]["pattern"])]
         seconds = (choice.seconds or 0) + time.monotonic() - began

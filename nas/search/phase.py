@@ -184,12 +184,13 @@ class SearchPhase:
         }
 
     def scalars(self) -> dict[str, float]:
-        costs = self.expected_costs(self.paths.marginals(self.supernet.logits))
+        pi = self.paths.marginals(self.supernet.logits)
+        costs = self.expected_costs(pi)
         scalars = {
             "heldout_nll": self.heldout_nll,
             "lr": self.train_weights.optimizer.lr if self.schedule.weights_steps else None,
             "temperature": self.estimator.temperature,
-            "entropy": float(entropy(self.supernet.pi().numpy()).mean()),
+            "entropy": float(entropy(pi.numpy()).mean()),
             "flops_ratio": costs["expected_flops_ratio"],
             "latency_ms": costs["expected_latency_ms"],
         }

@@ -17,7 +17,7 @@ from nas.core.config import Config, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import ATTENDING
-from nas.core.provenance import data_digests
+from nas.core.provenance import check_text
 from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
@@ -135,16 +135,13 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
     prefix = f"search.weights_from={run}"
     if not (run / OUTCOME).exists() or not (run / CHECKPOINT).exists():
         raise InputError(f"{prefix} holds no finished search; finish it with --resume, or give another --run folder")
+    check_text(run, corpus.meta)
     old, new = flat_config(read_yaml(run / "config.yaml")), flat_config(asdict(config))
     for key in new:
         if key.startswith(MUST_EQUAL) and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
     if old["search.split"] == "shared":
         raise InputError(f"{prefix} trained its weights on all of the text (search.split=shared): no text is held out")
-    recorded = read_yaml(run / "provenance.yaml")
-    for key, value in data_digests(corpus.meta).items():
-        if recorded.get(key) != value:
-            raise InputError(f"{prefix} was trained on another text: {key} differs; give the same data options")
     if old["search.schedule"] == "joint":
         print(f"NOTICE: {prefix} was a joint search, so its weights favour the operations of its own pi")
     weights = load_checkpoint(run / CHECKPOINT, "phase")["phase"]["supernet"]
