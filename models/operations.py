@@ -14,15 +14,7 @@ from models.attention import Positions, RelativeAttention
 from models.sparse import SparseAttention
 from models.sparse_keys import KeySet, fixed, strided
 
-
-class SquaredReLU(nn.Module):
-    """relu(x)^2 (arXiv 2109.08668)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.relu().square()
-
-
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "relu2": SquaredReLU}
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class TransformerXL(nn.Module):
         grid: grid(start, L) -> [L, D], added to the embeddings if attention has no relative positions.
         recompute: save only the blocks' inputs, and recompute the rest in the backward pass (arXiv 1604.06174;
             arXiv 1904.10509, section 5.4).
-        init: see initialise().
+        depth_scaled: see initialise().
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TransformerXL(nn.Module):
         config: BlockConfig,
         grid: nn.Module | None = None,
         recompute: bool = False,
-        init: str = "plain",
+        depth_scaled: bool = False,
     ):
         super().__init__()
         self.d_model, self.relative, self.stride = config.d_model, config.relative, config.stride
@@ -129,7 +129,7 @@ class TransformerXL(nn.Module):
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.head = head
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, init)
+        initialise(self, depth_scaled)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
@@ -164,7 +164,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and not name.endswith("bias")
 
 
-def initialise(model: TransformerXL, init: str) -> None:
+def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     """Draw weight matrices with standard deviation 1 / sqrt(columns), which keeps the size of activations.
 
     Other parameters, such as biases, keep the values that their modules gave them.
@@ -172,16 +172,14 @@ def initialise(model: TransformerXL, init: str) -> None:
     depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
     stream does not grow with depth. This is the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2: N layers there have 2N
     branches.
-
-    zero_output: these weights are zero, so every branch begins as an empty one (arXiv 2203.03466, appendix D.2).
     """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    if init != "plain":
+    if depth_scaled:
         operations = filter(lambda module: isinstance(module, Operation), model.modules())
         for weight in {operation.output_layer().weight for operation in operations}:  # operations may share weights
-            weight.data *= len(model.blocks) ** -0.5 if init == "depth_scaled" else 0.0
+            weight.data *= len(model.blocks) ** -0.5
 
 
 def build_output(d_model: int, vocab_size: int, cutoffs: list[int], div_value: int, weight: nn.Parameter | None):
@@ -200,7 +198,7 @@ def build_backbone(
     div_value: int = 1,
     grid: Sequence[int] = (),
     recompute: bool = False,
-    init: str = "plain",
+    depth_scaled: bool = False,
 ) -> TransformerXL:
     """Build a TransformerXL around the given blocks.
 
@@ -213,7 +211,7 @@ def build_backbone(
     tied = embedding.weight if tie_embeddings else None
     head = build_output(config.d_model, vocab_size, list(cutoffs), div_value, tied)
     positions = GridPositions(*grid, config.d_model) if grid else None
-    return TransformerXL(embedding, blocks, head, config, positions, recompute, init)
+    return TransformerXL(embedding, blocks, head, config, positions, recompute, depth_scaled)
 
 
 def build_pattern(pattern: Sequence[str], config: BlockConfig, vocab_size: int, **options) -> TransformerXL:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nas.training.muon import Muon, orthogonalise
+from nas.core.errors import InputError
+from nas.training.optimizer import Muon, orthogonalise
 from tests.making import assert_same_state, make_retraining, make_search
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 0.2
@@ -83,6 +84,11 @@ def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest(small_config):
     assert orthogonal and orthogonal.isdisjoint(others) and orthogonal | others == set(names.values())
     assert all(name.startswith("blocks.") and phase.model.get_parameter(name).ndim == 2 for name in orthogonal)
     assert "embedding.weight" in others
+
+
+def test_muon_without_matrices_is_refused(small_config):
+    with pytest.raises(InputError, match=r"train.optimizer=muon needs blocks with weights"):
+        make_retraining(small_config(MUON), ["identity"])
 
 
 def test_only_sampled_matrices_of_a_supernet_move(small_config):

@@ -33,12 +33,9 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine():
     assert learning_rate(1, 100, 2.0, 0, 0.0) <= 2.0
 
 
-def test_schedules_after_the_warm_up():
-    def rates(name):
-        return [learning_rate(step, 110, 2.0, 10, 0.0, SCHEDULES[name]) for step in (10, 60, 70, 90, 110)]
-
-    assert rates("linear") == pytest.approx([2.0, 1.0, 0.8, 0.4, 0.0])
-    assert rates("trapezoid") == pytest.approx([2.0, 2.0, 2.0, 1.0, 0.0])
+def test_the_linear_schedule():
+    rates = [learning_rate(step, 110, 2.0, 10, 0.0, SCHEDULES["linear"]) for step in (5, 10, 60, 70, 90, 110)]
+    assert rates == pytest.approx([1.0, 2.0, 1.0, 0.8, 0.4, 0.0])
 
 
 def test_the_first_steps_read_short_segments_without_memory(small_config):

@@ -108,7 +108,7 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
 
 def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
     config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4), 100
-    plain, depth_scaled = (model_of(ALL * 20, config, init=init) for init in ("plain", "depth_scaled"))
+    plain, depth_scaled = (model_of(ALL * 20, config, depth_scaled=depth_scaled) for depth_scaled in (False, True))
     for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
         before, after = dict(one.named_parameters()), dict(other.named_parameters())
         for name in before:

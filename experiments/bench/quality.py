@@ -29,6 +29,7 @@ from nas.core.pattern import expand
 
 OLD = [
     "train.optimizer=adamw",
+    "train.schedule=cosine",
     "train.short_share=0",
     "train.lr=0.006",
     "train.warmup_steps=100",

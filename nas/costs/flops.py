@@ -26,7 +26,7 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
     """The sizes and model options that the costs of these operations depend on."""
     batch, segment, memory = batch_shape(config)
     model = asdict(block_config(config)) | backbone_options(config, vocab_size)
-    unused = ["init"]
+    unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
         unused += ["dropout", "recompute"]
     if not set(SPARSE) & set(operations):

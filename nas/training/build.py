@@ -73,7 +73,7 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
         "div_value": model.div_value,
         "grid": model.grid,
         "recompute": model.recompute,
-        "init": model.init,
+        "depth_scaled": model.init == "depth_scaled",
     }
 
 

@@ -36,7 +36,7 @@ class Batch:
         return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), memories))
 
     def cut(self, parts: int) -> "Batch":
-        """Each row in `parts` shorter rows [B * parts, L / parts], without memories."""
+        """Each row in `parts` shorter rows [B * parts, L / parts], without memories (arXiv 2012.15832, section 3)."""
         return Batch(
             self.tokens.reshape(len(self.tokens) * parts, -1), self.targets.reshape(len(self.targets) * parts, -1), None
         )
