@@ -54,9 +54,10 @@ def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkey
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
 
 
-def test_the_optimizer_makes_the_same_updates_with_and_without_on_gpu(small_config):
-    """The fused kernel clips by its grad_scale and skips an update that is not finite."""
-    config = small_config("train.clip=0.05")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_optimizer_makes_the_same_updates_with_and_without_on_gpu(small_config, optimizer):
+    """The fused kernel skips an update that is not finite."""
+    config = small_config("train.clip=0.05", f"train.optimizer={optimizer}")
     models = [make_retraining(config, ["attention", "dense"]).model for _ in range(2)]
     optimizers = [WeightsOptimizer(model, config.train, 20, on_gpu) for model, on_gpu in zip(models, (False, True))]
     for step in range(1, 21):

@@ -169,3 +169,14 @@ def test_options_that_depend_on_others_are_checked(load):
     for other in (["data.tokenizer=words"], ["data.tokenizer=bytes", "data.newline=drop"]):
         with pytest.raises(InputError, match=r"positions=grid counts bytes: it needs data.tokenizer=bytes and .*keep"):
             load(*grid, *other)
+
+
+def test_short_segments_that_do_not_fit_are_refused(load):
+    with pytest.raises(InputError, match=r"train.short_parts=3 must divide train.segment=64"):
+        load("train.short_share=0.5", "train.short_parts=3")
+    with pytest.raises(InputError, match=r"does not work with search.split=shared; give 0"):
+        load("train.short_share=0.5", "search.split=shared", "search.schedule=joint")
+    grid = ["model.positions=grid", "model.grid=[2,2,1]", "data.tokenizer=bytes"]
+    with pytest.raises(InputError, match=r"does not work with model.positions=grid"):
+        load("train.short_share=0.5", *grid)
+    load("train.short_parts=3", *grid)

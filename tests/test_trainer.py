@@ -9,7 +9,8 @@ from nas.core.errors import RunError
 from nas.core.files import read_jsonl
 from nas.core.run_folder import open_run
 from nas.training.checkpoint import load_checkpoint
-from nas.training.optimizer import learning_rate
+from nas.training.optimizer import SCHEDULES, learning_rate
+from nas.training.train_step import Batch
 from nas.training.trainer import Trainer
 from tests.golden import GOLDEN
 from tests.making import STAGES, losses_of, make_retraining, make_search
@@ -30,6 +31,28 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine():
     assert rates[54] == pytest.approx((2.0 + 0.2) / 2)  # half-way down
     assert rates[-1] == pytest.approx(0.2)
     assert learning_rate(1, 100, 2.0, 0, 0.0) <= 2.0
+
+
+def test_the_linear_schedule():
+    rates = [learning_rate(step, 110, 2.0, 10, 0.0, SCHEDULES["linear"]) for step in (5, 10, 60, 70, 90, 110)]
+    assert rates == pytest.approx([1.0, 2.0, 1.0, 0.8, 0.4, 0.0])
+
+
+def test_the_first_steps_read_short_segments_without_memory(small_config):
+    """small_config has batches of 2 rows of 16 tokens."""
+    config = small_config("train.steps=4", "train.short_share=0.5", "train.short_parts=4")
+    train = config.train
+    phase, shapes = make_retraining(config, ["attention", "dense"]), []
+    phase.model.register_forward_pre_hook(lambda model, inputs: shapes.append((*inputs[0].shape, inputs[2] is None)))
+    for step in range(1, 5):
+        phase.step(step)
+    short = (train.batch_size * 4, train.segment // 4, True)
+    assert shapes == [short, short, (train.batch_size, train.segment, True), (train.batch_size, train.segment, False)]
+
+
+def test_short_segments_are_the_same_text(small_config):
+    batch = Batch(torch.arange(24).reshape(2, 12), torch.arange(1, 25).reshape(2, 12), None).cut(3)
+    assert torch.equal(batch.tokens, torch.arange(24).reshape(6, 4)) and torch.equal(batch.targets, batch.tokens + 1)
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small_config, tmp_path):

@@ -27,11 +27,7 @@ class DataOptions:
         None, "pieces of sentencepiece (null: 8000, or the most the text allows), or words (null: all)", minimum=2
     )
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
-    newline: str = option(
-        "keep",
-        "keep line ends as tokens, or drop them; with drop, word perplexity is not comparable",
-        choices=("keep", "drop"),
-    )
+    newline: str = option("keep", "keep line ends; drop: word perplexity is not comparable", choices=("keep", "drop"))
     cache: str = option("~/.cache/par-nas", "folder for downloads and prepared tokens")
 
 
@@ -85,11 +81,19 @@ class TrainOptions:
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
+    optimizer: str = option(
+        "adamw", "of the weights; muon: Muon for the matrices of blocks, AdamW for the rest", choices=("adamw", "muon")
+    )
     lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
+    muon_lr: float = option(0.02, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
+    momentum: float = option(0.9, "of Muon", minimum=0, below=1)
+    schedule: str = option("cosine", "decay of the learning rates after the warm-up", choices=("cosine", "linear"))
     min_lr_ratio: float = option(0.0, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
+    short_share: float = option(0.0, "share of steps, the first, that cut their segments", minimum=0, maximum=1)
+    short_parts: int = option(2, "parts into which these steps cut a segment; they use no memory", minimum=1)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
@@ -106,11 +110,7 @@ class TrainOptions:
         "weights are always fp32",
         choices=("auto", "fp32", "bf16"),
     )
-    compile: str = option(
-        "auto",
-        "compile operations with torch.compile; auto: only on a GPU",
-        choices=("auto", "always", "never"),
-    )
+    compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))
 
 
 @dataclass
@@ -172,9 +172,7 @@ class SearchOptions:
         choices=("sequential", "joint"),
     )
     logits_steps: int = option(300, "sequential: steps that train the logits", minimum=1)
-    logits_seeds: int = option(
-        1, "sequential: times that pi is learned, from uniform, with the same weights", minimum=1
-    )
+    logits_seeds: int = option(1, "sequential: times that pi is learned from uniform", minimum=1)
     weights_from: str | None = option(None, "sequential: finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(
         None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1

@@ -24,6 +24,7 @@ def check(config: Config) -> None:
     check_model(config.model)
     check_grid(config)
     check_train(config.train)
+    check_short_segments(config)
     check_search(config.search)
 
 
@@ -98,6 +99,20 @@ def check_train(train: TrainOptions) -> None:
         raise InputError(
             f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
         )
+
+
+def check_short_segments(config: Config) -> None:
+    train = config.train
+    if not train.short_share:
+        return
+    if train.segment % train.short_parts:
+        raise InputError(f"train.short_parts={train.short_parts} must divide train.segment={train.segment}")
+    for key, given, value in (
+        ("model.positions", config.model.positions, "grid"),
+        ("search.split", config.search.split, "shared"),
+    ):
+        if given == value:
+            raise InputError(f"train.short_share={train.short_share} does not work with {key}={value}; give 0")
 
 
 def check_search(search: SearchOptions) -> None:

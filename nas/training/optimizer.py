@@ -1,4 +1,4 @@
-"""The optimizer of the weights: AdamW with warm-up, cosine schedule and clipping."""
+"""The optimizer of the weights: AdamW, or Muon and AdamW, with warm-up, a schedule and clipping."""
 
 import math
 
@@ -7,28 +7,114 @@ from torch import Tensor, nn
 
 from models.transformer_xl import is_matrix
 from nas.core.config import TrainOptions
+from nas.core.errors import InputError
 
 
-def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float) -> float:
-    """Linear warm-up to `peak` at step `warmup`, then a cosine to min_ratio * peak at step `total`."""
+def cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def linear(progress: float) -> float:
+    return 1 - progress
+
+
+SCHEDULES = {"cosine": cosine, "linear": linear}
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial of Jordan et al.; singular values end in [0.68, 1.13]
+ITERATIONS = 5
+
+
+def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float, schedule=cosine) -> float:
+    """Linear warm-up to `peak` at step `warmup`, then the schedule down to min_ratio * peak at step `total`."""
     if step < warmup:
         return peak * step / warmup
-    progress = (step - warmup) / max(1, total - warmup)
-    return peak * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * min(1.0, progress))) / 2)
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return peak * (min_ratio + (1 - min_ratio) * schedule(progress))
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Replace the singular values of each matrix [n, rows, columns] by values near 1, by Newton-Schulz iterations.
+
+    The products run in bf16 on a GPU, as in Jordan et al., and in the matrices' own type on a CPU.
+    """
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:  # the Gram matrix of the shorter side is smaller
+        x = x.mT
+    a, b, c = COEFFICIENTS
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)  # singular values are then at most 1
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982): Nesterov momentum whose
+    singular values are replaced by values near 1. Matrices of one shape are orthogonalised together.
+
+    An update is multiplied by sqrt(max(1, rows / columns)), so that one learning rate suits all widths. Weight decay is
+    decoupled, as in AdamW. Matrices without a gradient keep their value and their momentum.
+    """
+
+    def __init__(self, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float):
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, finite: Tensor | None = None) -> None:
+        """Update the matrices.
+
+        finite: a boolean 0-d tensor. If it is false, the matrices keep their values. It may be on a GPU; this method
+        does not wait for it.
+        """
+        for group in self.param_groups:
+            by_shape = {}
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    by_shape.setdefault(matrix.shape, []).append(matrix)
+            for matrices in by_shape.values():
+                self.update(matrices, group, finite)
+
+    def update(self, matrices: list[Tensor], group: dict, finite: Tensor | None) -> None:
+        """Update matrices of one shape."""
+        momenta = [self.state[m].setdefault("momentum", torch.zeros_like(m)) for m in matrices]
+        gradients, lr = [m.grad for m in matrices], group["lr"]
+        if finite is not None:
+            gradients = [torch.where(finite, gradient, 0.0) for gradient in gradients]
+            lr = lr * finite
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        directions = orthogonalise(torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"])))
+        rows, columns = matrices[0].shape
+        directions *= lr * max(1, rows / columns) ** 0.5
+        torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
+        torch._foreach_sub_(matrices, list(directions.unbind()))
 
 
 class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101). Matrices decay; biases and norms do not."""
+    """AdamW (arXiv 1711.05101), or Muon for the matrices of blocks and AdamW for the rest.
+
+    Biases and norms do not decay.
+    """
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, on_gpu: bool = False):
         """on_gpu: whether the weights are on a GPU, in which case step() does not wait for it."""
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         self.on_gpu = on_gpu
-        decayed, others = [], []
+        orthogonal, decayed, others = [], [], []
         for name, parameter in network.named_parameters():
-            (decayed if is_matrix(name, parameter) else others).append(parameter)
+            if not is_matrix(name, parameter):
+                others.append(parameter)
+            elif options.optimizer == "muon" and name.startswith("blocks."):
+                orthogonal.append(parameter)
+            else:
+                decayed.append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
+        if options.optimizer == "muon" and not orthogonal:
+            raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
+        self.muon = None
+        if orthogonal:
+            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay)
+        self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
 
     @property
     def lr(self) -> float:
@@ -36,26 +122,35 @@ class WeightsOptimizer:
 
     def set_lr(self, step: int) -> None:
         options = self.options
-        lr = learning_rate(step, self.total_steps, options.lr, options.warmup_steps, options.min_lr_ratio)
+        schedule = SCHEDULES[options.schedule]
+        ratio = learning_rate(step, self.total_steps, 1.0, options.warmup_steps, options.min_lr_ratio, schedule)
         for group in self.adam.param_groups:
-            group["lr"] = lr
+            group["lr"] = ratio * options.lr
+        if self.muon:
+            self.muon.param_groups[0]["lr"] = ratio * options.muon_lr
 
     def zero_grad(self) -> None:
-        self.adam.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def step(self) -> Tensor:
         """Update the weights and return the norm of the gradients. If it is not finite, keep the weights."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        clip = self.options.clip
-        if self.on_gpu:  # the fused kernel divides by grad_scale and skips the update if found_inf is 1
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        finite, clip = norm.isfinite(), self.options.clip
+        if self.on_gpu:
             if clip:
-                self.adam.grad_scale = (norm / clip).clamp_min(1.0)
-            self.adam.found_inf = (~norm.isfinite()).float()
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
+            self.adam.found_inf = (~finite).float()  # the fused kernel skips the update if it is 1
             self.adam.step()
-        elif norm.isfinite():
+            if self.muon:
+                self.muon.step(finite)
+        elif finite:
             if clip and norm > clip:  # clipping reads every gradient once more, so skip it if it has no effect
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
             self.adam.step()
+            if self.muon:
+                self.muon.step()
         return norm
 
     def parameter_sums(self) -> Tensor:
@@ -63,7 +158,8 @@ class WeightsOptimizer:
         return torch.stack([parameter.detach().double().sum() for parameter in self.parameters])
 
     def state_dict(self) -> dict:
-        return self.adam.state_dict()
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def load_state_dict(self, state: dict) -> None:
-        self.adam.load_state_dict(state)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])

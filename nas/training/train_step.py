@@ -35,6 +35,12 @@ class Batch:
         memories = [None] * parts if self.memories is None else self.memories.split(parts)
         return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), memories))
 
+    def cut(self, parts: int) -> "Batch":
+        """Each row in `parts` shorter rows [B * parts, L / parts], without memories (arXiv 2012.15832, section 3)."""
+        return Batch(
+            self.tokens.reshape(len(self.tokens) * parts, -1), self.targets.reshape(len(self.targets) * parts, -1), None
+        )
+
 
 class Stream:
     """A stream of segments, and the memories that the network carries from one segment to the next."""
@@ -103,7 +109,8 @@ class TrainStep:
 
         total_steps: 0 if the weights stay as they are; then nothing is compiled.
         """
-        self.context, self.sampled = context, sampled
+        self.context, self.sampled, self.options = context, sampled, options
+        self.short_steps = options.short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.is_gpu)
         if context.compile and total_steps:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
@@ -120,13 +127,14 @@ class TrainStep:
         """
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()
-        nll, memories = self.run(batch, torch.Tensor.backward)
+        short = step <= self.short_steps
+        nll, memories = self.run(batch.cut(self.options.short_parts) if short else batch, torch.Tensor.backward)
         if self.sampled:
             distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
-        return nll + 0 * norm if self.context.is_gpu else nll, memories
+        return nll + 0 * norm if self.context.is_gpu else nll, None if short else memories
 
     def check(self, name: str, value: Tensor) -> None:
         if not self.context.is_gpu and not math.isfinite(value.item()):

@@ -1,0 +1,141 @@
+"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OF ANOTHER"`.
+
+The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options.
+It trains for several shares of the old recipe's steps, each with a whole learning-rate schedule. All trainings of a
+seed run in one process and take turns of two seconds, so that other work on the machine slows all of them.
+
+- nll: per token on all of valid, after the last step.
+- seconds: of training alone; evaluations do not count.
+- wall_time_ratio: the time after which a recipe has the old one's nll, divided by the old one's time. It is
+  interpolated between the two shares around this nll, linearly in the logarithm of time; null beyond all shares.
+
+The last line is JSON: for each recipe the means over the seeds, and the ratio of each seed.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from nas.core.config_loading import load_config
+from nas.core.errors import run_command
+from nas.core.pattern import expand
+
+OLD = [
+    "train.optimizer=adamw",
+    "train.schedule=cosine",
+    "train.short_share=0",
+    "train.lr=0.006",
+    "train.warmup_steps=100",
+    "train.weight_decay=0.1",
+]
+TURN_S = 2.0
+
+
+class Training:
+    """One training that can be paused. It keeps the state of PyTorch's random numbers."""
+
+    def __init__(self, pattern: list[str], config, corpus):
+        import torch
+
+        from nas.retraining.phase import RetrainPhase
+        from nas.training.build import build_fixed
+        from nas.training.device import device_context, set_up_device
+
+        set_up_device(config.seed, config.train)
+        context = device_context(config.train)
+        self.phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
+        self.random, self.steps, self.seconds = torch.get_rng_state(), 0, 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.steps == self.phase.total_steps
+
+    def take_turn(self) -> None:
+        import torch
+
+        torch.set_rng_state(self.random)
+        began = time.perf_counter()
+        while not self.finished and time.perf_counter() < began + TURN_S:
+            self.steps += 1
+            self.phase.step(self.steps)
+        self.seconds += time.perf_counter() - began
+        self.random = torch.get_rng_state()
+
+    def nll(self) -> float:
+        from nas.training.evaluation import evaluate_split
+
+        phase = self.phase
+        figures = evaluate_split(phase.config, phase.model, phase.model.blocks, phase.corpus, "valid", phase.context)
+        return figures["nll_per_token"]
+
+
+def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
+    """The time ratio at which a curve of (time ratio, nll) reaches an nll; None beyond its ends."""
+    for (time_1, nll_1), (time_2, nll_2) in itertools.pairwise(curve):
+        if nll_2 <= nll <= nll_1:
+            share = (nll_1 - nll) / (nll_1 - nll_2)
+            return math.exp(math.log(time_1) + share * math.log(time_2 / time_1))
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=[""], help="options of each recipe, separated by spaces")
+    parser.add_argument("--config", type=Path, default=Path("experiments/compare/retrain.yaml"), help="of all recipes")
+    parser.add_argument("--all", nargs="*", default=[], metavar="section.key=value", help="options of all recipes")
+    parser.add_argument("--pattern", default="adadadadadad", help="one letter per block (default: %(default)s)")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of the old recipe's steps")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds (default: 1)")
+    arguments = parser.parse_intermixed_args()
+
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
+
+    config = load_config(arguments.config, arguments.all)
+    corpus, steps = Corpus(prepare(config.data)), config.train.steps
+    rows = []
+    print("| seed | recipe | steps | seconds | nll |\n|---|---|---|---|---|")
+    for seed in arguments.seeds:
+        given = [*arguments.all, f"seed={seed}"]
+        trainings = {"old": Training(expand(arguments.pattern), load_config(arguments.config, [*given, *OLD]), corpus)}
+        for recipe, share in itertools.product(arguments.recipes, arguments.shares):
+            options = [*given, *recipe.split(), f"train.steps={round(share * steps)}"]
+            trainings[recipe, share] = Training(
+                expand(arguments.pattern), load_config(arguments.config, options), corpus
+            )
+        while running := [training for training in trainings.values() if not training.finished]:
+            for training in running:
+                training.take_turn()
+        row = {}
+        for name, training in trainings.items():
+            row[name] = training.seconds, training.nll()
+            label = name if name == "old" else name[0] or "default"
+            print(f"| {seed} | {label} | {training.steps} | {row[name][0]:.0f} | {row[name][1]:.4f} |", flush=True)
+        rows.append(row)
+    print(json.dumps({recipe or "default": summary(rows, recipe, arguments.shares) for recipe in arguments.recipes}))
+
+
+def summary(rows: list[dict], recipe: str, shares: list[float]) -> dict:
+    """What the last line says about a recipe. rows: for each seed, (seconds, nll) of each training."""
+    ratios = []
+    for row in rows:
+        seconds, nll = row["old"]
+        curve = [row[recipe, share] for share in sorted(shares)]
+        ratios.append(ratio_at(nll, [(own / seconds, own_nll) for own, own_nll in curve]))
+    return {
+        "wall_time_ratio": None if None in ratios else round(statistics.fmean(ratios), 4),
+        "nll_old": round(statistics.fmean(row["old"][1] for row in rows), 4),
+        "nll_new": round(statistics.fmean(row[recipe, max(shares)][1] for row in rows), 4),
+        "ratios": ratios,
+    }
+
+
+if __name__ == "__main__":
+    run_command(main)
