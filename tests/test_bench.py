@@ -1,4 +1,6 @@
-"""The FLOPs in the throughput benchmark equal those that its steps compute. Its speeds are not tested."""
+"""What the benchmarks compute, not their speeds."""
+
+import json
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,3 +25,28 @@ def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput, m
         tokens = workload.turn()
     # The first block's positions need no gradient, and the shares of the clusters vary from batch to batch.
     assert counter.get_total_flops() / tokens == pytest.approx(workload.flops_per_token, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def quality():
+    return load_script("bench/quality")
+
+
+def test_the_time_to_a_loss_is_interpolated_in_the_logarithm_of_time(quality):
+    curve = [(0.25, 3.0), (1.0, 2.0)]
+    assert quality.ratio_at(2.5, curve) == pytest.approx(0.5)
+    assert quality.ratio_at(2.0, curve) == pytest.approx(1.0)
+    assert quality.ratio_at(1.9, curve) is None and quality.ratio_at(3.1, curve) is None
+
+
+def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, monkeypatch, capsys):
+    monkeypatch.setattr(quality, "TURN_S", 0.01)
+    options = ["--pattern", "ad", "--shares", "0.5", "1.0", "--seeds", "1", "2", "--config", str(small_yaml)]
+    options += ["--all", "train.steps=4", "train.warmup_steps=0"]
+    monkeypatch.setattr("sys.argv", ["quality.py", "train.optimizer=muon", *options])
+    quality.main()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(("| 1", "| 2"))]
+    assert [row[:3] for row in rows[:3]] == [["1", "old", "4"], *(["1", "train.optimizer=muon", n] for n in "24")]
+    figures = json.loads(lines[-1])["train.optimizer=muon"]
+    assert len(figures["ratios"]) == 2 and figures["nll_old"] > 0 and figures["nll_new"] != figures["nll_old"]
