@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nas.core.errors import InputError
+from nas.core.provenance import data_digests
 from nas.core.run_folder import open_run
 from nas.derivation import perturbation
 from nas.derivation.perturbation import losses_without, perturb
@@ -17,9 +18,8 @@ from tests.making import make_search
 @pytest.fixture(params=["hard", "soft"])
 def searched(request, small_config, tmp_path):
     config = small_config(f"search.sampling={request.param}")
-    run = open_run(tmp_path / "run", config, "search", False)
-    run.start(config, {})
-    phase = make_search(config)
+    run, phase = open_run(tmp_path / "run", config, "search", False), make_search(config)
+    run.start(config, data_digests(phase.corpus.meta))
     with torch.no_grad():
         phase.supernet.logits.copy_(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))
     Trainer(phase, run).fit()
