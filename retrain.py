@@ -117,7 +117,7 @@ def main() -> None:
 
 def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -> None:
     """Run the stage, on each rank."""
-    from nas.core.provenance import provenance
+    from nas.core.provenance import check_text, provenance
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.retraining.phase import RetrainPhase
@@ -133,7 +133,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
 
     if eval_only:
         run.check_config(config)
-        run.check_data(origin)
+        check_text(run.path, origin)
         results = evaluate_best(phase, run, pattern_file)
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:

@@ -88,7 +88,7 @@ def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
         run.start(small_config(), origin)
         os.close(run.lock)
         again = open_run(path, small_config(), "search", True)
-        with pytest.raises(InputError, match=f"{next(iter(changed))} differs from provenance.yaml"):
+        with pytest.raises(InputError, match=f"{next(iter(changed))} differs from its provenance.yaml"):
             again.start(small_config(), {**origin, **changed})
         os.close(again.lock)
         open_run(path, small_config(), "search", True).start(small_config(), origin)

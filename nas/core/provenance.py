@@ -12,6 +12,7 @@ from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
+DIGESTS = ("data_sha256", "tokenizer_sha256", "vocab_size")
 
 
 def git_commit() -> str | None:
@@ -62,20 +63,24 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
     }
 
 
-def check_text(run: Path, corpus_meta: dict) -> None:
-    """Raises InputError if a run used another text or tokenizer."""
+def check_text(run: Path, digests: dict) -> dict:
+    """The recorded provenance of a run. Raises InputError if the run used another text or tokenizer.
+
+    digests: what data_digests() returns; other keys do not matter.
+    """
     recorded = read_yaml(run / "provenance.yaml")
-    for key, value in data_digests(corpus_meta).items():
-        if recorded.get(key) != value:
+    for key in DIGESTS:
+        if recorded.get(key) != digests.get(key):
             raise InputError(
                 f"{run} was trained on another text: {key} differs from its provenance.yaml; restore the text, or give "
                 "the same data options"
             )
+    return recorded
 
 
 def data_digests(corpus_meta: dict) -> dict:
     """The keys of provenance.yaml that identify the text and the tokenizer. corpus_meta: meta.yaml of the corpus."""
-    return {
+    return {  # the keys of DIGESTS
         "data_sha256": {split: facts["sha256"] for split, facts in corpus_meta["splits"].items()},
         "tokenizer_sha256": corpus_meta["tokenizer_sha256"],
         "vocab_size": corpus_meta["vocab_size"],

@@ -12,6 +12,7 @@ from nas.core.config import Config, flat_config, options
 from nas.core.errors import InputError, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.metrics import METRICS, PI, perplexity
+from nas.core.provenance import check_text
 
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
@@ -91,7 +92,7 @@ class RunFolder:
         else:
             write_yaml(self.path / "config.yaml", {"stage": self.stage, **asdict(config), **self.extra})
         if (self.path / "provenance.yaml").exists():
-            recorded = self.check_data(provenance)
+            recorded = check_text(self.path, provenance)
             changing = ("command", "git_commit", "device", "processes", "threads")
             resumed = {key: provenance[key] for key in changing if key in provenance}
             provenance = {**recorded, "resumed": [*recorded.get("resumed", []), resumed]}
@@ -118,17 +119,6 @@ class RunFolder:
                 f"--run {self.path} was started with another configuration: {changes}; "
                 f"use the options of {self.path / 'config.yaml'}, or another folder"
             )
-
-    def check_data(self, provenance: dict) -> dict:
-        """The recorded provenance. Raises InputError if the text or the tokenizer has changed."""
-        recorded = read_yaml(self.path / "provenance.yaml")
-        for key in ("data_sha256", "tokenizer_sha256", "vocab_size"):
-            if recorded.get(key) != provenance.get(key):
-                raise InputError(
-                    f"--run {self.path}: {key} differs from provenance.yaml because the text or the tokenizer has "
-                    "changed; restore it, or use another folder"
-                )
-        return recorded
 
     @on_rank_0
     def write(self, name: str, content: dict) -> None:

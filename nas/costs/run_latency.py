@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
-from nas.core.provenance import check_text
+from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import read_costs
 from nas.costs.latency import current_costs, measure_pattern
@@ -27,7 +27,7 @@ class RunLatency:
         self.measured: dict[tuple[str, ...], dict] = {}
         try:
             corpus = Corpus(prepare(self.config.data))
-            check_text(run, corpus.meta)
+            check_text(run, data_digests(corpus.meta))
             self.counts = corpus.counts()
             self.table = current_costs(self.config, self.counts, self.context, file)
         except (InputError, RunError) as error:

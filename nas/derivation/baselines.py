@@ -84,10 +84,9 @@ def most_parameters(
     does not depend on the order of blocks, so operations are spread evenly.
     """
     scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
+    block_costs = [costs.blocks[name] for name in operations]
     try:
-        path = PatternLattice([costs.blocks[name] for name in operations], blocks, max_cost - costs.overhead).best(
-            scores
-        )
+        path = PatternLattice(block_costs, blocks, max_cost - costs.overhead).best(scores)
     except ValueError:
         return None
     return spread_evenly({name: path.count(i) for i, name in enumerate(operations)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
-from nas.core.provenance import check_text
+from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import CHECKPOINT
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable
@@ -64,7 +64,7 @@ class SuperNetEvaluator:
         self.config = load_config(run / "config.yaml", [])
         self.context = set_up_device(self.config.seed, self.config.train)
         self.corpus = Corpus(prepare(self.config.data))
-        check_text(run, self.corpus.meta)
+        check_text(run, data_digests(self.corpus.meta))
         self.supernet = build_supernet(self.config, self.corpus)
         self.supernet.load_state_dict(state["supernet"])
         self.supernet.backbone.to(self.context.device)

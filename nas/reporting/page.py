@@ -86,9 +86,7 @@ def curves_uri(run: Path) -> str | None:
 
 
 def search_section(run: Path) -> dict:
-    """The section of a search. Its pattern is read from pattern.yaml if the file exists, else from
-    outcome.yaml; an unfinished search has its likeliest pattern.
-    """
+    """The section of a search, with the pattern of current_pattern()."""
     from nas.reporting.pi_figures import animate, pi_history, pi_over_time
 
     search, history, outcome = read_run(run), pi_history(read_pi(run)), run / OUTCOME

@@ -88,12 +88,12 @@ def steps_per_update(config: Config) -> int:
 
 def retraining_steps(config: Config, weights_steps: int) -> int:
     """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
-    return config.search.retrain_steps or max(1, updates_per_operation(config, weights_steps))
+    return config.search.retrain_steps or max(1, round(updates_per_operation(config, weights_steps)))
 
 
-def updates_per_operation(config: Config, weights_steps: int) -> int:
-    """How often each operation of a block trains."""
-    return round(weights_steps / steps_per_update(config))
+def updates_per_operation(config: Config, weights_steps: int) -> float:
+    """How often each operation of a block trains, on average."""
+    return weights_steps / steps_per_update(config)
 
 
 def describe_maturity(
@@ -107,7 +107,7 @@ def describe_maturity(
         retrain_steps: the steps for which patterns will be trained; None: search.retrain_steps.
         share: MATURE, or MATURE_WITH_TRIALS if trials follow.
     """
-    updates, steps = weights_steps / steps_per_update(config), retrain_steps or config.search.retrain_steps
+    updates, steps = updates_per_operation(config, weights_steps), retrain_steps or config.search.retrain_steps
     text = f"{weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
     if steps is None:
         return f"{text}: search.retrain_steps is not set, so patterns are assumed to train for as many steps"

@@ -17,7 +17,7 @@ from nas.core.config import Config, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import ATTENDING
-from nas.core.provenance import check_text
+from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
@@ -135,7 +135,7 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
     prefix = f"search.weights_from={run}"
     if not (run / OUTCOME).exists() or not (run / CHECKPOINT).exists():
         raise InputError(f"{prefix} holds no finished search; finish it with --resume, or give another --run folder")
-    check_text(run, corpus.meta)
+    check_text(run, data_digests(corpus.meta))
     old, new = flat_config(read_yaml(run / "config.yaml")), flat_config(asdict(config))
     for key in new:
         if key.startswith(MUST_EQUAL) and old[key] != new[key]:

@@ -49,8 +49,9 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982): Nesterov momentum whose
-    singular values are replaced by values near 1. Matrices of one shape are orthogonalised together.
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982).
+
+    It replaces the singular values of the Nesterov momentum by values near 1, for all matrices of one shape together.
 
     An update is multiplied by sqrt(max(1, rows / columns)), so that one learning rate suits all widths. Weight decay is
     decoupled, as in AdamW. Matrices without a gradient keep their value and their momentum.
@@ -60,11 +61,12 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, finite: Tensor | None = None) -> None:
+    def step(self, finite: Tensor | None = None, scale: Tensor | float = 1.0) -> None:
         """Update the matrices.
 
-        finite: a boolean 0-d tensor. If it is false, the matrices keep their values. It may be on a GPU; this method
-        does not wait for it.
+        finite: whether the matrices change, as a boolean 0-d tensor; by default they do.
+        scale: the gradients are divided by it; a number or a 0-d tensor.
+        The tensors may be on a GPU; this method does not wait for it.
         """
         for group in self.param_groups:
             by_shape = {}
@@ -72,14 +74,14 @@ class Muon(torch.optim.Optimizer):
                 if matrix.grad is not None:
                     by_shape.setdefault(matrix.shape, []).append(matrix)
             for matrices in by_shape.values():
-                self.update(matrices, group, finite)
+                self.update(matrices, group, finite, scale)
 
-    def update(self, matrices: list[Tensor], group: dict, finite: Tensor | None) -> None:
+    def update(self, matrices: list[Tensor], group: dict, finite: Tensor | None, scale: Tensor | float) -> None:
         """Update matrices of one shape."""
         momenta = [self.state[m].setdefault("momentum", torch.zeros_like(m)) for m in matrices]
         gradients, lr = [m.grad for m in matrices], group["lr"]
         if finite is not None:
-            gradients = [torch.where(finite, gradient, 0.0) for gradient in gradients]
+            gradients = [torch.where(finite, gradient / scale, 0.0) for gradient in gradients]
             lr = lr * finite
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         directions = orthogonalise(torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"])))
@@ -138,13 +140,12 @@ class WeightsOptimizer:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         finite, clip = norm.isfinite(), self.options.clip
-        if self.on_gpu:
-            if clip:
-                torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
-            self.adam.found_inf = (~finite).float()  # the fused kernel skips the update if it is 1
+        if self.on_gpu:  # the fused kernel divides by grad_scale, and skips the update if found_inf is 1
+            scale = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
+            self.adam.grad_scale, self.adam.found_inf = scale, (~finite).float()
             self.adam.step()
             if self.muon:
-                self.muon.step(finite)
+                self.muon.step(finite, scale)
         elif finite:
             if clip and norm > clip:  # clipping reads every gradient once more, so skip it if it has no effect
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
