@@ -21,6 +21,8 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 class BlockConfig:
     """Options of every operation.
 
+    dropout: of the results of branches, and of the network's last layer. dropout_embedding, dropout_inner (within dense
+    blocks), dropout_attention (of attention weights): the other kinds.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
     stride, summary, factorization: see models/sparse.py.
     """
@@ -29,6 +31,9 @@ class BlockConfig:
     heads: int
     d_ffn: int
     dropout: float = 0.0
+    dropout_embedding: float = 0.0
+    dropout_inner: float = 0.0
+    dropout_attention: float = 0.0
     norm: str = "pre"
     activation: str = "relu"
     relative: bool = True
@@ -88,7 +93,7 @@ class Attention(Operation):
 
     @staticmethod
     def build(config: BlockConfig) -> RelativeAttention:
-        return RelativeAttention(config.d_model, config.heads, config.relative)
+        return RelativeAttention(config.d_model, config.heads, config.relative, config.dropout_attention)
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
@@ -112,7 +117,8 @@ class SparseOperation(Attention):
     @classmethod
     def build(cls, config):
         key_sets = cls.key_sets(config)
-        return SparseAttention(config.d_model, config.heads, key_sets, config.factorization, config.relative)
+        shape = config.d_model, config.heads, key_sets, config.factorization
+        return SparseAttention(*shape, config.relative, config.dropout_attention)
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
@@ -148,7 +154,7 @@ class Dense(Operation):
         super().__init__(config)
         self.expand = nn.Linear(config.d_model, config.d_ffn)
         self.activation = ACTIVATIONS[config.activation]()
-        self.inner_dropout = nn.Dropout(config.dropout)
+        self.inner_dropout = nn.Dropout(config.dropout_inner)
         self.contract = nn.Linear(config.d_ffn, config.d_model)
 
     def branch(self, context, length, positions):

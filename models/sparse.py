@@ -113,8 +113,9 @@ class SparseAttention(RelativeAttention):
         key_sets: tuple[KeySet, KeySet],
         factorization: str = "merged",
         relative: bool = True,
+        dropout: float = 0.0,
     ):
-        super().__init__(d_model, heads, relative)
+        super().__init__(d_model, heads, relative, dropout)
         if factorization not in FACTORIZATIONS:
             raise ValueError(f"factorization={factorization!r} must be one of {', '.join(FACTORIZATIONS)}")
         if factorization == "heads" and heads % 2:
@@ -183,7 +184,7 @@ class SparseAttention(RelativeAttention):
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
         query, key_value = key_set.queries(query[heads]), key_set.keys(key_value[:, heads], layout.query_rows)
-        results = attend(query, key_value, position, *biases, mask, key_set.step, with_lse=True)
+        results = attend(query, key_value, position, *biases, mask, key_set.step, True, self.dropout)
         mixed, lse = map(key_set.ungroup, results)
         return mixed, lse
 

@@ -128,7 +128,7 @@ class TransformerXL(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.head = head
-        self.dropout = nn.Dropout(config.dropout)
+        self.embedding_dropout, self.dropout = nn.Dropout(config.dropout_embedding), nn.Dropout(config.dropout)
         initialise(self, depth_scaled)
 
     def forward(
@@ -142,7 +142,7 @@ class TransformerXL(nn.Module):
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
         x = self.embedding(tokens)  # [B, L, D]
-        x = self.dropout(x if self.grid is None else x + self.grid(offset, length))
+        x = self.embedding_dropout(x if self.grid is None else x + self.grid(offset, length))
         encodings = None
         if self.relative:
             longest = max((memory.shape[1] for memory in blocks if memory is not None), default=0)

@@ -38,8 +38,11 @@ class ModelOptions:
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
     dropout: float = option(
-        0.0, "dropout of embeddings and blocks; use more for many epochs over a small text", minimum=0, below=1
+        0.0, "dropout of branches and the last layer; for many passes over a text", minimum=0, below=1
     )
+    dropout_embedding: float | None = option(None, "of embeddings (null: model.dropout)", minimum=0, below=1)
+    dropout_inner: float | None = option(None, "inside dense blocks (null: model.dropout)", minimum=0, below=1)
+    dropout_attention: float = option(0.0, "of attention weights", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
     cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type

@@ -28,7 +28,7 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
     model = asdict(block_config(config)) | backbone_options(config, vocab_size)
     unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
-        unused += ["dropout", "recompute"]
+        unused += ["recompute", *(key for key in model if key.startswith("dropout"))]
     if not set(SPARSE) & set(operations):
         unused += ["stride", "summary", "factorization"]
     model = {key: value for key, value in model.items() if key not in unused}

@@ -1,7 +1,7 @@
 """Networks, numbers of steps and streams of both phases, built from a configuration and a corpus."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ def block_config(config: Config) -> BlockConfig:
         heads=model.heads,
         d_ffn=model.d_ffn,
         dropout=model.dropout,
+        dropout_embedding=model.dropout if model.dropout_embedding is None else model.dropout_embedding,
+        dropout_inner=model.dropout if model.dropout_inner is None else model.dropout_inner,
+        dropout_attention=model.dropout_attention,
         norm=model.norm,
         activation=model.activation,
         relative=model.positions == "relative",
@@ -36,6 +39,10 @@ def block_config(config: Config) -> BlockConfig:
         summary=model.summary,
         factorization=model.factorization,
     )
+
+
+def uses_dropout(config: Config) -> bool:
+    return any(value for key, value in asdict(block_config(config)).items() if key.startswith("dropout"))
 
 
 def image_size(config: Config) -> int:
@@ -115,7 +122,7 @@ def passes_warning(config: Config, option: str, steps: int, text_tokens: int) ->
 
     option: the option that gives its number of steps.
     """
-    robust = config.model.dropout > 0 or config.model.d_model < 128
+    robust = uses_dropout(config) or config.model.d_model < 128
     most = MAX_PASSES_ROBUST if robust else MAX_PASSES
     tokens_per_step = config.train.batch_size * config.train.segment
     passes, enough = steps * tokens_per_step / text_tokens, max(1, most * text_tokens // tokens_per_step)

@@ -18,6 +18,7 @@ from nas.core.errors import InputError, Interrupted, RunError, StopSignal
 from nas.core.metrics import perplexity
 from nas.core.run_folder import RunFolder
 from nas.training import distributed
+from nas.training.build import uses_dropout
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
 
@@ -251,7 +252,7 @@ class Trainer:
         if len(states) == ranks and self.phase.context.set_random_state(states[rank]):
             return
         self.reseed(1 + self.step * ranks + rank)
-        if self.phase.config.model.dropout:
+        if uses_dropout(self.phase.config):
             self.say("NOTICE: the processes or the device changed, so dropout continues with new random numbers")
 
     @staticmethod
