@@ -31,6 +31,7 @@ OLD = [
     "train.optimizer=adamw",
     "train.schedule=cosine",
     "train.short_share=0",
+    "model.tie_embeddings=true",
     "train.lr=0.006",
     "train.warmup_steps=100",
     "train.weight_decay=0.1",
@@ -45,9 +46,10 @@ class Training:
         import torch
 
         from nas.retraining.phase import RetrainPhase
-        from nas.training.build import build_fixed
+        from nas.training.build import build_fixed, resolve_cutoffs
         from nas.training.device import device_context, set_up_device
 
+        config = resolve_cutoffs(config, corpus)
         set_up_device(config.seed, config.train)
         context = device_context(config.train)
         self.phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)

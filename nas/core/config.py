@@ -95,6 +95,7 @@ class TrainOptions:
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
+    average: float = option(0.0, "share of steps, the last, whose weights are averaged", minimum=0, maximum=1)
     short_share: float = option(0.0, "share of steps, the first, that cut their segments", minimum=0, maximum=1)
     short_parts: int = option(2, "parts into which these steps cut a segment; they use no memory", minimum=1)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)

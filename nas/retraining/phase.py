@@ -37,6 +37,8 @@ class RetrainPhase:
             self.model.train()
         batch = self.stream.next()
         nll, self.stream.memories = self.train_weights(step, batch)
+        if step == self.total_steps:
+            self.train_weights.average.keep()
         return nll, batch.targets.numel() * distributed.world_size()
 
     def replicated_state(self) -> dict[str, Tensor]:
@@ -49,13 +51,14 @@ class RetrainPhase:
         pass
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        figures = evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
-        if figures["nll_per_token"] < self.best_nll:
-            self.best_nll, self.best_step, self.evaluations_since_best = figures["nll_per_token"], step, 0
-            if distributed.is_main():
-                save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
-        else:
-            self.evaluations_since_best += 1
+        with self.train_weights.average.in_use():
+            figures = evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
+            if figures["nll_per_token"] < self.best_nll:
+                self.best_nll, self.best_step, self.evaluations_since_best = figures["nll_per_token"], step, 0
+                if distributed.is_main():
+                    save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
+            else:
+                self.evaluations_since_best += 1
         return figures
 
     def finished(self, step: int) -> str | None:
@@ -67,14 +70,14 @@ class RetrainPhase:
     def state_dict(self) -> dict:
         return {
             "model": self.model.state_dict(),
-            "weights_optimizer": self.train_weights.optimizer.state_dict(),
+            "train_weights": self.train_weights.state_dict(),
             "stream": self.stream.state_dict(),
             "best": [self.best_nll, self.best_step, self.evaluations_since_best],
         }
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
-        self.train_weights.optimizer.load_state_dict(state["weights_optimizer"])
+        self.train_weights.load_state_dict(state["train_weights"])
         self.stream.load_state_dict(state["stream"])
         self.best_nll, self.best_step, self.evaluations_since_best = state["best"]
 

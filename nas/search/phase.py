@@ -136,6 +136,8 @@ class SearchPhase:
             nll, self.stream.memories = self.train_weights(step, batch)
             self.estimator.end_shared()
             self.update_logits(step)
+        if step == self.schedule.weights_steps:
+            self.train_weights.average.keep()
         return nll, batch.targets.numel() * distributed.world_size()
 
     def draw_for_weights(self, step: int) -> None:
@@ -163,8 +165,6 @@ class SearchPhase:
     def pi_of_seeds(self) -> Tensor:
         """pi [seeds, N, O] of each seed of the logits so far, in float64."""
         return torch.stack([*self.learned, self.supernet.logits.detach()]).double().softmax(dim=-1)
-
-    # --- logs and evaluation
 
     def replicated_state(self) -> dict[str, Tensor]:
         return {
@@ -219,7 +219,8 @@ class SearchPhase:
         for path in {tuple(self.paths.best(logits)) for logits in (*self.learned, self.supernet.logits)}:
             self.supernet.set_path(path)
             blocks = self.supernet.operations_on(path)
-            figures[path] = evaluate_split(self.config, self.supernet, blocks, self.corpus, "valid", self.context)
+            with self.train_weights.average.in_use():
+                figures[path] = evaluate_split(self.config, self.supernet, blocks, self.corpus, "valid", self.context)
         self.chosen = list(min(figures, key=lambda path: figures[path]["nll"]))
         return figures[tuple(self.chosen)]
 
@@ -231,7 +232,7 @@ class SearchPhase:
     def state_dict(self) -> dict:
         return {
             "supernet": self.supernet.state_dict(),
-            "weights_optimizer": self.train_weights.optimizer.state_dict(),
+            "train_weights": self.train_weights.state_dict(),
             "logits_optimizer": self.logits_optimizer.state_dict(),
             "stream": self.stream.state_dict(),
             "heldout_stream": self.heldout_stream.state_dict() if self.heldout_stream else None,
@@ -246,7 +247,7 @@ class SearchPhase:
 
     def load_state_dict(self, state: dict) -> None:
         self.supernet.load_state_dict(state["supernet"])
-        self.train_weights.optimizer.load_state_dict(state["weights_optimizer"])
+        self.train_weights.load_state_dict(state["train_weights"])
         self.logits_optimizer.load_state_dict(state["logits_optimizer"])
         self.stream.load_state_dict(state["stream"])
         if self.heldout_stream:

@@ -1,6 +1,8 @@
 """The optimizer of the weights: AdamW, or Muon and AdamW, with warm-up, a schedule and clipping."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -164,3 +166,56 @@ class WeightsOptimizer:
     def load_state_dict(self, state: dict) -> None:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
+
+
+class TailAverage:
+    """The mean of the weights over the last steps of a training (arXiv 1803.05407, arXiv 2209.14981).
+
+    The mean has less noise than the weights of one step. Therefore the learning rate need not decay to zero.
+    """
+
+    def __init__(self, parameters: list[Tensor], share: float, total_steps: int):
+        """share: the share of the steps, the last ones, whose weights are averaged."""
+        self.parameters, self.after = parameters, (1 - share) * total_steps
+        self.count, self.mean = 0, None
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after step `step`, from 1."""
+        if step <= self.after:
+            return
+        self.count += 1
+        if self.mean is None:
+            self.mean = [parameter.detach().clone() for parameter in self.parameters]
+        else:
+            torch._foreach_lerp_(self.mean, self.parameters, 1 / self.count)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights and their mean, if there is a mean."""
+        if self.mean is not None:
+            own = [parameter.clone() for parameter in self.parameters]
+            torch._foreach_copy_(self.parameters, self.mean)
+            self.mean = own
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Use the mean in place of the weights, if there is a mean."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def keep(self) -> None:
+        """Replace the weights by their mean for good, if there is a mean."""
+        self.swap()
+        self.mean = None
+
+    def state_dict(self) -> dict:
+        return {"count": self.count, "mean": self.mean}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.count, self.mean = state["count"], None
+        if state["mean"] is not None:
+            self.mean = [mean.to(own.device) for mean, own in zip(state["mean"], self.parameters, strict=True)]

@@ -17,7 +17,7 @@ from nas.data.loader import ContextBatches
 from nas.training import distributed
 from nas.training.compile import compile_operations
 from nas.training.device import DeviceContext
-from nas.training.optimizer import WeightsOptimizer
+from nas.training.optimizer import TailAverage, WeightsOptimizer
 
 
 @dataclass
@@ -112,6 +112,7 @@ class TrainStep:
         self.context, self.sampled, self.options = context, sampled, options
         self.short_steps = options.short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.is_gpu)
+        self.average = TailAverage(self.optimizer.parameters, options.average, total_steps)
         if context.compile and total_steps:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
@@ -134,8 +135,16 @@ class TrainStep:
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
+        self.average.update(step)
         return nll + 0 * norm if self.context.is_gpu else nll, None if short else memories
 
     def check(self, name: str, value: Tensor) -> None:
         if not self.context.is_gpu and not math.isfinite(value.item()):
             raise FloatingPointError(f"{name} is {value.item()}")
+
+    def state_dict(self) -> dict:
+        return {"optimizer": self.optimizer.state_dict(), "average": self.average.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.average.load_state_dict(state["average"])

@@ -1,0 +1,82 @@
+"""The mean of the weights over the last steps."""
+
+import torch
+
+from nas.core.run_folder import RunFolder
+from nas.training.optimizer import TailAverage
+from tests.making import assert_same_state, make_retraining, make_search
+
+PATTERN = ["attention", "dense"]
+AVERAGE = ["train.steps=12", "train.average=0.34", "model.dropout=0.2"]  # of steps 8 to 12
+
+
+def weights_of(phase) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in phase.train_weights.optimizer.parameters]
+
+
+def assert_mean(found, kept: list[list[torch.Tensor]]) -> None:
+    for own, *samples in zip(found, *kept, strict=True):
+        torch.testing.assert_close(own, torch.stack(samples).mean(dim=0), rtol=1e-5, atol=1e-7)
+
+
+def test_the_mean_is_that_of_the_last_steps_in_float64():
+    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    for share, first in ((0.3, 8), (1.0, 1), (0.05, 11)):  # 0.05 of 10 steps is no whole step
+        average, kept = TailAverage([parameter], share, 10), []
+        for step in range(1, 11):
+            parameter.data = torch.randn(3, dtype=torch.float64)
+            average.update(step)
+            kept += [parameter.detach().clone()] if step >= first else []
+        last = parameter.detach().clone()
+        with average.in_use():
+            torch.testing.assert_close(parameter.detach(), torch.stack(kept).mean(dim=0) if kept else last)
+        assert torch.equal(parameter, last)
+
+
+def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, tmp_path):
+    plain = make_retraining(small_config(*AVERAGE, "train.average=0"), PATTERN)
+    averaged = make_retraining(small_config(*AVERAGE), PATTERN)
+    run = RunFolder(tmp_path, "retrain", {}, ())
+    kept = []
+    for step in range(1, 13):
+        nlls = []
+        for phase in (plain, averaged):
+            torch.manual_seed(step)  # of the dropout
+            nlls.append(phase.step(step)[0])
+        assert torch.equal(*nlls)
+        kept += [weights_of(plain)] if step >= 8 else []
+        if step == 10:
+            before = weights_of(averaged)
+            averaged.evaluate(run, step)
+            assert all(map(torch.equal, before, weights_of(averaged)))
+            best = torch.load(tmp_path / "best.pt", weights_only=True)["model"]
+            assert_mean([best[name] for name, _ in averaged.model.named_parameters()], kept)
+    assert_mean(weights_of(averaged), kept)
+
+
+def test_averaging_resumes_exactly(small_config):
+    config = small_config(*AVERAGE, "model.dropout=0")
+    whole, part, again = (make_retraining(config, PATTERN) for _ in range(3))
+    for step in range(1, 13):
+        whole.step(step)
+        if step <= 9:
+            part.step(step)
+    again.load_state_dict(part.state_dict())
+    for step in range(10, 13):
+        again.step(step)
+    assert_same_state(whole.state_dict(), again.state_dict())
+
+
+def test_the_logits_learn_with_the_mean_of_the_supernet(small_config):
+    more = ["search.schedule=sequential", "search.logits_steps=4", "search.logits_seeds=1", "search.warmup_steps=null"]
+    plain, averaged = (
+        make_search(small_config(*AVERAGE, *more, "train.average=0")),
+        make_search(small_config(*AVERAGE, *more)),
+    )
+    kept = []
+    for step in range(1, 14):
+        for phase in (plain, averaged):
+            torch.manual_seed(step)
+            phase.step(step)
+        kept += [weights_of(plain)] if 8 <= step <= 12 else []
+    assert_mean(weights_of(averaged), kept)
