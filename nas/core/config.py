@@ -37,12 +37,10 @@ class ModelOptions:
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
-    dropout: float = option(
-        0.0, "dropout of branches and the last layer; for many passes over a text", minimum=0, below=1
-    )
-    dropout_embedding: float | None = option(None, "of embeddings (null: model.dropout)", minimum=0, below=1)
-    dropout_inner: float | None = option(None, "inside dense blocks (null: model.dropout)", minimum=0, below=1)
-    dropout_attention: float = option(0.0, "of attention weights", minimum=0, below=1)
+    dropout: float = option(0.0, "dropout of branches and last layer; for many passes over a text", minimum=0, below=1)
+    dropout_embedding: float | None = option(None, "dropout of embeddings (null: model.dropout)", minimum=0, below=1)
+    dropout_inner: float | None = option(None, "dropout inside dense blocks (null: model.dropout)", minimum=0, below=1)
+    dropout_attention: float = option(0.0, "dropout of attention weights", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
     cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
@@ -50,7 +48,7 @@ class ModelOptions:
     )
     clusters: int = option(3, "cutoffs auto: number of clusters, including the head", minimum=2)
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
-    tie_embeddings: bool = option(True, "share the weights of the embedding and the output layer")
+    tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
     stride: int | None = option(
         None,
         "sparse attention: stride in positions; a period of the data is best "
@@ -85,19 +83,21 @@ class TrainOptions:
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
     optimizer: str = option(
-        "adamw", "of the weights; muon: Muon for the matrices of blocks, AdamW for the rest", choices=("adamw", "muon")
+        "muon", "of the weights; muon: Muon for the matrices of blocks, AdamW for the rest", choices=("adamw", "muon")
     )
-    lr: float = option(6e-3, "peak learning rate of the weights (AdamW)", above=0)
-    muon_lr: float = option(0.02, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
+    lr: float = option(0.01, "peak learning rate of AdamW; 0.006 if it trains all weights", above=0)
+    muon_lr: float = option(0.015, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
     momentum: float = option(0.9, "of Muon", minimum=0, below=1)
-    schedule: str = option("cosine", "decay of the learning rates after the warm-up", choices=("cosine", "linear"))
-    min_lr_ratio: float = option(0.0, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
+    schedule: str = option("linear", "decay of the learning rates after the warm-up", choices=("cosine", "linear"))
+    min_lr_ratio: float = option(0.25, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
-    weight_decay: float = option(0.1, "AdamW weight decay of matrices", minimum=0)
+    weight_decay: float = option(0.02, "weight decay of matrices", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
-    average: float = option(0.0, "share of steps, the last, whose weights are averaged", minimum=0, maximum=1)
-    short_share: float = option(0.0, "share of steps, the first, that cut their segments", minimum=0, maximum=1)
-    short_parts: int = option(2, "parts into which these steps cut a segment; they use no memory", minimum=1)
+    average: float = option(0.2, "share of steps, the last, whose weights are averaged", minimum=0, maximum=1)
+    short_share: float | None = option(
+        None, "first share of steps, which cuts segments (null: 0.85 from 128 tokens on)", minimum=0, maximum=1
+    )
+    short_parts: int = option(2, "parts of a cut segment; they use no memory", minimum=1)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
@@ -184,9 +184,7 @@ class SearchOptions:
     shared_projections: bool = option(
         False, "operations that attend share their weights, which then train as often as those of one operation"
     )
-    sampling: str = option(
-        "hard", "hard: one sampled operation per block; soft: a weighted mixture of all", choices=("hard", "soft")
-    )
+    sampling: str = option("hard", "hard: one operation per block; soft: a weighted mixture", choices=("hard", "soft"))
     estimator: str = option(
         "risk_seeking",
         "hard sampling: gradient estimator of the logits",

@@ -71,6 +71,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
             config.train.epochs = None
     result = OmegaConf.to_object(config)
     settle_sparse(result)
+    settle_short_segments(result)
     check(result)
     return result
 
@@ -171,3 +172,12 @@ def settle_sparse(config: Config) -> None:
         model.stride = default_stride(keys)
     if model.summary is None and model.stride is not None:
         model.summary = default_summary(model.stride)
+
+
+def settle_short_segments(config: Config) -> None:
+    """Replace null in train.short_share by a number. Short segments save time only if attention takes most of it."""
+    train = config.train
+    if train.short_share is None:
+        fit = train.segment >= 128 and not train.segment % train.short_parts
+        fit = fit and config.model.positions == "relative" and config.search.split == "heldout"
+        train.short_share = 0.85 if fit else 0.0
