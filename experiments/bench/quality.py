@@ -90,7 +90,7 @@ def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=[""], help="options of each recipe, separated by spaces")
-    parser.add_argument("--config", type=Path, default=Path("experiments/compare/retrain.yaml"), help="of all recipes")
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".yaml"), help="of all recipes")
     parser.add_argument("--all", nargs="*", default=[], metavar="section.key=value", help="options of all recipes")
     parser.add_argument("--pattern", default="adadadadadad", help="one letter per block (default: %(default)s)")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of the old recipe's steps")
