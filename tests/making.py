@@ -22,6 +22,13 @@ STAGES = {
     "search_straight_through": ["search.estimator=straight_through", "search.split=shared", "search.fair_warmup=false"],
     "search_soft": ["search.sampling=soft", "search.split=shared", "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
+    "retrain_adamw": [
+        "train.optimizer=adamw",
+        "train.schedule=cosine",
+        "train.min_lr_ratio=0",
+        "train.average=0",
+        "model.tie_embeddings=true",
+    ],
 }
 
 
@@ -79,7 +86,11 @@ def make_retraining(config, pattern, corpus=None):
 
 
 def losses_of(stage, config) -> list[float]:
-    phase = make_retraining(config, ["attention", "dense", "identity"]) if stage == "retrain" else make_search(config)
+    phase = (
+        make_retraining(config, ["attention", "dense", "identity"])
+        if stage.startswith("retrain")
+        else make_search(config)
+    )
     losses = [phase.step(step)[0] for step in range(1, 16)]
     return [loss.item() for loss in losses if loss is not None]
 

@@ -73,7 +73,9 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
         ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
-        ("model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
+        ("model.dropout_attention=1", "model.dropout_attention=1.0 must be less than 1"),
+        ("train.average=1.5", "train.average=1.5 must be at most 1"),
+        ("train.muon_lr=2", "train.muon_lr=2.0 must be at most 1"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must be different names from"),
         ("search.operations=[dense,dense]", "must be different names from"),
@@ -97,9 +99,10 @@ def test_bad_values_are_reported(load, override, message):
         ("search.schedule=joint search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
         ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
         ("search.paths=2", "search.paths=2 must be at least 3, because risk_seeking"),
+        ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
     ],
 )
-def test_options_of_a_search_that_exclude_each_other_are_reported(load, overrides, message):
+def test_options_that_exclude_each_other_are_reported(load, overrides, message):
     with pytest.raises(InputError, match=message):
         load(*overrides.split())
 
@@ -169,6 +172,15 @@ def test_options_that_depend_on_others_are_checked(load):
     for other in (["data.tokenizer=words"], ["data.tokenizer=bytes", "data.newline=drop"]):
         with pytest.raises(InputError, match=r"positions=grid counts bytes: it needs data.tokenizer=bytes and .*keep"):
             load(*grid, *other)
+
+
+def test_segments_are_cut_by_default_if_they_are_long_enough(load):
+    grid = ["model.positions=grid", "model.grid=[8,8,2]", "data.tokenizer=bytes"]
+    assert load("train.segment=128").train.short_share == 0.85
+    for more in ([], ["train.segment=127"], ["train.segment=129"], ["train.segment=128", *grid]):
+        assert load(*more).train.short_share == 0
+    assert load("train.segment=128", "search.split=shared", "search.schedule=joint").train.short_share == 0
+    assert load("train.segment=16", "train.short_share=0.5").train.short_share == 0.5
 
 
 def test_short_segments_that_do_not_fit_are_refused(load):

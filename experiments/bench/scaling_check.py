@@ -34,13 +34,13 @@ SMALL = {"blocks": 6, "d_model": 64, "heads": 4, "d_ffn": 256}
 
 def small_config(memory: int = 32, rows: int = 4, **sizes):
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_loading import settle_sparse
+    from nas.core.config_loading import settle
 
     config = Config(model=ModelOptions(**{"cutoffs": [300, 1000], **SMALL, **sizes}))
-    config.train = TrainOptions(batch_size=rows, segment=32, memory=memory, device="cpu")
+    config.train = TrainOptions(batch_size=rows, segment=32, memory=memory, short_share=0.0, device="cpu")
     config.search.paths = 4
     config.search.latency.timing = "training"
-    settle_sparse(config)
+    settle(config)
     return config
 
 

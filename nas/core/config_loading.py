@@ -17,6 +17,7 @@ from nas.core.files import yaml_message
 
 RUN_KEYS = ("stage", "pattern", "search_seeds")  # keys of a run's config.yaml that are not options
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
+SHORT_SHARE = 0.85
 TYPE_NAMES = {
     int: "a whole number",
     int | None: "a whole number or null",
@@ -70,8 +71,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         elif steps is not None and epochs is None:
             config.train.epochs = None
     result = OmegaConf.to_object(config)
-    settle_sparse(result)
-    settle_short_segments(result)
+    settle(result)
     check(result)
     return result
 
@@ -165,19 +165,20 @@ def default_summary(stride: int) -> int:
     return min(4, stride)
 
 
-def settle_sparse(config: Config) -> None:
-    """Replace null in model.stride and model.summary by numbers, so that config.yaml records them."""
-    model, keys = config.model, config.train.segment + config.train.memory
-    if model.stride is None and keys > 0:  # check() reports segment and memory that are out of range
-        model.stride = default_stride(keys)
+def settle(config: Config) -> None:
+    """Replace null in model.stride, model.summary and train.short_share, so that config.yaml records numbers."""
+    model, train = config.model, config.train
+    if model.stride is None and train.segment + train.memory > 0:  # check() reports lengths that are out of range
+        model.stride = default_stride(train.segment + train.memory)
     if model.summary is None and model.stride is not None:
         model.summary = default_summary(model.stride)
-
-
-def settle_short_segments(config: Config) -> None:
-    """Replace null in train.short_share by a number. Short segments save time only if attention takes most of it."""
-    train = config.train
     if train.short_share is None:
-        fit = train.segment >= 128 and not train.segment % train.short_parts
-        fit = fit and config.model.positions == "relative" and config.search.split == "heldout"
-        train.short_share = 0.85 if fit else 0.0
+        train.short_share = SHORT_SHARE if short_segments_pay(config) else 0.0
+
+
+def short_segments_pay(config: Config) -> bool:
+    """Whether the first steps should cut their segments. It saves time if segments are long (experiments/bench/LOG.md);
+    images and batches that the logits share stay whole.
+    """
+    train, whole = config.train, config.model.positions == "grid" or config.search.split == "shared"
+    return train.segment >= 128 and train.segment % train.short_parts == 0 and not whole
