@@ -43,6 +43,19 @@ def test_a_search_has_the_same_losses_with_compiled_operations(options, small_co
     assert "compiled Attention, Dense" in capsys.readouterr().out
 
 
+def test_steps_with_cut_segments_are_compiled_too(small_config, traced):
+    options = ["model.dropout=0", "train.steps=12", "train.short_share=0.5"]
+    plain = losses(make_retraining(small_config(*options), ["attention", "dense"]))
+    phase = make_retraining(small_config(*options, "train.compile=always"), ["attention", "dense"])
+    torch._dynamo.utils.counters.clear()
+    graphs, found = [], []
+    for step in range(1, 13):
+        found.append(phase.step(step)[0])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
+    assert graphs[:6] == [2] * 6  # attention and dense at the first of the steps with cut segments
+
+
 def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkeypatch, capsys):
     def fail(*_):
         raise RuntimeError("no compiler here\nand many lines more")

@@ -83,7 +83,7 @@ class BatchRunner:
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
         for number, part in enumerate(parts, start=1):
             last = number == len(parts)
-            with distributed.sync_gradients(self.network, last), self.compile_if_full(part):
+            with distributed.sync_gradients(self.network, last), self.compile_if_common(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
@@ -93,10 +93,13 @@ class BatchRunner:
             memories.append(new_memories)
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
-    def compile_if_full(self, batch: Batch):
-        """Disable compiled code unless the memories are full, because other shapes are too rare to repay compiling."""
+    def compile_if_common(self, batch: Batch):
+        """Disable compiled code at the start of a stream, because shapes of partly filled memories are too rare to repay
+        compiling. Cut segments have no memories, and all have one shape.
+        """
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
-        return nullcontext() if full else self.context.disable_compile()
+        cut = batch.tokens.shape[1] < self.options.segment
+        return nullcontext() if full or cut else self.context.disable_compile()
 
 
 class TrainStep:
