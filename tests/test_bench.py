@@ -1,10 +1,13 @@
 """What the benchmarks compute, not their speeds."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
+from nas.core.config_loading import load_config
 from nas.search import sampling
 from tests.making import load_script
 
@@ -37,6 +40,16 @@ def test_the_time_to_a_loss_is_interpolated_in_the_logarithm_of_time(quality):
     assert quality.ratio_at(2.5, curve) == pytest.approx(0.5)
     assert quality.ratio_at(2.0, curve) == pytest.approx(1.0)
     assert quality.ratio_at(1.9, curve) is None and quality.ratio_at(3.1, curve) is None
+
+
+def test_the_old_recipe_is_that_of_the_recorded_comparison(quality):
+    """Options that say how often to log may differ."""
+    root = Path(__file__).parents[1] / "experiments"
+    old = load_config(root / "bench" / "quality.yaml", quality.OLD)
+    recorded = load_config(root / "compare" / "retrain.yaml", [])
+    same = {"evaluate_every": 0, "log_every": 1, "checkpoint_every": 1}
+    assert replace(old.train, **same) == replace(recorded.train, **same)
+    assert (old.model, old.data) == (recorded.model, recorded.data)
 
 
 def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, monkeypatch, capsys):

@@ -35,6 +35,8 @@ OLD = [
     "train.lr=0.006",
     "train.warmup_steps=100",
     "train.weight_decay=0.1",
+    "train.min_lr_ratio=0",
+    "train.average=0",
 ]
 TURN_S = 2.0
 

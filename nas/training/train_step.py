@@ -94,8 +94,9 @@ class BatchRunner:
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
     def compile_if_common(self, batch: Batch):
-        """Disable compiled code at the start of a stream, because shapes of partly filled memories are too rare to repay
-        compiling. Cut segments have no memories, and all have one shape.
+        """Disable compiled code while the memories fill, because shapes that occur once do not repay compiling.
+
+        Cut segments have no memories, and all have one shape.
         """
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
         cut = batch.tokens.shape[1] < self.options.segment
