@@ -7,7 +7,7 @@ import torch
 
 from nas.core.errors import RunError
 from nas.core.files import read_jsonl
-from nas.core.run_folder import open_run
+from nas.core.run_folder import RunFolder, open_run
 from nas.training.checkpoint import load_checkpoint
 from nas.training.optimizer import SCHEDULES, learning_rate
 from nas.training.train_step import Batch
@@ -145,6 +145,15 @@ def test_gradients_are_clipped(small_config):
     phase.train_weights.optimizer.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
     phase.step(1)
     assert torch.stack(seen[0]).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_patience_does_not_stop_a_run_while_segments_are_cut(small_config, tmp_path, share):
+    config = small_config("train.patience=1", "train.steps=20", f"train.short_share={share}")
+    phase, run = make_retraining(config, ["dense"]), RunFolder(tmp_path, "retrain", {}, ())
+    phase.evaluate(run, 1)
+    phase.evaluate(run, 2)  # no step in between, so there is no improvement
+    assert [phase.finished(step) is not None for step in (2, 10, 11)] == [share == 0, share == 0, True]
 
 
 def test_a_run_that_stopped_early_stays_stopped(small_config, tmp_path):

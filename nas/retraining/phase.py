@@ -62,7 +62,8 @@ class RetrainPhase:
         return figures
 
     def finished(self, step: int) -> str | None:
-        patience = self.config.train.patience
+        # While segments are cut, the nll on valid says little, because the network has not seen its memory yet.
+        patience = self.config.train.patience if step > self.train_weights.short_steps else 0
         if patience and self.evaluations_since_best >= patience:
             return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
         return None
