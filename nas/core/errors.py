@@ -89,8 +89,8 @@ def fail(status: int, message: str) -> None:
     """Print a message as one line on stderr and exit."""
     if status == 2 and local_rank() > 0:
         # All processes of a node find the same input error. Local rank 0 prints it and exits; then torchrun ends the
-        # others. A process that still runs after a second is the only one with this error, so it prints it.
-        time.sleep(1)
+        # others. A process that still runs after five seconds is the only one with this error, so it prints it.
+        time.sleep(5)
     if status != 130 or rank() == 0:  # an interrupt stops all ranks together
         print((f"rank {rank()}: " if rank() else "") + " ".join(message.split()), file=sys.stderr, flush=True)
     sys.exit(status)
