@@ -57,6 +57,15 @@ def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yam
     options = ["--pattern", "ad", "--shares", "0.5", "1.0", "--seeds", "1", "2", "--config", str(small_yaml)]
     options += ["--all", "train.steps=4", "train.warmup_steps=0"]
     monkeypatch.setattr("sys.argv", ["quality.py", "train.optimizer=muon", *options])
+    built, begin, take_turn = [], quality.Training.__init__, quality.Training.take_turn
+
+    def spy(training):
+        present = built[-3:]  # the trainings of one seed
+        assert training.progress == min(other.progress for other in present)
+        take_turn(training)
+
+    monkeypatch.setattr(quality.Training, "__init__", lambda self, *given: (begin(self, *given), built.append(self))[0])
+    monkeypatch.setattr(quality.Training, "take_turn", spy)
     quality.main()
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(("| 1", "| 2"))]

@@ -2,7 +2,8 @@
 
 The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options.
 It trains for several shares of the old recipe's steps, each with a whole learning-rate schedule. All trainings of a
-seed run in one process and take turns of two seconds, so that other work on the machine slows all of them.
+seed run in one process, in turns of two seconds. The next turn is that of the training with the least progress, so that
+all end at the same time and other work on the machine slows all of them.
 
 - nll: per token on all of valid, after the last step.
 - seconds: of training alone; evaluations do not count.
@@ -58,8 +59,12 @@ class Training:
         self.random, self.steps, self.seconds = torch.get_rng_state(), 0, 0.0
 
     @property
+    def progress(self) -> float:
+        return self.steps / self.phase.total_steps
+
+    @property
     def finished(self) -> bool:
-        return self.steps == self.phase.total_steps
+        return self.progress == 1
 
     def take_turn(self) -> None:
         import torch
@@ -115,8 +120,7 @@ def main() -> None:
                 expand(arguments.pattern), load_config(arguments.config, options), corpus
             )
         while running := [training for training in trainings.values() if not training.finished]:
-            for training in running:
-                training.take_turn()
+            min(running, key=lambda training: training.progress).take_turn()
         row = {}
         for name, training in trainings.items():
             row[name] = training.seconds, training.nll()
