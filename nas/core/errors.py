@@ -93,4 +93,7 @@ def fail(status: int, message: str) -> None:
         time.sleep(5)
     if status != 130 or rank() == 0:  # an interrupt stops all ranks together
         print((f"rank {rank()}: " if rank() else "") + " ".join(message.split()), file=sys.stderr, flush=True)
+    if world_size() > 1:  # without destructors: those of gloo's threads sometimes abort a process that is stopping
+        sys.stdout.flush()
+        os._exit(status)
     sys.exit(status)
