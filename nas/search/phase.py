@@ -216,10 +216,10 @@ class SearchPhase:
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Evaluate the likeliest path of each seed of the logits on valid; choose the best, and return its figures."""
         figures = {}
-        for path in {tuple(self.paths.best(logits)) for logits in (*self.learned, self.supernet.logits)}:
-            self.supernet.set_path(path)
-            blocks = self.supernet.operations_on(path)
-            with self.train_weights.average.in_use():
+        with self.train_weights.average.in_use():
+            for path in {tuple(self.paths.best(logits)) for logits in (*self.learned, self.supernet.logits)}:
+                self.supernet.set_path(path)
+                blocks = self.supernet.operations_on(path)
                 figures[path] = evaluate_split(self.config, self.supernet, blocks, self.corpus, "valid", self.context)
         self.chosen = list(min(figures, key=lambda path: figures[path]["nll"]))
         return figures[tuple(self.chosen)]
