@@ -21,8 +21,8 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 class BlockConfig:
     """Options of every operation.
 
-    dropout: of the results of branches, and of the network's last layer. dropout_embedding, dropout_inner (within dense
-    blocks), dropout_attention (of attention weights): the other kinds.
+    dropout: of the results of branches, and of the network's last layer. dropout_embedding: of embeddings.
+    dropout_activation: within dense blocks. dropout_attention: of attention weights.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
     stride, summary, factorization: see models/sparse.py.
     """
@@ -32,7 +32,7 @@ class BlockConfig:
     d_ffn: int
     dropout: float = 0.0
     dropout_embedding: float = 0.0
-    dropout_inner: float = 0.0
+    dropout_activation: float = 0.0
     dropout_attention: float = 0.0
     norm: str = "pre"
     activation: str = "relu"
@@ -154,7 +154,7 @@ class Dense(Operation):
         super().__init__(config)
         self.expand = nn.Linear(config.d_model, config.d_ffn)
         self.activation = ACTIVATIONS[config.activation]()
-        self.inner_dropout = nn.Dropout(config.dropout_inner)
+        self.inner_dropout = nn.Dropout(config.dropout_activation)
         self.contract = nn.Linear(config.d_ffn, config.d_model)
 
     def branch(self, context, length, positions):

@@ -26,7 +26,7 @@ STAGES = {
         "train.optimizer=adamw",
         "train.schedule=cosine",
         "train.min_lr_ratio=0",
-        "train.average=0",
+        "train.average_share=0",
         "model.tie_embeddings=true",
     ],
 }

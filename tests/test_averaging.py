@@ -1,13 +1,16 @@
 """The mean of the weights over the last steps."""
 
+import pytest
 import torch
 
 from nas.core.run_folder import RunFolder
+from nas.training.checkpoint import load_checkpoint
 from nas.training.optimizer import TailAverage
+from nas.training.trainer import Trainer
 from tests.making import assert_same_state, make_retraining, make_search
 
 PATTERN = ["attention", "dense"]
-AVERAGE = ["train.steps=12", "train.average=0.34", "model.dropout=0.2"]  # of steps 8 to 12
+AVERAGE = ["train.steps=12", "train.average_share=0.34", "model.dropout=0.2"]  # of steps 8 to 12
 
 
 def weights_of(phase) -> list[torch.Tensor]:
@@ -34,7 +37,7 @@ def test_the_mean_is_that_of_the_last_steps_in_float64():
 
 
 def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, tmp_path):
-    plain = make_retraining(small_config(*AVERAGE, "train.average=0"), PATTERN)
+    plain = make_retraining(small_config(*AVERAGE, "train.average_share=0"), PATTERN)
     averaged = make_retraining(small_config(*AVERAGE), PATTERN)
     run = RunFolder(tmp_path, "retrain", {}, ())
     kept = []
@@ -51,7 +54,29 @@ def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, 
             assert all(map(torch.equal, before, weights_of(averaged)))
             best = torch.load(tmp_path / "best.pt", weights_only=True)["model"]
             assert_mean([best[name] for name, _ in averaged.model.named_parameters()], kept)
+    averaged.end()
     assert_mean(weights_of(averaged), kept)
+
+
+@pytest.mark.parametrize(
+    "make", [make_search, lambda config: make_retraining(config, PATTERN)], ids=["search", "retrain"]
+)
+def test_a_training_that_stops_early_saves_the_mean(make, small_config, tmp_path, monkeypatch):
+    config = small_config(*AVERAGE, "train.average_share=1", "search.warmup_steps=2", "train.evaluate_every=0")
+    phase, run, kept = make(config), RunFolder(tmp_path, "any", {}, ()), []
+    add = phase.train_weights.average.update
+
+    def update(step):
+        add(step)
+        kept.append(weights_of(phase))
+
+    monkeypatch.setattr(phase.train_weights.average, "update", update)
+    monkeypatch.setattr(phase, "finished", lambda step: "stopped by the test" if step == 6 else None)
+    Trainer(phase, run).fit()
+    again = make(config)
+    again.load_state_dict(load_checkpoint(run.checkpoint, "phase")["phase"])
+    assert len(kept) > 3
+    assert_mean(weights_of(again), kept)
 
 
 def test_averaging_resumes_exactly(small_config):
@@ -70,7 +95,7 @@ def test_averaging_resumes_exactly(small_config):
 def test_the_logits_learn_with_the_mean_of_the_supernet(small_config):
     more = ["search.schedule=sequential", "search.logits_steps=4", "search.logits_seeds=1", "search.warmup_steps=null"]
     plain, averaged = (
-        make_search(small_config(*AVERAGE, *more, "train.average=0")),
+        make_search(small_config(*AVERAGE, *more, "train.average_share=0")),
         make_search(small_config(*AVERAGE, *more)),
     )
     kept = []

@@ -42,21 +42,33 @@ def test_the_time_to_a_loss_is_interpolated_in_the_logarithm_of_time(quality):
     assert quality.ratio_at(1.9, curve) is None and quality.ratio_at(3.1, curve) is None
 
 
-def test_the_old_recipe_is_that_of_the_recorded_comparison(quality):
-    """Options that say how often to log may differ."""
+def test_both_recipes_have_the_same_sizes_and_steps(quality):
     root = Path(__file__).parents[1] / "experiments"
-    old = load_config(root / "bench" / "quality.yaml", quality.OLD)
-    recorded = load_config(root / "compare" / "retrain.yaml", [])
-    same = {"evaluate_every": 0, "log_every": 1, "checkpoint_every": 1}
-    assert replace(old.train, **same) == replace(recorded.train, **same)
-    assert (old.model, old.data) == (recorded.model, recorded.data)
+    present, previous = (load_config(root / name, []) for name in ("bench/quality.yaml", "compare/retrain.yaml"))
+    assert present.data == previous.data and present.evaluate == previous.evaluate
+    assert replace(present.model, tie_embeddings=True) == previous.model
+    for name in ("steps", "batch_size", "segment", "memory", "threads"):
+        assert getattr(present.train, name) == getattr(previous.train, name)
 
 
 def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, monkeypatch, capsys):
     monkeypatch.setattr(quality, "TURN_S", 0.01)
-    options = ["--pattern", "ad", "--shares", "0.5", "1.0", "--seeds", "1", "2", "--config", str(small_yaml)]
+    options = [
+        "--pattern",
+        "ad",
+        "--shares",
+        "0.5",
+        "1.0",
+        "--seeds",
+        "1",
+        "2",
+        "--config",
+        str(small_yaml),
+        "--previous",
+        str(small_yaml),
+    ]
     options += ["--all", "train.steps=4", "train.warmup_steps=0"]
-    monkeypatch.setattr("sys.argv", ["quality.py", "train.optimizer=muon", *options])
+    monkeypatch.setattr("sys.argv", ["quality.py", "train.optimizer=adamw", *options])
     built, begin, take_turn = [], quality.Training.__init__, quality.Training.take_turn
 
     def spy(training):
@@ -69,6 +81,6 @@ def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yam
     quality.main()
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(("| 1", "| 2"))]
-    assert [row[:3] for row in rows[:3]] == [["1", "old", "4"], *(["1", "train.optimizer=muon", n] for n in "24")]
-    figures = json.loads(lines[-1])["train.optimizer=muon"]
+    assert [row[:3] for row in rows[:3]] == [["1", "previous", "4"], *(["1", "train.optimizer=adamw", n] for n in "24")]
+    figures = json.loads(lines[-1])["train.optimizer=adamw"]
     assert len(figures["ratios"]) == 2 and figures["nll_old"] > 0 and figures["nll_new"] != figures["nll_old"]

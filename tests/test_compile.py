@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nas.training import compile
-from nas.training.optimizer import WeightsOptimizer
 from nas.training.train_step import BatchRunner, TrainStep
 from tests.making import make_retraining, make_search
 
@@ -65,33 +64,6 @@ def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkey
     found = losses(make_retraining(small_config("train.compile=always"), ["attention", "dense"]))
     assert torch.equal(torch.stack(found), torch.stack(plain))
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_optimizer_makes_the_same_updates_with_and_without_on_gpu(small_config, optimizer):
-    """The fused kernel skips an update that is not finite."""
-    config = small_config("train.clip=0.05", f"train.optimizer={optimizer}")
-    models = [make_retraining(config, ["attention", "dense"]).model for _ in range(2)]
-    optimizers = [WeightsOptimizer(model, config.train, 20, on_gpu) for model, on_gpu in zip(models, (False, True))]
-    for step in range(1, 21):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            torch.manual_seed(step)
-            for parameter in model.parameters():
-                parameter.grad = torch.randn_like(parameter) * (1e-4 if step % 2 else 1.0)
-            optimizer.set_lr(step)
-            assert optimizer.step().isfinite()
-        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    before = [parameter.clone() for parameter in models[1].parameters()]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        model.embedding.weight.grad[0, 0] = float("nan")
-        assert torch.isnan(optimizer.step())
-        for a, b in zip(before, model.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    assert all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
-    optimizers[0].load_state_dict(optimizers[1].state_dict())  # a CPU loads the state of a GPU, and the reverse
-    optimizers[1].load_state_dict(optimizers[0].state_dict())
-    assert optimizers[0].lr == optimizers[1].lr
 
 
 def test_gradient_accumulation_does_not_change_gradients(small_config):

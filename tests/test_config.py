@@ -74,7 +74,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("model.dropout_attention=1", "model.dropout_attention=1.0 must be less than 1"),
-        ("train.average=1.5", "train.average=1.5 must be at most 1"),
+        ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
         ("train.muon_lr=2", "train.muon_lr=2.0 must be at most 1"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must be different names from"),
@@ -174,20 +174,31 @@ def test_options_that_depend_on_others_are_checked(load):
             load(*grid, *other)
 
 
-def test_segments_are_cut_by_default_if_they_are_long_enough(load):
+@pytest.mark.parametrize(("optimizer", "lr", "decay"), [("muon", 0.01, 0.02), ("adamw", 0.006, 0.1)])
+def test_the_optimizer_determines_rate_and_decay_unless_they_are_given(load, optimizer, lr, decay):
+    train = load(f"train.optimizer={optimizer}").train
+    assert (train.lr, train.weight_decay) == (lr, decay)
+    train = load(f"train.optimizer={optimizer}", "train.lr=0.5", "train.weight_decay=0").train
+    assert (train.lr, train.weight_decay) == (0.5, 0)
+
+
+def test_model_dropout_determines_the_other_kinds_unless_they_are_given(load):
+    model = load("model.dropout=0.3", "model.dropout_activation=0").model
+    assert (model.dropout_embedding, model.dropout_activation, model.dropout_attention) == (0.3, 0, 0)
+
+
+def test_short_segments_are_the_default_if_segments_are_long_enough(load):
     grid = ["model.positions=grid", "model.grid=[8,8,2]", "data.tokenizer=bytes"]
     assert load("train.segment=128").train.short_share == 0.85
     for more in ([], ["train.segment=127"], ["train.segment=129"], ["train.segment=128", *grid]):
         assert load(*more).train.short_share == 0
-    assert load("train.segment=128", "search.split=shared", "search.schedule=joint").train.short_share == 0
+    assert load("train.segment=128", "search.schedule=joint").train.short_share == 0
     assert load("train.segment=16", "train.short_share=0.5").train.short_share == 0.5
 
 
 def test_short_segments_that_do_not_fit_are_refused(load):
-    with pytest.raises(InputError, match=r"train.short_parts=3 must divide train.segment=64"):
+    with pytest.raises(InputError, match=r"train.segment=64, which train.short_parts=3 does not divide; give 0"):
         load("train.short_share=0.5", "train.short_parts=3")
-    with pytest.raises(InputError, match=r"does not work with search.split=shared; give 0"):
-        load("train.short_share=0.5", "search.split=shared", "search.schedule=joint")
     grid = ["model.positions=grid", "model.grid=[2,2,1]", "data.tokenizer=bytes"]
     with pytest.raises(InputError, match=r"does not work with model.positions=grid"):
         load("train.short_share=0.5", *grid)

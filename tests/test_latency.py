@@ -302,6 +302,16 @@ def test_training_work_keeps_its_weights_finite(small_config, counts):
     assert all(torch.isfinite(parameter).all() for parameter in work.model.parameters())
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_steps_are_measured_with_the_optimizer_of_the_run(small_config, counts, monkeypatch, optimizer):
+    """The patterns include one without blocks, so without matrices for Muon."""
+    monkeypatch.setattr(latency, "ROUNDS", 1)
+    monkeypatch.setattr(latency, "SECONDS", 0.0)
+    monkeypatch.setattr(latency, "unusable_cost", lambda table: "")  # one round says little
+    config = small_config("search.latency.timing=training", f"train.optimizer={optimizer}")
+    assert measure_costs(config, counts, CPU).holds_for["optimizer"] == optimizer
+
+
 def test_models_are_timed_at_their_own_sizes(small_config, counts):
     works = segment_works([(["dense"], small_config()), (["dense"], small_config("model.d_ffn=99"))], counts, CPU)
     widths = [

@@ -51,7 +51,7 @@ def test_the_first_steps_read_short_segments_without_memory(small_config):
 
 
 def test_short_segments_are_the_same_text(small_config):
-    batch = Batch(torch.arange(24).reshape(2, 12), torch.arange(1, 25).reshape(2, 12), None).cut(3)
+    batch = Batch(torch.arange(24).reshape(2, 12), torch.arange(1, 25).reshape(2, 12), None).shorten(3)
     assert torch.equal(batch.tokens, torch.arange(24).reshape(6, 4)) and torch.equal(batch.targets, batch.tokens + 1)
 
 
@@ -139,21 +139,40 @@ def test_only_matrices_decay(small_config):
     assert any("content_bias" in names[id(p)] for p in others["params"])
 
 
-def test_gradients_are_clipped(small_config):
-    phase = make_retraining(small_config("train.clip=0.01"), ["dense"])
-    seen = []
-    phase.train_weights.optimizer.adam.step = lambda: seen.append([p.grad.norm() for p in phase.model.parameters()])
-    phase.step(1)
-    assert torch.stack(seen[0]).norm().item() == pytest.approx(0.01, rel=1e-3)
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_updates_are_those_of_clipped_gradients(small_config, name):
+    """The reference clips with PyTorch's function and updates with its plain AdamW."""
+    config = small_config("train.clip=0.05", "train.weight_decay=0.1", f"train.optimizer={name}")
+    own, reference = (make_retraining(config, ["attention", "dense"]).train_weights.optimizer for _ in range(2))
+    reference.adam = torch.optim.AdamW(reference.adam.param_groups, betas=(0.9, config.train.beta2), foreach=False)
+    assert own.muon is not None if name == "muon" else own.muon is None
+    for step in range(1, 21):
+        torch.manual_seed(step)
+        for a, b in zip(own.parameters, reference.parameters, strict=True):
+            a.grad = torch.randn_like(a) * (1e-4 if step % 2 else 1.0)
+            b.grad = a.grad.clone()
+        own.set_lr(step)
+        reference.set_lr(step)
+        norm = torch.nn.utils.clip_grad_norm_(reference.parameters, 0.05)
+        reference.adam.step()
+        if reference.muon:
+            reference.muon.step(scale=torch.tensor(1.0), finite=torch.tensor(True))
+        torch.testing.assert_close(own.step(), norm)
+        for a, b in zip(own.parameters, reference.parameters, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    before = [parameter.detach().clone() for parameter in own.parameters]
+    own.parameters[0].grad[0] = float("nan")
+    assert torch.isnan(own.step())
+    assert all(map(torch.equal, before, own.parameters))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_patience_does_not_stop_a_run_while_segments_are_cut(small_config, tmp_path, share):
+@pytest.mark.parametrize(("share", "stops_at"), [(0.0, 2), (0.5, 11)])
+def test_patience_counts_only_evaluations_after_the_short_segments(small_config, tmp_path, share, stops_at):
     config = small_config("train.patience=1", "train.steps=20", f"train.short_share={share}")
     phase, run = make_retraining(config, ["dense"]), RunFolder(tmp_path, "retrain", {}, ())
-    phase.evaluate(run, 1)
-    phase.evaluate(run, 2)  # no step in between, so there is no improvement
-    assert [phase.finished(step) is not None for step in (2, 10, 11)] == [share == 0, share == 0, True]
+    for step in (1, 2, 10, 11):
+        phase.evaluate(run, step)  # no step in between, so there is no improvement
+        assert (phase.finished(step) is not None) == (step >= stops_at)
 
 
 def test_a_run_that_stopped_early_stays_stopped(small_config, tmp_path):

@@ -168,7 +168,7 @@ def test_a_grid_model_has_positions_only_in_its_embeddings():
     assert not torch.allclose(nll[0, 1], nll[0, 2]) and nll.shape == (1, 24)
 
 
-@pytest.mark.parametrize("kind", ["dropout", "dropout_embedding", "dropout_inner", "dropout_attention"])
+@pytest.mark.parametrize("kind", ["dropout", "dropout_embedding", "dropout_activation", "dropout_attention"])
 @pytest.mark.parametrize("border", [0, sparse.DENSE_UP_TO])  # sparse attention in groups, or under a dense mask
 def test_each_kind_of_dropout_acts_where_it_belongs_and_only_in_training(kind, border, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
@@ -177,7 +177,7 @@ def test_each_kind_of_dropout_acts_where_it_belongs_and_only_in_training(kind, b
         torch.manual_seed(0)
         model = build_pattern([name], BlockConfig(8, 2, 12, stride=4, **{kind: 0.5}), 20)
         model.dropout = torch.nn.Identity()  # that of the last layer; here the block's own counts
-        acts = {"dropout": True, "dropout_embedding": True, "dropout_inner": name == "dense"}
+        acts = {"dropout": True, "dropout_embedding": True, "dropout_activation": name == "dense"}
         outputs = []
         for training in (True, False):
             model.train(training)

@@ -23,12 +23,10 @@ def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
     def train(pattern, config, corpus, context, after_step):
         trained.append("".join(name[0] for name in pattern))
         for step in range(1, config.train.steps + 1):
-            after_step(step, SimpleNamespace(blocks=trained[-1].replace("i", "")))
+            nll = losses[trained[-1].replace("i", "")]
+            after_step(step, SimpleNamespace(valid_figures=lambda nll=nll: {"nll_per_token": nll}))
 
     monkeypatch.setattr(trials, "train_pattern", train)
-    monkeypatch.setattr(
-        trials, "evaluate_split", lambda config, model, blocks, *more: {"nll_per_token": losses[blocks]}
-    )
     found = iter(fewer)
 
     def relearn(runs, costs, budgets, most):
@@ -74,10 +72,15 @@ def test_the_pattern_of_pi_has_a_trial_however_far_behind_it_is(monkeypatch):
 
 
 def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
-    trained, losses = [], iter([2.5, 2.4, 2.6])
-    tried = make_trials(monkeypatch, {}, trained)
+    losses = iter([2.5, 2.4, 2.6])
+    tried = make_trials(monkeypatch, {}, [])
     tried.steps, tried.evaluators[0].config.train.evaluate_every = 5, 2
-    monkeypatch.setattr(trials, "evaluate_split", lambda *inputs: {"nll_per_token": next(losses)})
+
+    def train(pattern, config, corpus, context, after_step):
+        for step in range(1, 6):
+            after_step(step, SimpleNamespace(valid_figures=lambda: {"nll_per_token": next(losses)}))
+
+    monkeypatch.setattr(trials, "train_pattern", train)
     assert tried.nll(["dense"]) == 2.4 and next(losses, None) is None  # after 2, 4 and 5 steps
 
 

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.config import Config
-from nas.core.config_loading import settle
+from nas.core.config_loading import resolve_defaults
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
 from nas.costs.latency import measure_costs, measure_models
@@ -31,7 +31,7 @@ def make_config(timing: str, threads: int) -> Config:
     config = Config()
     config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
     config.search.latency.timing = timing
-    settle(config)
+    resolve_defaults(config)
     config.train.threads, config.train.device = threads, "cpu"
     return config
 

@@ -1,13 +1,13 @@
 """Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OF ANOTHER"`.
 
-The old recipe trains a pattern with the options OLD. Each other recipe is the present default with its own options.
-It trains for several shares of the old recipe's steps, each with a whole learning-rate schedule. All trainings of a
-seed run in one process, in turns of two seconds. The next turn is that of the training with the least progress, so that
-all end at the same time and other work on the machine slows all of them.
+The previous recipe, that of --previous, trains a pattern for train.steps. Each other recipe is the present default with
+its own options. It trains for several shares of these steps, each with a whole learning-rate schedule. All trainings of
+a seed run in one process, in turns of two seconds. The training with the least progress takes the next turn. Therefore
+all end at the same time, and other work on the machine slows all of them.
 
 - nll: per token on all of valid, after the last step.
 - seconds: of training alone; evaluations do not count.
-- wall_time_ratio: the time after which a recipe has the old one's nll, divided by the old one's time. It is
+- wall_time_ratio: the time after which a recipe has the previous one's nll, divided by the previous one's time. It is
   interpolated between the two shares around this nll, linearly in the logarithm of time; null beyond all shares.
 
 The last line is JSON: for each recipe the means over the seeds, and the ratio of each seed.
@@ -28,17 +28,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 
-OLD = [
-    "train.optimizer=adamw",
-    "train.schedule=cosine",
-    "train.short_share=0",
-    "model.tie_embeddings=true",
-    "train.lr=0.006",
-    "train.warmup_steps=100",
-    "train.weight_decay=0.1",
-    "train.min_lr_ratio=0",
-    "train.average=0",
-]
+EXPERIMENTS = Path(__file__).parents[1]
 TURN_S = 2.0
 
 
@@ -78,11 +68,7 @@ class Training:
         self.random = torch.get_rng_state()
 
     def nll(self) -> float:
-        from nas.training.evaluation import evaluate_split
-
-        phase = self.phase
-        figures = evaluate_split(phase.config, phase.model, phase.model.blocks, phase.corpus, "valid", phase.context)
-        return figures["nll_per_token"]
+        return self.phase.valid_figures()["nll_per_token"]
 
 
 def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
@@ -97,10 +83,13 @@ def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=[""], help="options of each recipe, separated by spaces")
-    parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".yaml"), help="of all recipes")
+    parser.add_argument("--config", type=Path, default=EXPERIMENTS / "bench/quality.yaml", help="sizes and text")
+    parser.add_argument(
+        "--previous", type=Path, default=EXPERIMENTS / "compare/retrain.yaml", help="the same with the previous recipe"
+    )
     parser.add_argument("--all", nargs="*", default=[], metavar="section.key=value", help="options of all recipes")
     parser.add_argument("--pattern", default="adadadadadad", help="one letter per block (default: %(default)s)")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of the old recipe's steps")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of train.steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds (default: 1)")
     arguments = parser.parse_intermixed_args()
 
@@ -113,18 +102,17 @@ def main() -> None:
     print("| seed | recipe | steps | seconds | nll |\n|---|---|---|---|---|")
     for seed in arguments.seeds:
         given = [*arguments.all, f"seed={seed}"]
-        trainings = {"old": Training(expand(arguments.pattern), load_config(arguments.config, [*given, *OLD]), corpus)}
+        pattern = expand(arguments.pattern)
+        trainings = {"previous": Training(pattern, load_config(arguments.previous, given), corpus)}
         for recipe, share in itertools.product(arguments.recipes, arguments.shares):
             options = [*given, *recipe.split(), f"train.steps={round(share * steps)}"]
-            trainings[recipe, share] = Training(
-                expand(arguments.pattern), load_config(arguments.config, options), corpus
-            )
+            trainings[recipe, share] = Training(pattern, load_config(arguments.config, options), corpus)
         while running := [training for training in trainings.values() if not training.finished]:
             min(running, key=lambda training: training.progress).take_turn()
         row = {}
         for name, training in trainings.items():
             row[name] = training.seconds, training.nll()
-            label = name if name == "old" else name[0] or "default"
+            label = name if name == "previous" else name[0] or "default"
             print(f"| {seed} | {label} | {training.steps} | {row[name][0]:.0f} | {row[name][1]:.4f} |", flush=True)
         rows.append(row)
     print(json.dumps({recipe or "default": summary(rows, recipe, arguments.shares) for recipe in arguments.recipes}))
@@ -134,12 +122,12 @@ def summary(rows: list[dict], recipe: str, shares: list[float]) -> dict:
     """What the last line says about a recipe. rows: for each seed, (seconds, nll) of each training."""
     ratios = []
     for row in rows:
-        seconds, nll = row["old"]
+        seconds, nll = row["previous"]
         curve = [row[recipe, share] for share in sorted(shares)]
         ratios.append(ratio_at(nll, [(own / seconds, own_nll) for own, own_nll in curve]))
     return {
         "wall_time_ratio": None if None in ratios else round(statistics.fmean(ratios), 4),
-        "nll_old": round(statistics.fmean(row["old"][1] for row in rows), 4),
+        "nll_old": round(statistics.fmean(row["previous"][1] for row in rows), 4),
         "nll_new": round(statistics.fmean(row[recipe, max(shares)][1] for row in rows), 4),
         "ratios": ratios,
     }

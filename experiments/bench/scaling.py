@@ -46,14 +46,14 @@ def word_counts(vocab_size: int, exponent: float):
 def costs_of(blocks: int, d_model: int, rows: int, zipf: float) -> StepCosts:
     """The options of experiments/wikitext103 at another size: heads of width 64, d_ffn four times the width."""
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_loading import settle
+    from nas.core.config_loading import resolve_defaults
 
     sizes = {"blocks": blocks, "d_model": d_model, "heads": d_model // 64, "d_ffn": 4 * d_model}
     config = Config(model=ModelOptions(**sizes, dropout=0.1, cutoffs=CUTOFFS))
     config.train = TrainOptions(batch_size=rows, segment=192, memory=192, optimizer="adamw", short_share=0.0)
     config.search.paths = 4
     config.search.latency.timing = "training"  # so that FLOPs are counted at the sizes of training
-    settle(config)
+    resolve_defaults(config)
     return StepCosts(config, word_counts(VOCABULARY, zipf))
 
 

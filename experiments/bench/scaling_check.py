@@ -34,13 +34,15 @@ SMALL = {"blocks": 6, "d_model": 64, "heads": 4, "d_ffn": 256}
 
 def small_config(memory: int = 32, rows: int = 4, **sizes):
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_loading import settle
+    from nas.core.config_loading import resolve_defaults
 
     config = Config(model=ModelOptions(**{"cutoffs": [300, 1000], **SMALL, **sizes}))
-    config.train = TrainOptions(batch_size=rows, segment=32, memory=memory, short_share=0.0, device="cpu")
+    config.train = TrainOptions(
+        batch_size=rows, segment=32, memory=memory, optimizer="adamw", short_share=0.0, device="cpu"
+    )
     config.search.paths = 4
     config.search.latency.timing = "training"
-    settle(config)
+    resolve_defaults(config)
     return config
 
 

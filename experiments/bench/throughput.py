@@ -84,7 +84,7 @@ class ZipfCorpus:
 
 def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = False):
     from nas.core.config import Config, ModelOptions, TrainOptions
-    from nas.core.config_loading import settle
+    from nas.core.config_loading import resolve_defaults
 
     shape = SHAPES[segment]
     model = ModelOptions(
@@ -93,7 +93,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
     config = Config(model=model)
     shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
     config.train = TrainOptions(steps=10**6, optimizer="adamw", short_share=0.0, device="cpu", **shape)
-    settle(config)
+    resolve_defaults(config)
     config.evaluate.batch_size = shape["batch_size"]
     config.search.schedule, config.search.estimator, config.search.paths = "joint", "leave_one_out", 4
     config.search.warmup_steps = 0

@@ -6,6 +6,8 @@ from typing import Any
 from nas.core.pattern import OPERATIONS
 
 FACTORIZATIONS = ("merged", "heads")  # copied from models.sparse, because that module imports torch
+SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
+OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
 
 def option(default, help, **allowed):
@@ -39,7 +41,7 @@ class ModelOptions:
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
     dropout: float = option(0.0, "dropout of branches and last layer; for many passes over a text", minimum=0, below=1)
     dropout_embedding: float | None = option(None, "dropout of embeddings (null: model.dropout)", minimum=0, below=1)
-    dropout_inner: float | None = option(None, "dropout inside dense blocks (null: model.dropout)", minimum=0, below=1)
+    dropout_activation: float | None = option(None, "dropout in dense blocks (null: model.dropout)", minimum=0, below=1)
     dropout_attention: float = option(0.0, "dropout of attention weights", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
@@ -83,21 +85,23 @@ class TrainOptions:
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
     optimizer: str = option(
-        "muon", "of the weights; muon: Muon for the matrices of blocks, AdamW for the rest", choices=("adamw", "muon")
+        "muon", "muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW", choices=("adamw", "muon")
     )
-    lr: float = option(0.01, "peak learning rate of AdamW; 0.006 if it trains all weights", above=0)
+    lr: float | None = option(None, "peak learning rate of AdamW (null: 0.01 beside Muon, 0.006 alone)", above=0)
     muon_lr: float = option(0.015, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
-    momentum: float = option(0.9, "of Muon", minimum=0, below=1)
+    momentum: float = option(0.9, "momentum of Muon", minimum=0, below=1)
     schedule: str = option("linear", "decay of the learning rates after the warm-up", choices=("cosine", "linear"))
     min_lr_ratio: float = option(0.25, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
-    weight_decay: float = option(0.02, "weight decay of matrices", minimum=0)
+    weight_decay: float | None = option(None, "weight decay of matrices (null: 0.02; adamw: 0.1)", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
-    average: float = option(0.2, "share of steps, the last, whose weights are averaged", minimum=0, maximum=1)
-    short_share: float | None = option(
-        None, "first share of steps, which cuts segments (null: 0.85 from 128 tokens on)", minimum=0, maximum=1
+    average_share: float = option(
+        0.2, "last share of the steps; the weights are averaged over it", minimum=0, maximum=1
     )
-    short_parts: int = option(2, "parts of a cut segment; they use no memory", minimum=1)
+    short_share: float | None = option(
+        None, f"first share of the steps; reads short segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
+    )
+    short_parts: int = option(2, "short segments that a segment is divided into; they have no memory", minimum=2)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
@@ -158,9 +162,7 @@ class WarningOptions:
     margin: float = option(
         0.1, "call a block undecided if its best two probabilities differ by less", minimum=0, maximum=1
     )
-    late_share: float = option(
-        0.1, "warn if a block's choice changed in this last share of the steps", minimum=0, maximum=1
-    )
+    late_share: float = option(0.1, "warn if a block changed in this last share of the steps", minimum=0, maximum=1)
 
 
 # The measurements behind these defaults are in experiments/ranking, experiments/planted and experiments/compare.

@@ -102,17 +102,18 @@ def check_train(train: TrainOptions) -> None:
 
 
 def check_short_segments(config: Config) -> None:
+    if config.train.short_share and (conflict := short_segments_conflict(config)):
+        raise InputError(f"train.short_share={config.train.short_share} does not work with {conflict}; give 0")
+
+
+def short_segments_conflict(config: Config) -> str | None:
+    """The options that do not work with short segments, or None."""
     train = config.train
-    if not train.short_share:
-        return
     if train.segment % train.short_parts:
-        raise InputError(f"train.short_parts={train.short_parts} must divide train.segment={train.segment}")
-    for key, given, value in (
-        ("model.positions", config.model.positions, "grid"),
-        ("search.split", config.search.split, "shared"),
-    ):
-        if given == value:
-            raise InputError(f"train.short_share={train.short_share} does not work with {key}={value}; give 0")
+        return f"train.segment={train.segment}, which train.short_parts={train.short_parts} does not divide"
+    if config.model.positions == "grid":
+        return "model.positions=grid"
+    return None
 
 
 def check_search(search: SearchOptions) -> None:

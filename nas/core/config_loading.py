@@ -10,14 +10,13 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nas.core.config import Config, default_of, options
-from nas.core.config_checks import check
+from nas.core.config import OPTIMIZER_DEFAULTS, SHORT_FROM, SHORT_SHARE, Config, default_of, options
+from nas.core.config_checks import check, short_segments_conflict
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_message
 
 RUN_KEYS = ("stage", "pattern", "search_seeds")  # keys of a run's config.yaml that are not options
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
-SHORT_SHARE = 0.85
 TYPE_NAMES = {
     int: "a whole number",
     int | None: "a whole number or null",
@@ -71,7 +70,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         elif steps is not None and epochs is None:
             config.train.epochs = None
     result = OmegaConf.to_object(config)
-    settle(result)
+    resolve_defaults(result)
     check(result)
     return result
 
@@ -165,20 +164,20 @@ def default_summary(stride: int) -> int:
     return min(4, stride)
 
 
-def settle(config: Config) -> None:
-    """Replace null in model.stride, model.summary and train.short_share, so that config.yaml records numbers."""
+def resolve_defaults(config: Config) -> None:
+    """Replace null by the value that other options determine, so that config.yaml records values."""
     model, train = config.model, config.train
     if model.stride is None and train.segment + train.memory > 0:  # check() reports lengths that are out of range
         model.stride = default_stride(train.segment + train.memory)
     if model.summary is None and model.stride is not None:
         model.summary = default_summary(model.stride)
+    if model.dropout_embedding is None:
+        model.dropout_embedding = model.dropout
+    if model.dropout_activation is None:
+        model.dropout_activation = model.dropout
+    for key, value in OPTIMIZER_DEFAULTS.get(train.optimizer, {}).items():  # check() reports unknown optimizers
+        if getattr(train, key) is None:
+            setattr(train, key, value)
     if train.short_share is None:
-        train.short_share = SHORT_SHARE if short_segments_pay(config) else 0.0
-
-
-def short_segments_pay(config: Config) -> bool:
-    """Whether the first steps should cut their segments. It saves time if segments are long (experiments/bench/LOG.md);
-    images and batches that the logits share stay whole.
-    """
-    train, whole = config.train, config.model.positions == "grid" or config.search.split == "shared"
-    return train.segment >= 128 and train.segment % train.short_parts == 0 and not whole
+        possible = config.search.schedule == "sequential" and not short_segments_conflict(config)
+        train.short_share = SHORT_SHARE if possible and train.segment >= SHORT_FROM else 0.0

@@ -26,8 +26,10 @@ MIXTURES = 6  # models of mixed operations to which costs are fitted, besides th
 
 def measurement_conditions(config: Config, vocab_size: int, operations: list[str], context: DeviceContext) -> dict:
     """The conditions that measured costs of these operations depend on: the timing, the device and the sizes."""
+    timing = config.search.latency.timing
     return {
-        "timing": config.search.latency.timing,
+        "timing": timing,
+        **({"optimizer": config.train.optimizer} if timing == "training" else {}),
         "processor": context.name if context.is_gpu else processor(),
         "threads": context.threads,
         "precision": context.precision,
@@ -55,7 +57,7 @@ class SegmentWork:
         self.inputs = tokens[:, :-1], tokens[:, 1:]
         self.optimizer = None
         if config.search.latency.timing == "training":
-            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1, on_gpu=context.is_gpu)
+            self.optimizer = WeightsOptimizer(model, config.train, total_steps=1)
             self.optimizer.set_lr(step=1)
         self.memories = None
         self.model.eval()

@@ -22,7 +22,6 @@ from nas.derivation.supernet_evaluator import SuperNetEvaluator, choose_among_se
 from nas.retraining.phase import train_pattern
 from nas.search.schedule import retraining_steps
 from nas.training.build import count_steps
-from nas.training.evaluation import evaluate_split
 
 PROMISING = 0.06  # nats per token behind the best by shared weights (experiments/ranking)
 LONG_ENOUGH = 0.5  # of the retraining's steps; shorter trials may prefer patterns that learn fast
@@ -103,10 +102,9 @@ class Trials:
             config = replace(evaluator.config, train=replace(evaluator.config.train, steps=self.steps, epochs=None))
             every = config.train.evaluate_every or self.steps
 
-            def evaluate(step, model):
+            def evaluate(step, phase):
                 if step % every == 0 or step == self.steps:
-                    figures = evaluate_split(config, model, model.blocks, evaluator.corpus, "valid", evaluator.context)
-                    losses.append(figures["nll_per_token"])
+                    losses.append(phase.valid_figures()["nll_per_token"])
 
             train_pattern(pattern, config, evaluator.corpus, evaluator.context, evaluate)
             self.losses[network(pattern)] = min(losses)

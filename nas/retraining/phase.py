@@ -37,8 +37,6 @@ class RetrainPhase:
             self.model.train()
         batch = self.stream.next()
         nll, self.stream.memories = self.train_weights(step, batch)
-        if step == self.total_steps:
-            self.train_weights.average.keep()
         return nll, batch.targets.numel() * distributed.world_size()
 
     def replicated_state(self) -> dict[str, Tensor]:
@@ -51,22 +49,29 @@ class RetrainPhase:
         pass
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        with self.train_weights.average.in_use():
-            figures = evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
-            if figures["nll_per_token"] < self.best_nll:
-                self.best_nll, self.best_step, self.evaluations_since_best = figures["nll_per_token"], step, 0
-                if distributed.is_main():
+        figures = self.valid_figures()
+        if figures["nll_per_token"] < self.best_nll:
+            self.best_nll, self.best_step, self.evaluations_since_best = figures["nll_per_token"], step, 0
+            if distributed.is_main():
+                with self.train_weights.average.in_use():
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
-            else:
-                self.evaluations_since_best += 1
+        elif step > self.train_weights.short_steps:  # before, the network has not learned to use its memory
+            self.evaluations_since_best += 1
         return figures
 
+    def valid_figures(self) -> dict:
+        """Figures on valid, of the mean of the weights if there is one."""
+        with self.train_weights.average.in_use():
+            return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
+
     def finished(self, step: int) -> str | None:
-        # While segments are cut, the nll on valid says little, because the network has not seen its memory yet.
-        patience = self.config.train.patience if step > self.train_weights.short_steps else 0
+        patience = self.config.train.patience
         if patience and self.evaluations_since_best >= patience:
             return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
         return None
+
+    def end(self) -> None:
+        self.train_weights.average.replace_weights()
 
     def state_dict(self) -> dict:
         return {
@@ -88,14 +93,15 @@ def train_pattern(
     config: Config,
     corpus: Corpus,
     context: DeviceContext,
-    after_step: Callable[[int, TransformerXL], None] = lambda step, model: None,
+    after_step: Callable[[int, RetrainPhase], None] = lambda step, phase: None,
 ) -> TransformerXL:
     """Train a pattern from scratch without a run folder; returns the model in evaluation mode. The seed is
-    config.seed.
+    config.seed. after_step: called after each step, with the step's number and the phase.
     """
     torch.manual_seed(config.seed)
     phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
-        after_step(step, phase.model)
+        after_step(step, phase)
+    phase.end()
     return phase.model.eval()

@@ -43,7 +43,7 @@ def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tupl
 
 
 class SearchPhase:
-    """Trains a SuperNet: its weights by AdamW, its logits by Adam along the gradient of an estimator.
+    """Trains a SuperNet: its weights with train.optimizer, its logits by Adam along the gradient of an estimator.
 
     search.schedule=sequential: the weights train on uniform paths, then the logits with fixed weights.
     search.schedule=joint: after a warm-up, in which pi stays uniform, weights and logits train in turn.
@@ -136,8 +136,8 @@ class SearchPhase:
             nll, self.stream.memories = self.train_weights(step, batch)
             self.estimator.end_shared()
             self.update_logits(step)
-        if step == self.schedule.weights_steps:
-            self.train_weights.average.keep()
+        if step == self.schedule.weights_steps:  # the logits of a sequential search learn with the mean
+            self.train_weights.average.replace_weights()
         return nll, batch.targets.numel() * distributed.world_size()
 
     def draw_for_weights(self, step: int) -> None:
@@ -227,7 +227,8 @@ class SearchPhase:
     def finished(self, step: int) -> str | None:
         return self.convergence.stop_reason(step, self.schedule.first_step_of_last_seed)
 
-    # --- checkpoints
+    def end(self) -> None:
+        self.train_weights.average.replace_weights()
 
     def state_dict(self) -> dict:
         return {

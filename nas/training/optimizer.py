@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from models.transformer_xl import is_matrix
 from nas.core.config import TrainOptions
-from nas.core.errors import InputError
 
 
 def cosine(progress: float) -> float:
@@ -21,8 +20,9 @@ def linear(progress: float) -> float:
 
 
 SCHEDULES = {"cosine": cosine, "linear": linear}
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial of Jordan et al.; singular values end in [0.68, 1.13]
-ITERATIONS = 5
+# The polynomial of Jordan et al.; singular values end in [0.68, 1.13].
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float, schedule=cosine) -> float:
@@ -42,9 +42,9 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # the Gram matrix of the shorter side is smaller
         x = x.mT
-    a, b, c = COEFFICIENTS
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)  # singular values are then at most 1
-    for _ in range(ITERATIONS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
@@ -53,22 +53,23 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982).
 
-    It replaces the singular values of the Nesterov momentum by values near 1, for all matrices of one shape together.
+    It replaces the singular values of the Nesterov momentum by values near 1. An update is multiplied by
+    sqrt(max(1, rows / columns)), so that one learning rate suits all widths. Weight decay is decoupled, as in AdamW.
+    Matrices without a gradient keep their value and their momentum.
 
-    An update is multiplied by sqrt(max(1, rows / columns)), so that one learning rate suits all widths. Weight decay is
-    decoupled, as in AdamW. Matrices without a gradient keep their value and their momentum.
+    Unlike torch.optim.Muon, it updates all matrices of one shape in one product, works in fp32 on a CPU, and can skip
+    an update without waiting for the GPU (experiments/bench/LOG.md has the times).
     """
 
     def __init__(self, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float):
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, finite: Tensor | None = None, scale: Tensor | float = 1.0) -> None:
+    def step(self, scale: Tensor, finite: Tensor) -> None:
         """Update the matrices.
 
-        finite: whether the matrices change, as a boolean 0-d tensor; by default they do.
-        scale: the gradients are divided by it; a number or a 0-d tensor.
-        The tensors may be on a GPU; this method does not wait for it.
+        scale: the gradients are divided by it. finite: whether the matrices change. Both are 0-d tensors. They may be
+        on a GPU; this method does not wait for it.
         """
         for group in self.param_groups:
             by_shape = {}
@@ -76,15 +77,13 @@ class Muon(torch.optim.Optimizer):
                 if matrix.grad is not None:
                     by_shape.setdefault(matrix.shape, []).append(matrix)
             for matrices in by_shape.values():
-                self.update(matrices, group, finite, scale)
+                self.update(matrices, group, scale, finite)
 
-    def update(self, matrices: list[Tensor], group: dict, finite: Tensor | None, scale: Tensor | float) -> None:
+    def update(self, matrices: list[Tensor], group: dict, scale: Tensor, finite: Tensor) -> None:
         """Update matrices of one shape."""
         momenta = [self.state[m].setdefault("momentum", torch.zeros_like(m)) for m in matrices]
-        gradients, lr = [m.grad for m in matrices], group["lr"]
-        if finite is not None:
-            gradients = [torch.where(finite, gradient / scale, 0.0) for gradient in gradients]
-            lr = lr * finite
+        gradients = [torch.where(finite, matrix.grad / scale, 0.0) for matrix in matrices]
+        lr = group["lr"] * finite.double()  # a scalar; matrices keep their type
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         directions = orthogonalise(torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"])))
         rows, columns = matrices[0].shape
@@ -99,10 +98,8 @@ class WeightsOptimizer:
     Biases and norms do not decay.
     """
 
-    def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, on_gpu: bool = False):
-        """on_gpu: whether the weights are on a GPU, in which case step() does not wait for it."""
+    def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int):
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
-        self.on_gpu = on_gpu
         orthogonal, decayed, others = [], [], []
         for name, parameter in network.named_parameters():
             if not is_matrix(name, parameter):
@@ -113,8 +110,6 @@ class WeightsOptimizer:
                 decayed.append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
-        if options.optimizer == "muon" and not orthogonal:
-            raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
         self.muon = None
         if orthogonal:
             self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay)
@@ -138,22 +133,18 @@ class WeightsOptimizer:
             parameter.grad = None
 
     def step(self) -> Tensor:
-        """Update the weights and return the norm of the gradients. If it is not finite, keep the weights."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        """Update the weights and return the norm of the gradients. If it is not finite, keep the weights.
+
+        It does not wait for a GPU.
+        """
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         finite, clip = norm.isfinite(), self.options.clip
-        if self.on_gpu:  # the fused kernel divides by grad_scale, and skips the update if found_inf is 1
-            scale = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
-            self.adam.grad_scale, self.adam.found_inf = scale, (~finite).float()
-            self.adam.step()
-            if self.muon:
-                self.muon.step(finite, scale)
-        elif finite:
-            if clip and norm > clip:  # clipping reads every gradient once more, so skip it if it has no effect
-                torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
-            self.adam.step()
-            if self.muon:
-                self.muon.step()
+        scale = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
+        # The fused kernel divides the gradients by grad_scale, and skips the update if found_inf is 1.
+        self.adam.grad_scale, self.adam.found_inf = scale, (~finite).float()
+        self.adam.step()
+        if self.muon:
+            self.muon.step(scale, finite)
         return norm
 
     def parameter_sums(self) -> Tensor:
@@ -175,14 +166,14 @@ class TailAverage:
     """
 
     def __init__(self, parameters: list[Tensor], share: float, total_steps: int):
-        """share: the share of the steps, the last ones, whose weights are averaged."""
-        self.parameters, self.after = parameters, (1 - share) * total_steps
+        """share: share of the steps, up to the last, over which the weights are averaged."""
+        self.parameters, self.last_step_before = parameters, (1 - share) * total_steps
         self.count, self.mean = 0, None
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the weights after step `step`, from 1."""
-        if step <= self.after:
+        if step <= self.last_step_before:
             return
         self.count += 1
         if self.mean is None:
@@ -190,27 +181,28 @@ class TailAverage:
         else:
             torch._foreach_lerp_(self.mean, self.parameters, 1 / self.count)
 
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange the weights and their mean, if there is a mean."""
-        if self.mean is not None:
-            own = [parameter.clone() for parameter in self.parameters]
-            torch._foreach_copy_(self.parameters, self.mean)
-            self.mean = own
-
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Use the mean in place of the weights, if there is a mean."""
-        self.swap()
+        if self.mean is None:
+            yield
+            return
+        own = [parameter.detach().clone() for parameter in self.parameters]
+        self.set_weights(self.mean)
         try:
             yield
         finally:
-            self.swap()
+            self.set_weights(own)
 
-    def keep(self) -> None:
-        """Replace the weights by their mean for good, if there is a mean."""
-        self.swap()
-        self.mean = None
+    def replace_weights(self) -> None:
+        """Replace the weights by their mean, if there is a mean. Further calls have no effect."""
+        if self.mean is not None:
+            self.set_weights(self.mean)
+            self.mean = None
+
+    @torch.no_grad()
+    def set_weights(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(self.parameters, values)
 
     def state_dict(self) -> dict:
         return {"count": self.count, "mean": self.mean}

@@ -35,8 +35,8 @@ class Batch:
         memories = [None] * parts if self.memories is None else self.memories.split(parts)
         return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), memories))
 
-    def cut(self, parts: int) -> "Batch":
-        """Each row in `parts` shorter rows [B * parts, L / parts], without memories (arXiv 2012.15832, section 3)."""
+    def shorten(self, parts: int) -> "Batch":
+        """Short segments [B * parts, L / parts] without memories, `parts` of each row (arXiv 2012.15832, section 3)."""
         return Batch(
             self.tokens.reshape(len(self.tokens) * parts, -1), self.targets.reshape(len(self.targets) * parts, -1), None
         )
@@ -83,7 +83,7 @@ class BatchRunner:
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
         for number, part in enumerate(parts, start=1):
             last = number == len(parts)
-            with distributed.sync_gradients(self.network, last), self.compile_if_common(part):
+            with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
@@ -93,14 +93,14 @@ class BatchRunner:
             memories.append(new_memories)
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
-    def compile_if_common(self, batch: Batch):
+    def compile_if_repeated(self, batch: Batch):
         """Disable compiled code while the memories fill, because shapes that occur once do not repay compiling.
 
-        Cut segments have no memories, and all have one shape.
+        Short segments have no memories, and all have one shape.
         """
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
-        cut = batch.tokens.shape[1] < self.options.segment
-        return nullcontext() if full or cut else self.context.disable_compile()
+        short = batch.tokens.shape[1] < self.options.segment
+        return nullcontext() if full or short else self.context.disable_compile()
 
 
 class TrainStep:
@@ -115,8 +115,8 @@ class TrainStep:
         """
         self.context, self.sampled, self.options = context, sampled, options
         self.short_steps = options.short_share * total_steps
-        self.optimizer = WeightsOptimizer(network, options, total_steps, context.is_gpu)
-        self.average = TailAverage(self.optimizer.parameters, options.average, total_steps)
+        self.optimizer = WeightsOptimizer(network, options, total_steps)
+        self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
         if context.compile and total_steps:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
@@ -124,8 +124,10 @@ class TrainStep:
             distributed.broadcast_parameters(network)
         self.run = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
 
-    def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories]:
+    def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
+
+        In the first train.short_share of the steps, it trains on short segments and returns no memories.
 
         Raises FloatingPointError on a CPU if the loss or the gradient is not finite. On a GPU the returned nll is then
         NaN, because the step does not wait for the GPU. In both cases the weights do not change.
@@ -133,14 +135,16 @@ class TrainStep:
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()
         short = step <= self.short_steps
-        nll, memories = self.run(batch.cut(self.options.short_parts) if short else batch, torch.Tensor.backward)
+        nll, memories = self.run(batch.shorten(self.options.short_parts) if short else batch, torch.Tensor.backward)
         if self.sampled:
             distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
         self.average.update(step)
-        return nll + 0 * norm if self.context.is_gpu else nll, None if short else memories
+        if self.context.is_gpu:
+            nll = nll + 0 * norm  # NaN if the gradient is not finite
+        return nll, None if short else memories
 
     def check(self, name: str, value: Tensor) -> None:
         if not self.context.is_gpu and not math.isfinite(value.item()):

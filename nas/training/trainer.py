@@ -49,6 +49,9 @@ class Phase(Protocol):
     def finished(self, step: int) -> str | None:
         """The reason to stop before the last step, or None."""
 
+    def end(self) -> None:
+        """End the training, after the last step and its evaluation."""
+
     def replicated_state(self) -> dict[str, Tensor]:
         """{name: tensor} of the values that must be bit-identical on all ranks."""
 
@@ -63,8 +66,7 @@ class Trainer:
 
     def __init__(self, phase: Phase, run: RunFolder):
         self.phase, self.run, self.options = phase, run, phase.config.train
-        self.step = 0
-        self.tokens = 0
+        self.step, self.tokens = 0, 0
         self.train_seconds, self.wall_seconds = 0.0, 0.0  # without and with evaluations, over all resumptions
         self.weights_seconds, self.weights_steps = 0.0, 0  # of the steps that trained weights
         self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
@@ -95,6 +97,8 @@ class Trainer:
                     self.log_valid()
                     self.stopped = self.stopped or self.phase.finished(self.step)
                     last = last or self.stopped is not None
+                if last:
+                    self.phase.end()
                 logged = self.due(self.options.log_every) or last
                 if logged:
                     self.log_train()
@@ -134,8 +138,6 @@ class Trainer:
         self.rate_seconds += seconds
         self.train_seconds += seconds
         self.weights_seconds += 0.0 if nll is None else seconds
-
-    # --- logs
 
     def log_train(self) -> None:
         self.check_window()
@@ -201,8 +203,6 @@ class Trainer:
         return RunError(
             f"step {step}: {reason}; {saved}; start another run with a smaller train.lr or more train.warmup_steps"
         )
-
-    # --- checkpoints
 
     def save(self) -> None:
         self.check_window()
