@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from nas.comparison.spec import given_contenders, read_settings
 from nas.core.config_loading import load_config
 from nas.core.pattern import read_pattern
 from nas.training.evaluation import total_nll
-from tests.making import make_retraining, make_search
+from tests.making import load_script, make_retraining, make_search
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["compare", "demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
@@ -87,3 +88,29 @@ def test_the_papers_pattern_retrains_at_reduced_width(memory_corpus):
     phase = make_retraining(config, pattern, corpus)
     losses = [phase.step(step)[0] for step in range(1, 13)]
     assert sum(losses[-3:]) < sum(losses[:3])
+
+
+def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memories(
+    text_folder, cache, tmp_path, monkeypatch, capsys
+):
+    passes = load_script("passes/run")
+    monkeypatch.setattr(passes, "PASSES", (0.5, 1))
+    monkeypatch.setattr(passes, "DROPOUT", (0, 0.5))
+    monkeypatch.setattr(passes, "SETTINGS", {"weight decay 0.5": ["train.weight_decay=0.5"]})
+    monkeypatch.setattr(passes, "SETTINGS_PASSES", 1)
+    options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
+    options += ["model.d_model=16", "model.d_ffn=16", "train.batch_size=2", "train.segment=8", "train.memory=8"]
+    monkeypatch.setattr("sys.argv", ["run.py", *options, "--out", str(tmp_path / "out")])
+    passes.main()
+    first = capsys.readouterr().out
+    monkeypatch.setattr(passes, "train", None)  # a second call trains nothing
+    passes.main()
+    assert capsys.readouterr().out == first
+    best = json.loads(first.splitlines()[-1])["best_valid_nll"]
+    assert best.keys() == {"0-0.5", "0-1", "0.5-0.5", "0.5-1", "weight decay 0.5"} and len(set(best.values())) == 5
+    results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*-*.json")]
+    assert len(results) == 5
+    for result in results:
+        assert len(result["nlls"]) == passes.EVALUATIONS and result["best"] == min(result["nlls"])
+        # The last weights are evaluated with the memory of training too, and with others.
+        assert result["memory"]["0"] != result["memory"]["32"]

@@ -1,0 +1,96 @@
+"""How many passes over a small text pay, and with which dropout? `python experiments/passes/run.py`.
+
+It trains the interleaved pattern with 6 blocks for several numbers of passes and settings, and evaluates valid 20 times
+during each training. Every finished training is a JSON file in OUT and is not repeated. Several processes may share OUT
+if --only divides the trainings between them.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.jobs import Jobs
+from nas.core.config_loading import load_config
+from nas.core.errors import run_command
+from nas.core.pattern import expand
+
+PATTERN = "adadad"
+PASSES = (3.5, 7, 14, 28, 56)
+DROPOUT = (0, 0.2, 0.4)
+SETTINGS = {
+    "embeddings not": ["model.dropout=0.2", "model.dropout_embedding=0"],
+    "inner activations not": ["model.dropout=0.2", "model.dropout_activation=0"],
+    "embeddings twice": ["model.dropout=0.2", "model.dropout_embedding=0.4"],
+    "inner activations twice": ["model.dropout=0.2", "model.dropout_activation=0.4"],
+    "attention weights too": ["model.dropout=0.2", "model.dropout_attention=0.2"],
+    "weight decay 0.1": ["model.dropout=0.2", "train.weight_decay=0.1"],
+    "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
+}  # with 28 passes
+SETTINGS_PASSES = 28
+MEMORIES = (0, 32, 64, 128, 256)
+EVALUATIONS = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="options of all trainings")
+    parser.add_argument("--out", type=Path, default=Path("runs/passes"), help="folder of the results")
+    parser.add_argument("--only", default="*", help="trainings to do: names with wildcards, such as '0.2-*'")
+    arguments = parser.parse_intermixed_args()
+    jobs = Jobs(arguments.out, arguments.overrides, arguments.only)
+
+    def result(name: str, passes: float, options: list[str]) -> dict | None:
+        return jobs.do(name, lambda: train([*arguments.overrides, f"train.epochs={passes}", *options]))
+
+    print_row("passes", *(f"dropout {dropout}" for dropout in DROPOUT))
+    print_row(*["---"] * (1 + len(DROPOUT)))
+    best = {}
+    for passes in PASSES:
+        row = [result(f"{dropout}-{passes}", passes, [f"model.dropout={dropout}"]) for dropout in DROPOUT]
+        best |= {f"{dropout}-{passes}": found["best"] for dropout, found in zip(DROPOUT, row, strict=True) if found}
+        print_row(f"{passes:g}", *(found and f"{found['best']:.4f} ({found['nlls'][-1]:.4f})" for found in row))
+    for name, options in SETTINGS.items():
+        if found := result(name.replace(" ", "-"), SETTINGS_PASSES, options):
+            best[name] = found["best"]
+            print_row(name, f"{found['best']:.4f}")
+    print_row("memory", *map(str, MEMORIES))
+    for name in jobs.all(f"*-{SETTINGS_PASSES}"):
+        print_row(name["setting"], *(f"{name['memory'][str(memory)]:.4f}" for memory in MEMORIES))
+    print(json.dumps({"best_valid_nll": {name: round(nll, 4) for name, nll in best.items()}}))
+
+
+def print_row(*cells) -> None:
+    print("| " + " | ".join(cell or "" for cell in cells) + " |", flush=True)
+
+
+def train(overrides: list[str]) -> dict:
+    """nll per token on valid: at each evaluation (`nlls`), the lowest (`best`), and of the last weights by memory."""
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
+    from nas.retraining.phase import train_pattern
+    from nas.training.device import device_context, set_up_device
+    from nas.training.evaluation import evaluate_split
+
+    config = load_config(Path(__file__).with_name("passes.yaml"), overrides)
+    set_up_device(config.seed, config.train)
+    corpus, context, nlls = Corpus(prepare(config.data)), device_context(config.train), []
+
+    def evaluate(step, phase):
+        if step * EVALUATIONS // phase.total_steps > (step - 1) * EVALUATIONS // phase.total_steps:
+            nlls.append(phase.valid_figures()["nll_per_token"])
+
+    model = train_pattern(expand(PATTERN), config, corpus, context, evaluate)
+    by_memory = {}
+    for memory in MEMORIES:
+        longer = replace(config, evaluate=replace(config.evaluate, memory=memory))
+        figures = evaluate_split(longer, model, model.blocks, corpus, "valid", context)
+        by_memory[str(memory)] = figures["nll_per_token"]
+    return {"setting": " ".join(overrides), "best": min(nlls), "nlls": nlls, "memory": by_memory}
+
+
+if __name__ == "__main__":
+    run_command(main)
