@@ -174,7 +174,7 @@ class RelativeAttention(nn.Module):
         super().__init__()
         if d_model % heads:
             raise ValueError(f"heads={heads} must divide d_model={d_model}")
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout_in_training = heads, dropout
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
         self.position = nn.Linear(d_model, d_model, bias=False) if relative else None
@@ -193,9 +193,13 @@ class RelativeAttention(nn.Module):
         key_value = split_heads(self.key_value(context), self.heads, 2).contiguous()  # [2, H, B, K, E]
         position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
         biases = self.content_bias, self.position_bias
-        dropout = self.dropout if self.training else 0.0
-        mixed, _ = attend(query, key_value, position, *biases, mask, dropout=dropout)
+        mixed, _ = attend(query, key_value, position, *biases, mask, dropout=self.dropout)
         return mixed
+
+    @property
+    def dropout(self) -> float:
+        """Dropout of the attention weights; 0 in evaluation."""
+        return self.dropout_in_training if self.training else 0.0
 
     def project_positions(self, positions: Positions, rows) -> Tensor | None:
         """Projected encodings [H, .., E] of the given rows of the table: a slice, or indices [..]."""

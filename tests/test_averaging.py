@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from nas.core.run_folder import RunFolder
+from nas.retraining.phase import train_pattern
 from nas.training.checkpoint import load_checkpoint
+from nas.training.device import device_context
 from nas.training.optimizer import TailAverage
 from nas.training.trainer import Trainer
 from tests.making import assert_same_state, make_retraining, make_search
@@ -36,9 +38,11 @@ def test_the_mean_is_that_of_the_last_steps_in_float64():
         assert torch.equal(parameter, last)
 
 
-def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, tmp_path):
-    plain = make_retraining(small_config(*AVERAGE, "train.average_share=0"), PATTERN)
-    averaged = make_retraining(small_config(*AVERAGE), PATTERN)
+@pytest.mark.parametrize("short_share", [0, 0.85])
+def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, tmp_path, short_share):
+    more = [*AVERAGE, f"train.short_share={short_share}"]
+    plain = make_retraining(small_config(*more, "train.average_share=0"), PATTERN)
+    averaged = make_retraining(small_config(*more), PATTERN)
     run = RunFolder(tmp_path, "retrain", {}, ())
     kept = []
     for step in range(1, 13):
@@ -77,6 +81,27 @@ def test_a_training_that_stops_early_saves_the_mean(make, small_config, tmp_path
     again.load_state_dict(load_checkpoint(run.checkpoint, "phase")["phase"])
     assert len(kept) > 3
     assert_mean(weights_of(again), kept)
+
+
+def test_training_without_a_run_folder_ends_with_the_mean(small_config):
+    config, kept, corpus = small_config(*AVERAGE), [], make_retraining(small_config(), PATTERN).corpus
+
+    def keep(step, phase):
+        if step >= 8:
+            kept.append(weights_of(phase))
+
+    model = train_pattern(PATTERN, config, corpus, device_context(config.train), keep)
+    assert_mean([parameter.detach() for parameter in model.parameters()], kept)
+
+
+def test_a_search_evaluates_the_mean(small_config, tmp_path):
+    phase, run = make_search(small_config(*AVERAGE, "search.warmup_steps=9")), RunFolder(tmp_path, "search", {}, ())
+    for step in range(1, 10):
+        phase.step(step)
+    found = phase.evaluate(run, 9)["nll"]
+    last = weights_of(phase)
+    phase.end()
+    assert found == phase.evaluate(run, 9)["nll"] and not all(map(torch.equal, last, weights_of(phase)))
 
 
 def test_averaging_resumes_exactly(small_config):

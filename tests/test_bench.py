@@ -1,13 +1,17 @@
 """What the benchmarks compute, not their speeds."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from nas.core.config_loading import load_config
+from nas.core.pattern import expand
 from nas.search import sampling
 from tests.making import load_script
 
@@ -51,24 +55,19 @@ def test_both_recipes_have_the_same_sizes_and_steps(quality):
         assert getattr(present.train, name) == getattr(previous.train, name)
 
 
-def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, monkeypatch, capsys):
-    monkeypatch.setattr(quality, "TURN_S", 0.01)
-    options = [
-        "--pattern",
-        "ad",
-        "--shares",
-        "0.5",
-        "1.0",
-        "--seeds",
-        "1",
-        "2",
-        "--config",
-        str(small_yaml),
-        "--previous",
-        str(small_yaml),
-    ]
-    options += ["--all", "train.steps=4", "train.warmup_steps=0"]
-    monkeypatch.setattr("sys.argv", ["quality.py", "train.optimizer=adamw", *options])
+def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, tmp_path, monkeypatch, capsys):
+    """A turn is a step of three seconds, or two for the last step, by a clock that counts its calls."""
+    previous = tmp_path / "previous.yaml"
+    previous.write_text(small_yaml.read_text() + "\n")
+    content = yaml.safe_load(small_yaml.read_text())
+    content["train"] |= {"optimizer": "adamw", "lr": 0.004}
+    previous.write_text(yaml.safe_dump(content))
+    clock = itertools.count()
+    monkeypatch.setattr(quality, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(quality, "TURN_S", 1.5)
+    options = ["--pattern", "ad", "--shares", "0.5", "1.0", "--seeds", "1", "2", "--config", str(small_yaml)]
+    options += ["--previous", str(previous), "--all", "train.steps=4", "train.warmup_steps=0", "model.dropout=0.5"]
+    monkeypatch.setattr("sys.argv", ["quality.py", "train.muon_lr=0.02", *options])
     built, begin, take_turn = [], quality.Training.__init__, quality.Training.take_turn
 
     def spy(training):
@@ -78,9 +77,25 @@ def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yam
 
     monkeypatch.setattr(quality.Training, "__init__", lambda self, *given: (begin(self, *given), built.append(self))[0])
     monkeypatch.setattr(quality.Training, "take_turn", spy)
+    real_nll = quality.Training.nll
+    losses = {("adamw", 4): 2.5, ("muon", 2): 3.0, ("muon", 4): 2.0}
+    monkeypatch.setattr(quality.Training, "nll", lambda self: losses[self.phase.config.train.optimizer, self.steps])
     quality.main()
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(("| 1", "| 2"))]
-    assert [row[:3] for row in rows[:3]] == [["1", "previous", "4"], *(["1", "train.optimizer=adamw", n] for n in "24")]
-    figures = json.loads(lines[-1])["train.optimizer=adamw"]
-    assert len(figures["ratios"]) == 2 and figures["nll_old"] > 0 and figures["nll_new"] != figures["nll_old"]
+    recipes = [
+        ["previous", "4", "11", "2.5000"],
+        *(["train.muon_lr=0.02", *row] for row in (["2", "5", "3.0000"], ["4", "11", "2.0000"])),
+    ]
+    assert rows == [[seed, *row] for seed in "12" for row in recipes]
+    figures = json.loads(lines[-1])["train.muon_lr=0.02"]
+    assert figures["wall_time_ratio"] == pytest.approx((5 / 11) ** 0.5, abs=1e-4)
+    assert figures["steps_ratio"] == pytest.approx(0.5**0.5, abs=1e-4)
+    assert (figures["nll_old"], figures["nll_new"]) == (2.5, 2.0) and len(figures["ratios"]) == 2
+    found = [training.phase.config for training in built]
+    rates = [(config.seed, config.train.lr, config.train.muon_lr) for config in found]
+    assert rates == [(seed, *pair) for seed in (1, 2) for pair in ((0.004, 0.015), (0.003, 0.02), (0.003, 0.02))]
+    alone = quality.Training(expand("ad"), found[2], built[2].phase.corpus)
+    while not alone.finished:
+        take_turn(alone)
+    assert real_nll(alone) == real_nll(built[2])  # the other trainings have not used its random numbers

@@ -7,6 +7,7 @@ import pytest
 from nas.core.config import Config, options
 from nas.core.config_loading import load_config, options_help
 from nas.core.errors import InputError
+from nas.training.build import short_share
 
 ROOT = Path(__file__).parents[1]
 
@@ -187,13 +188,13 @@ def test_model_dropout_determines_the_other_kinds_unless_they_are_given(load):
     assert (model.dropout_embedding, model.dropout_activation, model.dropout_attention) == (0.3, 0, 0)
 
 
-def test_short_segments_are_the_default_if_segments_are_long_enough(load):
+def test_short_segments_are_the_default_of_retraining_if_segments_are_long(load):
     grid = ["model.positions=grid", "model.grid=[8,8,2]", "data.tokenizer=bytes"]
-    assert load("train.segment=128").train.short_share == 0.85
+    assert short_share(load("train.segment=128")) == 0.85
     for more in ([], ["train.segment=127"], ["train.segment=129"], ["train.segment=128", *grid]):
-        assert load(*more).train.short_share == 0
-    assert load("train.segment=128", "search.schedule=joint").train.short_share == 0
-    assert load("train.segment=16", "train.short_share=0.5").train.short_share == 0.5
+        assert short_share(load(*more)) == 0
+    assert short_share(load("train.segment=16", "train.short_share=0.5")) == 0.5
+    assert short_share(load("train.segment=128", "train.short_share=0")) == 0
 
 
 def test_short_segments_that_do_not_fit_are_refused(load):

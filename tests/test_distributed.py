@@ -118,8 +118,11 @@ def test_a_search_on_four_processes_equals_that_on_one(config, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [["model.cutoffs=[5,20]"], ["model.cutoffs=[5,20]", "model.tie_embeddings=false", "model.div_value=2"]],
-    ids=["tied", "divided"],
+    [
+        ["model.cutoffs=[5,20]", "model.tie_embeddings=true"],
+        ["model.cutoffs=[5,20]", "model.div_value=2", "train.short_share=0.5"],
+    ],
+    ids=["tied", "divided, short segments"],
 )
 def test_a_retraining_on_two_processes_equals_that_on_one(options, config, pattern, tmp_path):
     """A single row often has no token of the last tail. Its parameters still need a gradient on each rank."""

@@ -13,7 +13,7 @@ from nas.training.optimizer import SCHEDULES, learning_rate
 from nas.training.train_step import Batch
 from nas.training.trainer import Trainer
 from tests.golden import GOLDEN
-from tests.making import STAGES, losses_of, make_retraining, make_search
+from tests.making import STAGES, assert_same_state, losses_of, make_retraining, make_search
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -127,6 +127,28 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, mor
     assert results[0][1] == results[1][1]
     for a, b in zip(results[0][2].supernet.parameters(), results[1][2].supernet.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("stopped_at", [5, 8, 11], ids=["short segments", "whole segments", "averaging"])
+def test_a_retraining_resumes_exactly_whatever_its_segments(small_config, stopped_at):
+    """The stride divides no segment, so the blocks depend on the positions that the memories have read."""
+    options = [
+        "train.steps=12",
+        "train.short_share=0.5",
+        "train.average_share=0.2",
+        "model.stride=3",
+        "model.summary=1",
+    ]
+    config, blocks = small_config(*options, "model.dropout=0"), ["sparse_fixed", "dense", "sparse_strided"]
+    whole, part, again = (make_retraining(config, blocks) for _ in range(3))
+    for step in range(1, 13):
+        whole.step(step)
+        if step <= stopped_at:
+            part.step(step)
+    again.load_state_dict(part.state_dict())
+    for step in range(stopped_at + 1, 13):
+        again.step(step)
+    assert_same_state(whole.state_dict(), again.state_dict())
 
 
 def test_only_matrices_decay(small_config):

@@ -22,6 +22,7 @@ def make_trials(monkeypatch, losses, trained, fewer=()) -> trials.Trials:
 
     def train(pattern, config, corpus, context, after_step):
         trained.append("".join(name[0] for name in pattern))
+        assert (config.train.steps, config.train.epochs) == (4, None)
         for step in range(1, config.train.steps + 1):
             nll = losses[trained[-1].replace("i", "")]
             after_step(step, SimpleNamespace(valid_figures=lambda nll=nll: {"nll_per_token": nll}))

@@ -7,10 +7,12 @@ all end at the same time, and other work on the machine slows all of them.
 
 - nll: per token on all of valid, after the last step.
 - seconds: of training alone; evaluations do not count.
-- wall_time_ratio: the time after which a recipe has the previous one's nll, divided by the previous one's time. It is
-  interpolated between the two shares around this nll, linearly in the logarithm of time; null beyond all shares.
+- wall_time_ratio, steps_ratio: the time and the steps after which a recipe has the previous one's nll, divided by those
+  of the previous recipe. They are interpolated between the two shares around this nll, linearly in the logarithm of
+  time or steps; null beyond all shares. Steps are exact; times depend on the machine.
 
-The last line is JSON: for each recipe the means over the seeds, and the ratio of each seed.
+The last line is JSON: for each recipe the means over the seeds (nll_old: of the previous recipe, nll_new: of the
+largest share), and the ratio of wall times of each seed.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -71,12 +74,18 @@ class Training:
         return self.phase.valid_figures()["nll_per_token"]
 
 
+class Result(NamedTuple):
+    seconds: float
+    steps: int
+    nll: float
+
+
 def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
-    """The time ratio at which a curve of (time ratio, nll) reaches an nll; None beyond its ends."""
-    for (time_1, nll_1), (time_2, nll_2) in itertools.pairwise(curve):
+    """The ratio at which a curve of (ratio, nll) reaches an nll; None beyond its ends."""
+    for (ratio_1, nll_1), (ratio_2, nll_2) in itertools.pairwise(curve):
         if nll_2 <= nll <= nll_1:
             share = (nll_1 - nll) / (nll_1 - nll_2)
-            return math.exp(math.log(time_1) + share * math.log(time_2 / time_1))
+            return math.exp(math.log(ratio_1) + share * math.log(ratio_2 / ratio_1))
     return None
 
 
@@ -111,25 +120,26 @@ def main() -> None:
             min(running, key=lambda training: training.progress).take_turn()
         row = {}
         for name, training in trainings.items():
-            row[name] = training.seconds, training.nll()
+            row[name] = result = Result(training.seconds, training.steps, training.nll())
             label = name if name == "previous" else name[0] or "default"
-            print(f"| {seed} | {label} | {training.steps} | {row[name][0]:.0f} | {row[name][1]:.4f} |", flush=True)
+            print(f"| {seed} | {label} | {result.steps} | {result.seconds:.0f} | {result.nll:.4f} |", flush=True)
         rows.append(row)
     print(json.dumps({recipe or "default": summary(rows, recipe, arguments.shares) for recipe in arguments.recipes}))
 
 
 def summary(rows: list[dict], recipe: str, shares: list[float]) -> dict:
-    """What the last line says about a recipe. rows: for each seed, (seconds, nll) of each training."""
-    ratios = []
+    """What the last line says about a recipe. rows: for each seed, the result of each training."""
+    times, steps = [], []
     for row in rows:
-        seconds, nll = row["previous"]
-        curve = [row[recipe, share] for share in sorted(shares)]
-        ratios.append(ratio_at(nll, [(own / seconds, own_nll) for own, own_nll in curve]))
+        previous, curve = row["previous"], [row[recipe, share] for share in sorted(shares)]
+        times.append(ratio_at(previous.nll, [(own.seconds / previous.seconds, own.nll) for own in curve]))
+        steps.append(ratio_at(previous.nll, [(own.steps / previous.steps, own.nll) for own in curve]))
     return {
-        "wall_time_ratio": None if None in ratios else round(statistics.fmean(ratios), 4),
-        "nll_old": round(statistics.fmean(row["previous"][1] for row in rows), 4),
-        "nll_new": round(statistics.fmean(row[recipe, max(shares)][1] for row in rows), 4),
-        "ratios": ratios,
+        "wall_time_ratio": None if None in times else round(statistics.fmean(times), 4),
+        "steps_ratio": None if None in steps else round(statistics.fmean(steps), 4),
+        "nll_old": round(statistics.fmean(row["previous"].nll for row in rows), 4),
+        "nll_new": round(statistics.fmean(row[recipe, max(shares)].nll for row in rows), 4),
+        "ratios": times,
     }
 
 

@@ -74,7 +74,7 @@ class SmallStep:
             self.model.set_mixture(self.model.pi().requires_grad_())
         elif mode == "hard":
             self.set_balanced_path(0)
-        self.optimizer = WeightsOptimizer(self.weights, train, total_steps=1)
+        self.optimizer = WeightsOptimizer(self.weights, train, 1, "fp32")
         with torch.no_grad():
             _, self.memories = self.model(self.inputs, self.targets, None, self.memory)
 

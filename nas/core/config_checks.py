@@ -102,8 +102,9 @@ def check_train(train: TrainOptions) -> None:
 
 
 def check_short_segments(config: Config) -> None:
-    if config.train.short_share and (conflict := short_segments_conflict(config)):
-        raise InputError(f"train.short_share={config.train.short_share} does not work with {conflict}; give 0")
+    train = config.train
+    if train.short_share and (conflict := short_segments_conflict(config)):
+        raise InputError(f"train.short_share={train.short_share} does not work with {conflict}; give 0")
 
 
 def short_segments_conflict(config: Config) -> str | None:

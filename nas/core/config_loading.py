@@ -10,8 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nas.core.config import OPTIMIZER_DEFAULTS, SHORT_FROM, SHORT_SHARE, Config, default_of, options
-from nas.core.config_checks import check, short_segments_conflict
+from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, options
+from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_message
 
@@ -178,6 +178,3 @@ def resolve_defaults(config: Config) -> None:
     for key, value in OPTIMIZER_DEFAULTS.get(train.optimizer, {}).items():  # check() reports unknown optimizers
         if getattr(train, key) is None:
             setattr(train, key, value)
-    if train.short_share is None:
-        possible = config.search.schedule == "sequential" and not short_segments_conflict(config)
-        train.short_share = SHORT_SHARE if possible and train.segment >= SHORT_FROM else 0.0

@@ -11,7 +11,7 @@ from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.training import distributed
-from nas.training.build import build_fixed, check_splits, count_steps, open_stream
+from nas.training.build import build_fixed, check_splits, count_steps, open_stream, short_share
 from nas.training.checkpoint import save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
@@ -29,7 +29,9 @@ class RetrainPhase:
         tokens = corpus.tokens("train")
         self.stream = open_stream(tokens, config, context)
         self.total_steps = count_steps(config, len(tokens))
-        self.train_weights = TrainStep(model, config.train, self.total_steps, context, sampled=False)
+        self.train_weights = TrainStep(
+            model, config.train, self.total_steps, context, sampled=False, short_share=short_share(config)
+        )
         self.best_nll, self.best_step, self.evaluations_since_best = math.inf, 0, 0
 
     def step(self, step: int) -> tuple[Tensor, int]:

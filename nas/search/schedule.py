@@ -65,8 +65,6 @@ def make_schedule(config: Config, train_tokens: int) -> Schedule:
         return Schedule(weights_steps, weights_steps, ends[-1], 1.0, tuple(ends[:-1]))
     total = count_steps(config, train_tokens)
     warmup = total // 2 if options.warmup_steps is None else options.warmup_steps
-    if config.train.short_share:  # the logits would learn before the weights have learned to use memories
-        raise InputError(f"train.short_share={config.train.short_share} needs search.schedule=sequential; give 0")
     schedule = Schedule(total, warmup, total, options.arch_fraction if options.split == "heldout" else 1.0)
     if not any(map(schedule.logits_learn, range(warmup + 1, total + 1))):
         raise InputError(

@@ -9,7 +9,8 @@ import torch
 from models.cutoffs import LayerCost, optimal_cutoffs
 from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.core.config import Config
+from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
+from nas.core.config_checks import short_segments_conflict
 from nas.core.errors import InputError
 from nas.data.corpus import Corpus
 from nas.data.loader import ContextBatches
@@ -115,6 +116,17 @@ def count_steps(config: Config, stream_tokens: int) -> int:
     if config.train.steps is not None:
         return config.train.steps
     return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
+
+
+def short_share(config: Config) -> float:
+    """train.short_share, or its default.
+
+    A search has no short segments, because each of its attentions would then hardly train with a memory.
+    """
+    train = config.train
+    if train.short_share is not None:
+        return train.short_share
+    return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
 
 
 def passes_warning(config: Config, option: str, steps: int, text_tokens: int) -> str | None:

@@ -33,12 +33,12 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: fl
     return peak * (min_ratio + (1 - min_ratio) * schedule(progress))
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def orthogonalise(matrices: Tensor, in_bf16: bool = False) -> Tensor:
     """Replace the singular values of each matrix [n, rows, columns] by values near 1, by Newton-Schulz iterations.
 
-    The products run in bf16 on a GPU, as in Jordan et al., and in the matrices' own type on a CPU.
+    in_bf16: whether the products run in bf16, as in Jordan et al., or in the type of the matrices.
     """
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = matrices.bfloat16() if in_bf16 else matrices
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # the Gram matrix of the shorter side is smaller
         x = x.mT
@@ -61,8 +61,10 @@ class Muon(torch.optim.Optimizer):
     an update without waiting for the GPU (experiments/bench/LOG.md has the times).
     """
 
-    def __init__(self, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float):
+    def __init__(self, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float, in_bf16: bool = False):
+        """in_bf16: whether orthogonalise() computes in bf16."""
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.in_bf16 = in_bf16
 
     @torch.no_grad()
     def step(self, scale: Tensor, finite: Tensor) -> None:
@@ -85,7 +87,8 @@ class Muon(torch.optim.Optimizer):
         gradients = [torch.where(finite, matrix.grad / scale, 0.0) for matrix in matrices]
         lr = group["lr"] * finite.double()  # a scalar; matrices keep their type
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        directions = orthogonalise(torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"])))
+        nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        directions = orthogonalise(nesterov, self.in_bf16)
         rows, columns = matrices[0].shape
         directions *= lr * max(1, rows / columns) ** 0.5
         torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
@@ -98,7 +101,8 @@ class WeightsOptimizer:
     Biases and norms do not decay.
     """
 
-    def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int):
+    def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, precision: str):
+        """precision: fp32 or bf16, of matrix products. On a CPU, Muon ignores bf16, which is slower there."""
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         orthogonal, decayed, others = [], [], []
         for name, parameter in network.named_parameters():
@@ -112,7 +116,8 @@ class WeightsOptimizer:
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
         self.muon = None
         if orthogonal:
-            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay)
+            in_bf16 = precision == "bf16" and orthogonal[0].is_cuda
+            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay, in_bf16)
         self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
 
     @property

@@ -56,17 +56,19 @@ class Stream:
 
     def state_dict(self) -> dict:
         """The position and the memories. On rank 0 they are the memories of all ranks."""
-        blocks = None
+        memories = None
         if self.memories is not None:
-            blocks = [block if block is None else distributed.gather_rows(block) for block in self.memories.blocks]
-        return {"position": self.loader.position, "memories": blocks}
+            blocks, offset = self.memories
+            blocks = [block if block is None else distributed.gather_rows(block) for block in blocks]
+            memories = {"blocks": blocks, "offset": offset}
+        return {"position": self.loader.position, "memories": memories}
 
     def load_state_dict(self, state: dict) -> None:
-        loader, blocks = self.loader, state["memories"]
+        loader, memories = self.loader, state["memories"]
         loader.position, self.memories = state["position"], None
-        if blocks is not None:
-            own = [None if block is None else block[loader.own].to(loader.device) for block in blocks]
-            self.memories = Memories(own, loader.position * loader.segment)
+        if memories is not None:
+            own = [None if block is None else block[loader.own].to(loader.device) for block in memories["blocks"]]
+            self.memories = Memories(own, memories["offset"])
 
 
 class BatchRunner:
@@ -107,15 +109,22 @@ class TrainStep:
     """Trains the weights of a network, one batch at a time."""
 
     def __init__(
-        self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, sampled: bool
+        self,
+        network: TransformerXL,
+        options: TrainOptions,
+        total_steps: int,
+        context: DeviceContext,
+        sampled: bool,
+        short_share: float = 0.0,
     ):
         """sampled: whether each step samples the operations to run, as in a hard search. Only these get gradients.
 
-        total_steps: 0 if the weights stay as they are; then nothing is compiled.
+        total_steps: 0 if the weights stay as they are; then nothing is compiled. short_share: the first share of the
+        steps, which reads short segments.
         """
         self.context, self.sampled, self.options = context, sampled, options
-        self.short_steps = options.short_share * total_steps
-        self.optimizer = WeightsOptimizer(network, options, total_steps)
+        self.short_steps = short_share * total_steps
+        self.optimizer = WeightsOptimizer(network, options, total_steps, context.precision)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
         if context.compile and total_steps:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
@@ -127,7 +136,7 @@ class TrainStep:
     def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
 
-        In the first train.short_share of the steps, it trains on short segments and returns no memories.
+        In the first short_share of the steps, it trains on short segments and returns no memories.
 
         Raises FloatingPointError on a CPU if the loss or the gradient is not finite. On a GPU the returned nll is then
         NaN, because the step does not wait for the GPU. In both cases the weights do not change.
