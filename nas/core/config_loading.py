@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, options
+from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_message
@@ -164,17 +165,26 @@ def default_summary(stride: int) -> int:
     return min(4, stride)
 
 
+def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """{dotted key: value} that null stands for in options whose default depends on others.
+
+    values: {dotted key: value} of every option.
+    """
+    found, stride, keys = {}, values["model.stride"], values["train.segment"] + values["train.memory"]
+    if keys > 0:  # check() reports lengths that are out of range
+        found["model.stride"] = default_stride(keys)
+        found["model.summary"] = default_summary(stride or found["model.stride"])
+    for kind in ("embedding", "activation"):
+        found[f"model.dropout_{kind}"] = values["model.dropout"]
+    for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
+        found[f"train.{key}"] = value
+    return found
+
+
 def resolve_defaults(config: Config) -> None:
-    """Replace null by the value that other options determine, so that config.yaml records values."""
-    model, train = config.model, config.train
-    if model.stride is None and train.segment + train.memory > 0:  # check() reports lengths that are out of range
-        model.stride = default_stride(train.segment + train.memory)
-    if model.summary is None and model.stride is not None:
-        model.summary = default_summary(model.stride)
-    if model.dropout_embedding is None:
-        model.dropout_embedding = model.dropout
-    if model.dropout_activation is None:
-        model.dropout_activation = model.dropout
-    for key, value in OPTIMIZER_DEFAULTS.get(train.optimizer, {}).items():  # check() reports unknown optimizers
-        if getattr(train, key) is None:
-            setattr(train, key, value)
+    """Replace null by the value of derived_defaults(), so that config.yaml records values."""
+    values = flat_config(asdict(config))
+    for key, value in derived_defaults(values).items():
+        if values[key] is None:
+            section, name = key.split(".")
+            setattr(getattr(config, section), name, value)

@@ -10,7 +10,7 @@ from nas.comparison.claims import VERDICT_NOTE, make_claims, training_warning
 from nas.comparison.results import choose_metric, read_results, sort_by_loss, table_cells, table_header
 from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, settings_file
 from nas.core.config import flat_config
-from nas.core.config_loading import default_stride, default_summary
+from nas.core.config_loading import derived_defaults
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.metrics import read_metrics, read_pi
@@ -56,10 +56,7 @@ def origin(run: Path) -> dict:
 
 def changed_options(own: dict) -> dict:
     """The options of a run, as flat_config returns them, that differ from their defaults and from derived values."""
-    defaults = flat_config({})
-    keys, stride = own["train.segment"] + own["train.memory"], own["model.stride"]
-    if keys and stride:  # the values that null gives in config.yaml
-        defaults["model.stride"], defaults["model.summary"] = default_stride(keys), default_summary(stride)
+    defaults = flat_config({}) | derived_defaults(own)
     return {
         key: value
         for key, value in own.items()
