@@ -19,13 +19,11 @@ from nas.core.errors import run_command
 from nas.core.pattern import expand
 
 PATTERN = "adadad"
-PASSES = (3.5, 7, 14, 28, 56)
+PASSES = (3.5, 7, 14, 28)
 DROPOUT = (0, 0.2, 0.4)
 SETTINGS = {
     "embeddings not": ["model.dropout=0.2", "model.dropout_embedding=0"],
     "inner activations not": ["model.dropout=0.2", "model.dropout_activation=0"],
-    "embeddings twice": ["model.dropout=0.2", "model.dropout_embedding=0.4"],
-    "inner activations twice": ["model.dropout=0.2", "model.dropout_activation=0.4"],
     "attention weights too": ["model.dropout=0.2", "model.dropout_attention=0.2"],
     "weight decay 0.1": ["model.dropout=0.2", "train.weight_decay=0.1"],
     "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
