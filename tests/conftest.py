@@ -50,6 +50,7 @@ def small_content(source: Path, cache: Path) -> dict:
             "beta2": 0.99,
             "threads": 1,
             "device": "cpu",
+            "precision": "fp32",  # with auto, Muon's precision depends on the processor
         },
         "search": {"schedule": "joint", "warmup_steps": 6, "estimator": "leave_one_out", "paths": 4},
     }

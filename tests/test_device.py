@@ -2,6 +2,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from nas.core.config import TrainOptions
+from nas.training import device
+from nas.training.device import device_context
+from nas.training.optimizer import orthogonalise
+
 
 def test_tiny_numbers_count_as_zero_on_all_threads():
     """Runs in a separate process, because the setting lasts until the process ends."""
@@ -12,3 +20,28 @@ def test_tiny_numbers_count_as_zero_on_all_threads():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.stdout.split("\n")[:2] == ["cpu 2", "0"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "expected"),
+    [
+        ("flags\t\t: fpu avx512_bf16 sse\n", "auto", True),
+        ("flags\t\t: fpu amx_bf16\n", "bf16", True),
+        ("flags\t\t: fpu avx512_bf16\n", "fp32", False),
+        ("flags\t\t: fpu avx512f\n", "auto", False),
+        ("Features\t: fp asimd\n", "auto", False),
+    ],
+)
+def test_muon_uses_bf16_on_a_cpu_with_instructions_for_it(monkeypatch, tmp_path, text, precision, expected):
+    file = tmp_path / "cpuinfo"
+    file.write_text(text)
+    monkeypatch.setattr(device, "Path", lambda _: file)
+    context = device_context(TrainOptions(device="cpu", precision=precision))
+    assert context.muon_bf16 == expected and (context.precision == "bf16") == (precision == "bf16")
+
+
+def test_muon_in_bf16_makes_nearly_the_same_update():
+    matrices = torch.randn(3, 40, 60, generator=torch.Generator().manual_seed(0))
+    exact, low = orthogonalise(matrices), orthogonalise(matrices, in_bf16=True)
+    assert low.dtype == torch.float32 and not torch.equal(exact, low)
+    torch.testing.assert_close(exact, low, rtol=0, atol=0.02)

@@ -39,7 +39,7 @@ def measure(options) -> dict:
     def train() -> None:
         model = build_pattern(pattern, config, 256, recompute=recompute, depth_scaled=True)
         optimizer = WeightsOptimizer(
-            model, TrainOptions(optimizer="adamw", lr=0.006, weight_decay=0.1), options.steps + 1, "fp32"
+            model, TrainOptions(optimizer="adamw", lr=0.006, weight_decay=0.1), options.steps + 1
         )
         for step in range(1, options.steps + 1):
             tokens = torch.randint(256, (1, options.length + 1))

@@ -74,7 +74,7 @@ class SmallStep:
             self.model.set_mixture(self.model.pi().requires_grad_())
         elif mode == "hard":
             self.set_balanced_path(0)
-        self.optimizer = WeightsOptimizer(self.weights, train, 1, "fp32")
+        self.optimizer = WeightsOptimizer(self.weights, train, 1)
         with torch.no_grad():
             _, self.memories = self.model(self.inputs, self.targets, None, self.memory)
 
@@ -236,7 +236,7 @@ def check_all() -> list[dict]:
     state = ("weights", "gradients", "moments")
     for mode in MODES:
         add(f"FLOPs, {mode}", "FLOPs per token", *count_step_flops(mode))
-        for value, name in ((FP32, "fp32"), (BF16, "bf16")):
+        for value, name in ((FP32), (BF16, "bf16")):
             add(f"saved, {mode}, {name}", "bytes", *count_saved(mode, value))
         rows = peak_growth(mode, ("activations", "memories"), (64, 64), (256, 64))
         add(f"peak, {mode}, 64 to 256 rows", "bytes", *rows)

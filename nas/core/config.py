@@ -114,8 +114,8 @@ class TrainOptions:
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
         "auto",
-        "precision of matrix products; auto: bf16 on a GPU that supports it, else fp32 (tf32 on a GPU); "
-        "weights are always fp32",
+        "precision of matrix products; auto: bf16 on a GPU that supports it, else fp32 (tf32 on a GPU), and bf16 for "
+        "Muon on a CPU with bf16 instructions; weights are always fp32",
         choices=("auto", "fp32", "bf16"),
     )
     compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))

@@ -57,7 +57,7 @@ class SegmentWork:
         self.inputs = tokens[:, :-1], tokens[:, 1:]
         self.optimizer = None
         if config.search.latency.timing == "training":
-            self.optimizer = WeightsOptimizer(model, config.train, 1, context.precision)
+            self.optimizer = WeightsOptimizer(model, config.train, 1, context.muon_bf16)
             self.optimizer.set_lr(step=1)
         self.memories = None
         self.model.eval()

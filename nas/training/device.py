@@ -3,6 +3,7 @@
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,12 +16,17 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """Where a run computes and how: precision of matrix products (fp32 or bf16), whether to compile, CPU threads."""
+    """Where a run computes and how.
+
+    precision: of the network's matrix products, fp32 or bf16. muon_bf16: whether Muon's products run in bf16. compile:
+    whether to compile operations. threads: CPU threads.
+    """
 
     device: torch.device
     precision: str
     compile: bool
     threads: int
+    muon_bf16: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -99,13 +105,28 @@ def choose_precision(option: str, device: torch.device) -> str:
     return "bf16" if has_bf16 and option != "fp32" else "fp32"
 
 
+def has_bf16_instructions() -> bool:
+    """Whether the CPU has instructions for products in bf16. Only Linux on x86 tells; elsewhere False."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return bool({"avx512_bf16", "amx_bf16"} & set(flags))
+
+
 def device_context(options: TrainOptions) -> DeviceContext:
     """The device, precision and compilation that the options select here. Raises InputError if one is
     not available.
     """
     device = choose_device(options.device)
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
-    return DeviceContext(device, choose_precision(options.precision, device), compiled, torch.get_num_threads())
+    precision = choose_precision(options.precision, device)
+    # Muon needs few digits. A CPU with such instructions multiplies faster in bf16 (experiments/bench/LOG.md).
+    muon_bf16 = (
+        precision == "bf16" if device.type == "cuda" else options.precision != "fp32" and has_bf16_instructions()
+    )
+    return DeviceContext(device, precision, compiled, torch.get_num_threads(), muon_bf16)
 
 
 def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:

@@ -57,8 +57,8 @@ class Muon(torch.optim.Optimizer):
     sqrt(max(1, rows / columns)), so that one learning rate suits all widths. Weight decay is decoupled, as in AdamW.
     Matrices without a gradient keep their value and their momentum.
 
-    Unlike torch.optim.Muon, it updates all matrices of one shape in one product, works in fp32 on a CPU, and can skip
-    an update without waiting for the GPU (experiments/bench/LOG.md has the times).
+    Unlike torch.optim.Muon, it updates all matrices of one shape in one product, can work in fp32, and can skip an
+    update without waiting for the GPU (experiments/bench/LOG.md has the times).
     """
 
     def __init__(self, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float, in_bf16: bool = False):
@@ -101,8 +101,8 @@ class WeightsOptimizer:
     Biases and norms do not decay.
     """
 
-    def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, precision: str):
-        """precision: fp32 or bf16, of matrix products. On a CPU, Muon ignores bf16, which is slower there."""
+    def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, muon_bf16: bool = False):
+        """muon_bf16: whether Muon's products run in bf16."""
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         orthogonal, decayed, others = [], [], []
         for name, parameter in network.named_parameters():
@@ -116,8 +116,7 @@ class WeightsOptimizer:
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
         self.muon = None
         if orthogonal:
-            in_bf16 = precision == "bf16" and orthogonal[0].is_cuda
-            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay, in_bf16)
+            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay, muon_bf16)
         self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
 
     @property

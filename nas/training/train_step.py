@@ -124,7 +124,7 @@ class TrainStep:
         """
         self.context, self.sampled, self.options = context, sampled, options
         self.short_steps = short_share * total_steps
-        self.optimizer = WeightsOptimizer(network, options, total_steps, context.precision)
+        self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
         if context.compile and total_steps:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
