@@ -94,7 +94,7 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
     notice_other_sizes(pattern_file, config)
     if config.train.optimizer == "muon" and set(pattern_file["blocks"]) == {"identity"}:
-        raise InputError("train.optimizer=muon needs blocks with weights, and this pattern has none; give adamw")
+        raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import open_run

@@ -2,6 +2,7 @@
 
 import json
 import os
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -11,6 +12,17 @@ from nas.core.errors import InputError
 from nas.core.files import write_text
 
 SETTINGS = "settings.json"
+
+
+def job_parser(description: str, out: str, example: str) -> ArgumentParser:
+    """A parser of the overrides, of --out, which is `out` by default, and of --only, with an example."""
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder of the results")
+    parser.add_argument(
+        "--only", default="*", help=f"jobs to do: names with wildcards, separated by commas, such as '{example}'"
+    )
+    return parser
 
 
 class Jobs:

@@ -58,7 +58,6 @@ def test_both_recipes_have_the_same_sizes_and_steps(quality):
 def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, tmp_path, monkeypatch, capsys):
     """A turn is a step of three seconds, or two for the last step, by a clock that counts its calls."""
     previous = tmp_path / "previous.yaml"
-    previous.write_text(small_yaml.read_text() + "\n")
     content = yaml.safe_load(small_yaml.read_text())
     content["train"] |= {"optimizer": "adamw", "lr": 0.004}
     previous.write_text(yaml.safe_dump(content))

@@ -177,6 +177,10 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
         2, "search", small_yaml, "--run", folder, "model.cutoffs=[9,99999]"
     )
     assert "cannot read the pattern" in fail(2, "retrain", tmp_path / "none.yaml", small_yaml, "--run", folder)
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("format: par-pattern/1\nblocks: [identity, identity]\n")
+    message = fail(2, "retrain", empty, small_yaml, "--run", folder)
+    assert message == "error: train.optimizer=muon needs blocks with weights; give train.optimizer=adamw"
     assert not folder.exists()
 
 

@@ -198,7 +198,7 @@ def test_short_segments_are_the_default_of_retraining_if_segments_are_long(load)
 
 
 def test_short_segments_that_do_not_fit_are_refused(load):
-    with pytest.raises(InputError, match=r"train.segment=64, which train.short_parts=3 does not divide; give 0"):
+    with pytest.raises(InputError, match=r"train.short_parts=3 must divide train.segment=64"):
         load("train.short_share=0.5", "train.short_parts=3")
     grid = ["model.positions=grid", "model.grid=[2,2,1]", "data.tokenizer=bytes"]
     with pytest.raises(InputError, match=r"does not work with model.positions=grid"):

@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.errors import run_command
+from nas.core.pattern import interleaved
 
 ROUNDS = 10
 
@@ -49,18 +50,14 @@ def main() -> None:
 
 
 def matrices(width: int) -> list:
-    """The weight matrices of the blocks, with gradients: query, key and value, position, output; expand, contract."""
+    """The weight matrices of the blocks, with gradients."""
     import torch
 
-    shapes = [
-        (width, width),
-        (2 * width, width),
-        (width, width),
-        (width, width),
-        (4 * width, width),
-        (width, 4 * width),
-    ]
-    result = [torch.nn.Parameter(torch.randn(shape)) for _ in range(3) for shape in shapes]
+    from models.operations import BlockConfig
+    from models.transformer_xl import build_pattern, is_matrix
+
+    model = build_pattern(interleaved(6), BlockConfig(width, 4, 4 * width), vocab_size=2)
+    result = [p for name, p in model.named_parameters() if name.startswith("blocks.") and is_matrix(name, p)]
     for matrix in result:
         matrix.grad = torch.randn_like(matrix)
     return result

@@ -5,7 +5,6 @@ during each training. Every finished training is a JSON file in OUT and is not r
 if --only divides the trainings between them.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.jobs import Jobs
+from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import expand
@@ -34,11 +33,7 @@ EVALUATIONS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="options of all trainings")
-    parser.add_argument("--out", type=Path, default=Path("runs/passes"), help="folder of the results")
-    parser.add_argument("--only", default="*", help="trainings to do: names with wildcards, such as '0.2-*'")
-    arguments = parser.parse_intermixed_args()
+    arguments = job_parser(__doc__, "runs/passes", "0.2-*").parse_intermixed_args()
     jobs = Jobs(arguments.out, arguments.overrides, arguments.only)
 
     def result(name: str, passes: float, options: list[str]) -> dict | None:
@@ -56,8 +51,8 @@ def main() -> None:
             best[name] = found["best"]
             print_row(name, f"{found['best']:.4f}")
     print_row("memory", *map(str, MEMORIES))
-    for name in jobs.all(f"*-{SETTINGS_PASSES}"):
-        print_row(name["setting"], *(f"{name['memory'][str(memory)]:.4f}" for memory in MEMORIES))
+    for found in jobs.all(f"*-{SETTINGS_PASSES}"):
+        print_row(found["setting"], *(f"{found['memory'][str(memory)]:.4f}" for memory in MEMORIES))
     print(json.dumps({"best_valid_nll": {name: round(nll, 4) for name, nll in best.items()}}))
 
 

@@ -7,7 +7,6 @@ their loss minus that of the best pattern trained. Every finished job is a JSON 
 Several processes may share OUT, each with its own --only. The last line is JSON.
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.jobs import Jobs
+from experiments.jobs import Jobs, job_parser
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -199,13 +198,7 @@ def print_row(*cells, header: bool = False) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
-    parser.add_argument("--out", type=Path, default=Path("runs/ranking"), help="folder of the results")
-    parser.add_argument(
-        "--only", default="*", help="jobs to do: names with wildcards, separated by commas, such as 'supernet-*'"
-    )
-    arguments = parser.parse_intermixed_args()
+    arguments = job_parser(__doc__, "runs/ranking", "supernet-*").parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
     for steps in TRUTH:
         train_patterns(jobs, reference_patterns(), steps, overrides)

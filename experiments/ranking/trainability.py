@@ -5,14 +5,13 @@ blocks in another order, with several settings. If the difference shrinks with a
 second pattern back. Every finished job is a JSON file in OUT and is not repeated.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.jobs import Jobs
+from experiments.jobs import Jobs, job_parser
 from experiments.ranking.run import print_row, train_alone
 from nas.core.errors import run_command
 from nas.core.pattern import expand
@@ -29,11 +28,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
-    parser.add_argument("--out", type=Path, default=Path("runs/trainability"), help="folder of the results")
-    parser.add_argument("--only", default="*", help="jobs to do: names with wildcards, such as 'low-lr-*'")
-    arguments = parser.parse_intermixed_args()
+    arguments = job_parser(__doc__, "runs/trainability", "low-lr-*").parse_intermixed_args()
     jobs, differences = Jobs(arguments.out, arguments.overrides, arguments.only), {}
     print_row("setting", FIRST, SECOND, "difference", header=True)
     for setting, options in SETTINGS.items():

@@ -104,16 +104,16 @@ def check_train(train: TrainOptions) -> None:
 def check_short_segments(config: Config) -> None:
     train = config.train
     if train.short_share and (conflict := short_segments_conflict(config)):
-        raise InputError(f"train.short_share={train.short_share} does not work with {conflict}; give 0")
+        raise InputError(conflict)
 
 
 def short_segments_conflict(config: Config) -> str | None:
-    """The options that do not work with short segments, or None."""
+    """Why the configuration does not allow short segments, or None."""
     train = config.train
     if train.segment % train.short_parts:
-        return f"train.segment={train.segment}, which train.short_parts={train.short_parts} does not divide"
+        return f"train.short_parts={train.short_parts} must divide train.segment={train.segment}"
     if config.model.positions == "grid":
-        return "model.positions=grid"
+        return f"train.short_share={train.short_share} does not work with model.positions=grid; give 0"
     return None
 
 
