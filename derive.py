@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import ATTENDING, abbreviate
+from nas.core.pattern import ATTENDING, abbreviate, network
 from nas.core.run_folder import LATENCY, PATTERN
 from nas.costs.budget import likeliest_path, read_budgets
 from nas.costs.cost_table import CostTable, latency_report
@@ -237,17 +237,19 @@ def print_candidates(pattern: dict) -> None:
             print(f"NOTICE: {chosen!r} is derived: after trials it is {lead:.4f} ahead of the pattern of pi{chance}")
         best = min(rules, key=lambda name: rules[name]["nll"])
         if "trials" not in origin and rules[best]["nll"] < rules["pi"]["nll"] - SHARED_WEIGHTS_TIE:
-            print(f"WARNING: the SuperNet prefers {best!r} to the pattern of pi; search with more search.logits_steps")
+            print(f"WARNING: the SuperNet prefers {best!r} to pi's pattern: use --trials or more search.logits_steps")
 
 
 def print_pattern(pattern: dict) -> None:
     """Print the pattern and its costs, and a warning if it has no attention."""
-    print(f"pattern {abbreviate(pattern['blocks'])}: {', '.join(pattern['blocks'])}")
+    blocks = pattern["blocks"]
+    same = f" (the network {network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
+    print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)
     offered = [name for name in pattern["confidence"][0]["pi"] if name in ATTENDING]
-    if offered and not set(offered) & set(pattern["blocks"]):
+    if offered and not set(offered) & set(blocks):
         print(
             "WARNING: the pattern has no attention, so it predicts from the last token alone: give a larger budget, "
             "or model.cutoffs=auto if embedding and output layer take most of the time"

@@ -124,7 +124,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
     from nas.data.preprocess import prepare
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best, training_record
-    from nas.training.build import build_fixed, passes_warning, resolve_cutoffs
+    from nas.training.build import build_fixed, passes_warning, resolve_cutoffs, warmup_warning
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
@@ -140,7 +140,8 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
         run.start(config, origin)
-        if warning := passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train"))):
+        passes = passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train")))
+        for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)
         trainer, out = Trainer(phase, run), RESULTS
         trainer.fit()

@@ -41,7 +41,7 @@ def search(config, run, context) -> None:
     from nas.search.phase import SearchPhase, open_streams
     from nas.search.schedule import describe_maturity, make_schedule, retraining_steps
     from nas.search.supernet import build_supernet, inherit_weights
-    from nas.training.build import passes_warning, resolve_cutoffs
+    from nas.training.build import passes_warning, resolve_cutoffs, warmup_warning
     from nas.training.distributed import broadcast_from_main, first_on_each_node
     from nas.training.trainer import Trainer
 
@@ -57,7 +57,8 @@ def search(config, run, context) -> None:
         text = len(corpus.tokens("train"))
         steps = make_schedule(config, text).weights_steps
         print(describe_maturity(config, steps))
-        if warning := passes_warning(config, "search.retrain_steps", retraining_steps(config, steps), text):
+        passes = passes_warning(config, "search.retrain_steps", retraining_steps(config, steps), text)
+        for warning in filter(None, (passes, warmup_warning(config, steps))):
             print(warning)
     latency, began = None, time.monotonic()
     if options.latency.source == "measured":

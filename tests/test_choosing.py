@@ -13,6 +13,7 @@ import derive
 from nas.core.config import LatencyOptions, SearchOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
+from nas.core.pattern import expand
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import relearning
@@ -125,6 +126,16 @@ def rules_shown(capsys, nll: float, blocks: list[str]) -> str:
 def test_a_rule_that_the_supernet_prefers_causes_a_warning(capsys):
     assert "WARNING" not in rules_shown(capsys, 2.996, ["attention", "dense"])
     assert "WARNING: the SuperNet prefers 'par'" in rules_shown(capsys, 2.99, ["attention", "dense"])
+
+
+@pytest.mark.parametrize(
+    ("letters", "same"), [("iaid", " (the network ad, because identity does nothing)"), ("ad", "")]
+)
+def test_the_pattern_is_shown_with_its_network(capsys, letters, same):
+    blocks = expand(letters)
+    confidence = [{"pi": {"attention": 0.5, "dense": 0.5}}]
+    derive.print_pattern({"blocks": blocks, "flops_ratio_to_interleaved": 1.0, "confidence": confidence})
+    assert capsys.readouterr().out.splitlines()[0] == f"pattern {letters}: {', '.join(blocks)}{same}"
 
 
 def test_a_rule_that_wins_the_trials_is_named(capsys):

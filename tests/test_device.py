@@ -38,6 +38,9 @@ def test_muon_uses_bf16_on_a_cpu_with_instructions_for_it(monkeypatch, tmp_path,
     monkeypatch.setattr(device, "Path", lambda _: file)
     context = device_context(TrainOptions(device="cpu", precision=precision))
     assert context.muon_bf16 == expected and (context.precision == "bf16") == (precision == "bf16")
+    assert ("fp32 (Muon's products bf16)" in str(context)) == (expected and precision == "auto")
+    adamw = device_context(TrainOptions(device="cpu", precision=precision, optimizer="adamw"))
+    assert not adamw.muon_bf16 and "Muon" not in str(adamw)
 
 
 def test_muon_in_bf16_makes_nearly_the_same_update():

@@ -11,7 +11,7 @@ from nas.core.files import write_yaml
 from nas.core.run_folder import open_run
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
-from nas.training.build import passes_warning
+from nas.training.build import passes_warning, warmup_warning
 from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, total_nll
 from nas.training.trainer import Trainer
@@ -56,6 +56,13 @@ def test_many_passes_cause_a_warning(small_config):
     assert warning(narrow, 141).endswith("give train.steps=140 or less")
     wide.model.dropout = 0.1
     assert warning(wide, 140) is None and warning(wide, 141) is not None
+
+
+def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):
+    config = small_config("train.warmup_steps=60")
+    assert warmup_warning(config, 61) is None
+    expected = "WARNING: the learning rate does not reach its peak: give train.warmup_steps below the 60 steps"
+    assert warmup_warning(config, 60) == expected
 
 
 def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(small_config, tmp_path):

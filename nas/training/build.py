@@ -63,7 +63,7 @@ def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
         raise InputError(f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}")
     cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
     cutoffs = optimal_cutoffs(corpus.counts(), model.clusters, cost)
-    print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} words")
+    print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
     return replace(config, model=replace(model, cutoffs=cutoffs))
 
 
@@ -144,6 +144,14 @@ def passes_warning(config: Config, option: str, steps: int, text_tokens: int) ->
         f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
         f"may overfit after {most}; give {option}={enough} or less" + ("" if robust else ", or model.dropout=0.2")
     )
+
+
+def warmup_warning(config: Config, steps: int) -> str | None:
+    """A warning if a training ends before its learning rate reaches the peak."""
+    warmup = config.train.warmup_steps
+    if warmup < steps:
+        return None
+    return f"WARNING: the learning rate does not reach its peak: give train.warmup_steps below the {steps:,} steps"
 
 
 def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:

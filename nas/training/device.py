@@ -38,8 +38,9 @@ class DeviceContext:
         return torch.cuda.get_device_name(self.device) if self.is_gpu else self.device.type
 
     def __str__(self) -> str:
+        muon = " (Muon's products bf16)" if self.muon_bf16 and self.precision == "fp32" else ""
         compiled = ", compiled operations" if self.compile else ""
-        return f"{self.name}, {self.precision}{compiled}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.name}, {self.precision}{muon}{compiled}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def autocast(self) -> AbstractContextManager:
         """A context in which forward passes run at `precision`."""
@@ -123,9 +124,8 @@ def device_context(options: TrainOptions) -> DeviceContext:
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
     precision = choose_precision(options.precision, device)
     # Muon needs few digits. A CPU with such instructions multiplies faster in bf16 (experiments/bench/LOG.md).
-    muon_bf16 = (
-        precision == "bf16" if device.type == "cuda" else options.precision != "fp32" and has_bf16_instructions()
-    )
+    fast = precision == "bf16" if device.type == "cuda" else options.precision != "fp32" and has_bf16_instructions()
+    muon_bf16 = options.optimizer == "muon" and fast
     return DeviceContext(device, precision, compiled, torch.get_num_threads(), muon_bf16)
 
 
