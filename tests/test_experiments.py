@@ -95,7 +95,8 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
 ):
     passes = load_script("passes/run")
     monkeypatch.setattr(passes, "PASSES", (0.5, 1))
-    monkeypatch.setattr(passes, "DROPOUT", (0, 0.5))
+    columns = {"dropout 0": ["model.dropout=0"], "dropout 0.5": ["model.dropout=0.5"]}
+    monkeypatch.setattr(passes, "COLUMNS", columns)
     monkeypatch.setattr(passes, "SETTINGS", {"weight decay 0.5": ["train.weight_decay=0.5"]})
     monkeypatch.setattr(passes, "SETTINGS_PASSES", 1)
     options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
@@ -107,7 +108,8 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
     passes.main()
     assert capsys.readouterr().out == first
     best = json.loads(first.splitlines()[-1])["best_valid_nll"]
-    assert best.keys() == {"0-0.5", "0-1", "0.5-0.5", "0.5-1", "weight decay 0.5"} and len(set(best.values())) == 5
+    cells = {f"{column}, {count} passes" for column in columns for count in (0.5, 1)}
+    assert best.keys() == cells | {"weight decay 0.5"} and len(set(best.values())) == 5
     results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*-*.json")]
     assert len(results) == 5
     for result in results:

@@ -19,37 +19,47 @@ from nas.core.pattern import expand
 
 PATTERN = "adadad"
 PASSES = (3.5, 7, 14, 28)
-DROPOUT = (0, 0.2, 0.4)
+COLUMNS = {
+    "dropout 0": ["model.dropout=0"],
+    "dropout 0.2": ["model.dropout=0.2"],
+    "dropout 0.4": ["model.dropout=0.4"],
+    "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
+}
 SETTINGS = {
     "embeddings not": ["model.dropout=0.2", "model.dropout_embedding=0"],
     "inner activations not": ["model.dropout=0.2", "model.dropout_activation=0"],
     "attention weights too": ["model.dropout=0.2", "model.dropout_attention=0.2"],
     "weight decay 0.1": ["model.dropout=0.2", "train.weight_decay=0.1"],
-    "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
-}  # with 28 passes
+    "weight decay 1": ["model.dropout=0.2", "train.weight_decay=1"],
+    "weight decay 0.5, attention weights": [*COLUMNS["weight decay 0.5"], "model.dropout_attention=0.2"],
+    "weight decay 0.5, dropout 0": ["model.dropout=0", "train.weight_decay=0.5"],
+}  # with SETTINGS_PASSES
 SETTINGS_PASSES = 28
 MEMORIES = (0, 32, 64, 128, 256)
 EVALUATIONS = 20
 
 
 def main() -> None:
-    arguments = job_parser(__doc__, "runs/passes", "0.2-*").parse_intermixed_args()
+    arguments = job_parser(__doc__, "runs/passes", "dropout-0.2-*").parse_intermixed_args()
     jobs = Jobs(arguments.out, arguments.overrides, arguments.only)
 
     def result(name: str, passes: float, options: list[str]) -> dict | None:
-        return jobs.do(name, lambda: train([*arguments.overrides, f"train.epochs={passes}", *options]))
+        job = f"{name}-{passes:g}".replace(", ", "-").replace(" ", "-")
+        return jobs.do(job, lambda: train([*arguments.overrides, f"train.epochs={passes:g}", *options]))
 
-    print_row("passes", *(f"dropout {dropout}" for dropout in DROPOUT))
-    print_row(*["---"] * (1 + len(DROPOUT)))
+    print_row("passes", *COLUMNS)
+    print_row(*["---"] * (1 + len(COLUMNS)))
     best = {}
     for passes in PASSES:
-        row = [result(f"{dropout}-{passes}", passes, [f"model.dropout={dropout}"]) for dropout in DROPOUT]
-        best |= {f"{dropout}-{passes}": found["best"] for dropout, found in zip(DROPOUT, row, strict=True) if found}
-        print_row(f"{passes:g}", *(found and f"{found['best']:.4f} ({found['nlls'][-1]:.4f})" for found in row))
+        row = {f"{name}, {passes:g} passes": result(name, passes, options) for name, options in COLUMNS.items()}
+        best |= {name: found["best"] for name, found in row.items() if found}
+        print_row(
+            f"{passes:g}", *(found and f"{found['best']:.4f} ({found['nlls'][-1]:.4f})" for found in row.values())
+        )
     for name, options in SETTINGS.items():
-        if found := result(name.replace(" ", "-"), SETTINGS_PASSES, options):
+        if found := result(name, SETTINGS_PASSES, options):
             best[name] = found["best"]
-            print_row(name, f"{found['best']:.4f}")
+            print_row(name, f"{found['best']:.4f} ({found['nlls'][-1]:.4f})")
     print_row("memory", *map(str, MEMORIES))
     for found in jobs.all(f"*-{SETTINGS_PASSES}"):
         print_row(found["setting"], *(f"{found['memory'][str(memory)]:.4f}" for memory in MEMORIES))
