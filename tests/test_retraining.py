@@ -51,11 +51,13 @@ def test_many_passes_cause_a_warning(small_config):
         return passes_warning(config, "train.steps", steps, 320)
 
     assert "read the 320 training tokens 5.1 times" in warning(wide, 51)
-    assert "give train.steps=50 or less, or model.dropout=0.2" in warning(wide, 51)
+    assert "give train.steps=50 or less, or model.dropout=0.2 train.weight_decay=0.5" in warning(wide, 51)
     assert warning(wide, 50) is None and warning(narrow, 140) is None
     assert warning(narrow, 141).endswith("give train.steps=140 or less")
     wide.model.dropout = 0.1
     assert warning(wide, 140) is None and warning(wide, 141) is not None
+    wide.train.weight_decay = 0.5
+    assert warning(wide, 280) is None and warning(wide, 281) is not None
 
 
 def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):

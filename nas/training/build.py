@@ -18,9 +18,10 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-# Passes over a text after which models overfit: of width 128 without dropout (docs/results.md), and of less width or
-# with dropout (experiments/compare, docs/results.md).
-MAX_PASSES, MAX_PASSES_ROBUST = 5, 14
+# Passes over a text after which models overfit: of width 128 without dropout (docs/results.md); of less width or with
+# dropout (experiments/compare, docs/results.md). With dropout and strong weight decay not even then (experiments/passes).
+MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
+STRONG_DECAY = 0.5
 
 
 def block_config(config: Config) -> BlockConfig:
@@ -134,15 +135,19 @@ def passes_warning(config: Config, option: str, steps: int, text_tokens: int) ->
 
     option: the option that gives its number of steps.
     """
-    robust = uses_dropout(config) or config.model.d_model < 128
+    dropout = uses_dropout(config)
+    robust = dropout or config.model.d_model < 128
     most = MAX_PASSES_ROBUST if robust else MAX_PASSES
+    if dropout and config.train.weight_decay >= STRONG_DECAY:
+        most = MAX_PASSES_DECAY
     tokens_per_step = config.train.batch_size * config.train.segment
     passes, enough = steps * tokens_per_step / text_tokens, max(1, most * text_tokens // tokens_per_step)
     if passes <= most:
         return None
     return (
         f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
-        f"may overfit after {most}; give {option}={enough} or less" + ("" if robust else ", or model.dropout=0.2")
+        f"may overfit after {most}; give {option}={enough} or less"
+        + ("" if robust else ", or model.dropout=0.2 train.weight_decay=0.5")
     )
 
 
