@@ -18,8 +18,8 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-# Passes over a text after which models overfit: of width 128 without dropout (docs/results.md); of less width or with
-# dropout (experiments/compare, docs/results.md). With dropout and strong weight decay not even then (experiments/passes).
+# Passes over a text after which models overfit: of width 128 without dropout (docs/results.md), and of less width or
+# with dropout (experiments/compare). With dropout and strong weight decay they did not yet (experiments/passes).
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
 
