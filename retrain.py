@@ -39,6 +39,8 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
         keys += ["stride", "factorization"]
     if "sparse_fixed" in pattern_file["blocks"]:
         keys += ["summary"]
+    if "window" in pattern_file["blocks"]:
+        keys += ["window"]
     for key in keys:
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from models import attention, sparse
 from models.attention import Positions, RelativeAttention
-from models.sparse import SparseAttention
-from models.sparse_keys import KeySet, fixed, strided
+from models.sparse import SparseAttention, WindowAttention
+from models.sparse_keys import KeySet, LocalWindow, fixed, strided
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -24,7 +24,7 @@ class BlockConfig:
     dropout: of the results of branches, and of the network's last layer. dropout_embedding: of embeddings.
     dropout_activation: within dense blocks. dropout_attention: of attention weights.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, summary, factorization: see models/sparse.py.
+    stride, summary, factorization, window: see models/sparse.py.
     """
 
     d_model: int
@@ -40,16 +40,19 @@ class BlockConfig:
     stride: int = 32
     summary: int = 4
     factorization: str = "merged"
+    window: int = 32
 
 
 class Operation(nn.Module):
     """A residual branch with its own normalisation and dropout. Subclasses implement branch().
 
     needs_memory: whether the operation reads positions before the segment.
+    reach: the number of positions before the segment that it reads at most; None: all.
     period: the result does not change if the whole stream is shifted by this number of positions.
     """
 
     needs_memory = False
+    reach: int | None = None
     period = 1
 
     def __init__(self, config: BlockConfig):
@@ -147,6 +150,24 @@ class SparseFixed(SparseOperation):
         return fixed(config.stride, config.summary)
 
 
+class Window(Attention):
+    """Sliding-window attention (arXiv 2004.05150, section 3.1)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.reach = config.window
+
+    @staticmethod
+    def build(config):
+        shape = config.d_model, config.heads, config.window
+        return WindowAttention(*shape, config.relative, config.dropout_attention)
+
+    @classmethod
+    def flops(cls, config, batch, segment, memory):
+        shape = config.relative, config.d_model, batch, segment, min(memory, config.window)
+        return sparse.count_flops((LocalWindow(config.window),), True, *shape)
+
+
 class Dense(Operation):
     """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
 
@@ -172,6 +193,7 @@ class Identity(nn.Module):
     """An empty branch. A search can choose it to leave out a block."""
 
     needs_memory = False
+    reach: int | None = None
     period = 1
 
     def __init__(self, config: BlockConfig):
@@ -191,6 +213,7 @@ OPERATIONS = {
     "attention": Attention,
     "sparse_strided": SparseStrided,
     "sparse_fixed": SparseFixed,
+    "window": Window,
     "dense": Dense,
     "identity": Identity,
 }

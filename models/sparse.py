@@ -1,9 +1,11 @@
-"""Sparse attention at a cost of n * sqrt(n): strided and fixed (Child et al. 2019, arXiv 1904.10509, section 4.3).
+"""Attention to sets of keys: strided and fixed sparse attention at a cost of n * sqrt(n) (Child et al. 2019,
+arXiv 1904.10509, section 4.3), and sliding-window attention at a cost of n (arXiv 2004.05150, section 3.1).
 
-The stream is divided into rows of l = `stride` positions. A query attends to two sets of past keys:
+The stream is divided into rows of l = `stride` positions. A query attends to one or two sets of past keys:
 
 - strided: (1) itself and the previous l positions; (2) its column, that is, itself and every l-th position before it;
-- fixed: (1) its row; (2) the last c = `summary` columns of every row.
+- fixed: (1) its row; (2) the last c = `summary` columns of every row;
+- window: itself and the previous l = `window` positions.
 
 factorization `merged`: one softmax over the union of both sets. `heads`: the first half of the heads attends to the
 first set, the second half to the second (section 5.1). A head without any key (fixed, in the first row) adds nothing.
@@ -25,7 +27,7 @@ from torch.nn import functional as F
 
 from models import attention
 from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
-from models.sparse_keys import KeySet
+from models.sparse_keys import KeySet, LocalWindow
 
 FACTORIZATIONS = ("merged", "heads")
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sparse.py --border
@@ -95,13 +97,14 @@ def dense_mask(unions: tuple, keys: int, length: int, place: int, dtype, device)
     return additive_mask(torch.stack(allowed), dtype, device)
 
 
-def uses_dense_mask(keys: int) -> bool:
+def uses_dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int) -> bool:
     """Whether dense attention under a mask is faster than attention in groups."""
-    return keys <= DENSE_UP_TO
+    only_window = len(key_sets) == 1
+    return keys <= DENSE_UP_TO or (only_window and length <= key_sets[0].stride)
 
 
 class SparseAttention(RelativeAttention):
-    """Attention to two sets of keys, from strided(stride) or fixed(stride, summary).
+    """Attention to one or two sets of keys, such as strided(stride) or fixed(stride, summary).
 
     Raises ValueError if the factorization is unknown or the heads do not fit it.
     """
@@ -110,7 +113,7 @@ class SparseAttention(RelativeAttention):
         self,
         d_model: int,
         heads: int,
-        key_sets: tuple[KeySet, KeySet],
+        key_sets: tuple[KeySet, ...],
         factorization: str = "merged",
         relative: bool = True,
         dropout: float = 0.0,
@@ -120,17 +123,18 @@ class SparseAttention(RelativeAttention):
             raise ValueError(f"factorization={factorization!r} must be one of {', '.join(FACTORIZATIONS)}")
         if factorization == "heads" and heads % 2:
             raise ValueError(f"heads={heads} must be even: with factorization=heads each half has its own set")
-        self.key_sets, self.stride, self.merged = key_sets, key_sets[0].stride, factorization == "merged"
+        self.key_sets, self.stride = key_sets, key_sets[0].stride
+        self.merged = factorization == "merged" or len(key_sets) == 1
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        compute = self.masked if uses_dense_mask(context.shape[1]) else self.blocked
+        compute = self.masked if uses_dense_mask(self.key_sets, context.shape[1], length) else self.blocked
         return self.output(compute(context, length, positions))
 
     def masked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """Dense attention under a mask, for few keys: [B, K, D] -> [B, L, D]."""
-        keys, (near, far) = context.shape[1], self.key_sets
-        unions = ((near, far),) if self.merged else ((near,), (far,))
+        keys = context.shape[1]
+        unions = (self.key_sets,) if self.merged else tuple((key_set,) for key_set in self.key_sets)
         place = (positions.start + length - keys) % self.stride
         masks = dense_mask(unions, keys, length, place, context.dtype, context.device)  # [1 or 2, L, K]
         mask = masks.repeat_interleave(self.heads // len(unions), dim=0)[:, None]  # [H, 1, L, K]
@@ -148,16 +152,18 @@ class SparseAttention(RelativeAttention):
         (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, self.stride))  # [H, B, R, l, E]
         key_value = split_heads(self.key_value(context), self.heads, 2).unflatten(3, (-1, self.stride))
 
-        (near, far), inputs = self.key_sets, (query, key_value, positions, layout)
-        if self.merged:  # weigh each set's softmax by its share of the sum of exp(scores)
+        (near, *others), inputs = self.key_sets, (query, key_value, positions, layout)
+        if not others:
+            mixed, _ = self.attend_to(near, slice(None), *inputs)
+        elif self.merged:  # weigh each set's softmax by its share of the sum of exp(scores)
             mixed, lse = self.attend_to(near, slice(None), *inputs)
-            others, others_lse = self.attend_to(far, slice(None), *inputs, without=near)
-            mixed = torch.lerp(others, mixed, torch.sigmoid(lse - others_lse))  # [H, B, R, l, E]
+            far, far_lse = self.attend_to(*others, slice(None), *inputs, without=near)
+            mixed = torch.lerp(far, mixed, torch.sigmoid(lse - far_lse))  # [H, B, R, l, E]
         else:
             half = self.heads // 2
             mixed, _ = self.attend_to(near, slice(half), *inputs)
-            others, others_lse = self.attend_to(far, slice(half, None), *inputs)
-            mixed = torch.cat([mixed, others * (others_lse > MASKED / 2)])  # a head without any key adds nothing
+            far, far_lse = self.attend_to(*others, slice(half, None), *inputs)
+            mixed = torch.cat([mixed, far * (far_lse > MASKED / 2)])  # a head without any key adds nothing
         return join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length])
 
     def attend_to(
@@ -189,15 +195,32 @@ class SparseAttention(RelativeAttention):
         return mixed, lse
 
 
+class WindowAttention(SparseAttention):
+    """Sliding-window attention: a query sees itself and the `window` positions before it.
+
+    Raises ValueError if the window is below 1.
+    """
+
+    def __init__(self, d_model: int, heads: int, window: int, relative: bool = True, dropout: float = 0.0):
+        super().__init__(d_model, heads, (LocalWindow(window),), relative=relative, dropout=dropout)
+
+    def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
+        """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
+        context = context[:, -(self.stride + length) :]
+        # The window moves with the query, so rows may begin anywhere. If they begin with the context, one layout fits
+        # all segments.
+        return super().forward(context, length, positions._replace(start=context.shape[1] - length))
+
+
 def count_flops(
-    key_sets: tuple[KeySet, KeySet], merged: bool, relative: bool, d_model: int, batch: int, segment: int, memory: int
+    key_sets: tuple[KeySet, ...], merged: bool, relative: bool, d_model: int, batch: int, segment: int, memory: int
 ) -> float:
     """FLOPs of a forward pass of SparseAttention per token of the segment, `memory` positions into the stream.
 
     Only matrix products count, including masked scores.
     """
     keys, stride = memory + segment, key_sets[0].stride
-    if uses_dense_mask(keys):
+    if uses_dense_mask(key_sets, keys, segment):
         return attention.count_flops(relative, d_model, batch, segment, memory)
     layout = lay_out(keys, segment, memory, stride)
     places = torch.empty(1, 1, layout.rows, stride, 1, device="meta")  # only its shape matters

@@ -81,7 +81,7 @@ class Block(nn.Module):
     def __init__(self, operation: nn.Module):
         super().__init__()
         self.operation = operation
-        self.needs_memory, self.period = operation.needs_memory, operation.period
+        self.needs_memory, self.reach, self.period = operation.needs_memory, operation.reach, operation.period
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         return x + self.operation(x, memory, positions)
@@ -150,7 +150,8 @@ class TransformerXL(nn.Module):
         positions = Positions(encodings, offset % self.stride)
         extended = Memories([], offset + length)
         for block, memory in zip(self.blocks, blocks, strict=True):
-            extended.blocks.append(extend_memory(memory, x, memory_length) if block.needs_memory else None)
+            kept = memory_length if block.reach is None else min(memory_length, block.reach)
+            extended.blocks.append(extend_memory(memory, x, kept) if block.needs_memory else None)
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(block, x, memory, positions, use_reentrant=False)
             else:

@@ -40,7 +40,9 @@ def relative_attention(query, key, value, position, content_bias, position_bias,
 
 
 def sparse_sets(kind: str, stride: int, summary: int, i: int) -> tuple[set[int], set[int]]:
-    """The two key sets of a query at place i of a stream: A^(1) and A^(2) of arXiv 1904.10509, section 4.3."""
+    """The key sets of a query at place i of a stream: A^(1) and A^(2) of arXiv 1904.10509, section 4.3; or a window."""
+    if kind == "window":
+        return set(range(max(0, i - stride), i + 1)), set()
     if kind == "strided":
         return set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
     own_row = {j for j in range(i + 1) if j // stride == i // stride}

@@ -89,6 +89,24 @@ def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, factorization,
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_window_attention_equals_the_double_loop(shape, relative, monkeypatch):
+    window, _, segment, memory, start = shape
+    torch.manual_seed(0)
+    attention = OPERATIONS["window"](BlockConfig(8, 4, 1, window=window, relative=relative)).attention.double()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.6)
+    inputs = context_of(attention, segment, memory, start)
+    expected = values_and_gradients(slow(attention, "window", 0, *inputs), inputs[0], attention)
+    for dense in (True, False):
+        monkeypatch.setattr(sparse, "uses_dense_mask", lambda *_, dense=dense: dense)
+        results = values_and_gradients(attention(*inputs), inputs[0], attention)
+        for a, b in zip(results, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_keys_use_groups_and_few_a_dense_mask(kind, monkeypatch):
     attention, calls = attention_of(kind, 4), []

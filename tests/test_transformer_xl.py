@@ -81,14 +81,14 @@ def test_weights_start_at_a_size_that_keeps_activations():
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
 
 
-ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "identity"]
+ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "window", "identity"]
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     """Losses, memories and gradients over two segments with dropout are bit-identical."""
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
-    config, results, kept = BlockConfig(16, 2, 24, dropout=0.3, activation=activation, stride=4), [], []
+    config, results, kept = BlockConfig(16, 2, 24, dropout=0.3, activation=activation, stride=4, window=3), [], []
     tokens, targets = stream(20)
     for recompute in (False, True):
         model = model_of(ALL, config, recompute=recompute).train()
@@ -106,8 +106,18 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     assert kept[1] < kept[0] / 2
 
 
+def test_a_window_block_keeps_no_more_memory_than_it_reads():
+    config = BlockConfig(16, 2, 24, window=3)
+    model, (tokens, targets) = model_of(["window", "attention"], config), stream(20)
+    whole, _ = model(tokens, targets, None, 20)
+    first, memories = model(tokens[:, :13], targets[:, :13], None, 20)
+    second, _ = model(tokens[:, 13:], targets[:, 13:], memories, 20)
+    assert [memory.shape[1] for memory in memories.blocks] == [3, 13]
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
+
+
 def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
-    config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4), 100
+    config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4, window=3), 120
     plain, depth_scaled = (model_of(ALL * 20, config, depth_scaled=depth_scaled) for depth_scaled in (False, True))
     for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
         before, after = dict(one.named_parameters()), dict(other.named_parameters())
@@ -153,7 +163,7 @@ def test_relative_positions_and_a_grid_cannot_be_combined():
 
 def test_a_grid_model_has_positions_only_in_its_embeddings():
     """Its attention has no relative positions, and dividing a stream into segments changes no loss."""
-    config = BlockConfig(16, 2, 24, relative=False, stride=4)
+    config = BlockConfig(16, 2, 24, relative=False, stride=4, window=3)
     model = model_of(ALL, config, grid=[2, 3, 2])
     assert not any("position" in name for name, _ in model.blocks.named_parameters())
     for table in model.grid.tables:

@@ -52,13 +52,13 @@ class ModelOptions:
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
     stride: int | None = option(
-        None,
-        "sparse attention: stride in positions; a period of the data is best "
-        "(null: the power of two nearest to sqrt(train.segment + train.memory))",
-        minimum=1,
+        None, "sparse attention: positions; null: the power of two nearest to sqrt(segment + memory)", minimum=1
     )
     summary: int | None = option(
         None, "sparse_fixed: summary positions at the end of each stride (null: 4, at most the stride)", minimum=1
+    )
+    window: int | None = option(
+        None, "window attention: earlier positions that it sees (null: a quarter of segment + memory)", minimum=1
     )
     factorization: str = option(
         "merged",

@@ -22,6 +22,7 @@ def check(config: Config) -> None:
     for key, item in options():
         check_range(key, values[key], item.metadata)
     check_model(config.model)
+    check_window(config)
     check_grid(config)
     check_train(config.train)
     check_short_segments(config)
@@ -65,6 +66,12 @@ def check_model(model: ModelOptions) -> None:
         raise InputError(
             f"model.div_value={model.div_value} needs model.tie_embeddings=false: a tied table has one width"
         )
+
+
+def check_window(config: Config) -> None:
+    keys, window = config.train.segment + config.train.memory, config.model.window
+    if window > keys:
+        raise InputError(f"model.window={window} must be at most train.segment + train.memory, which is {keys}")
 
 
 def check_cutoffs(cutoffs) -> None:

@@ -174,6 +174,7 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if keys > 0:  # check() reports lengths that are out of range
         found["model.stride"] = default_stride(keys)
         found["model.summary"] = default_summary(stride or found["model.stride"])
+        found["model.window"] = max(1, keys // 4)
     for kind in ("embedding", "activation"):
         found[f"model.dropout_{kind}"] = values["model.dropout"]
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones

@@ -9,10 +9,17 @@ from nas.core.metrics import PI
 FORMAT = "par-pattern/1"
 
 # The names of models.operations.OPERATIONS, which imports torch, and a letter for each.
-LETTERS = {"attention": "a", "sparse_strided": "s", "sparse_fixed": "f", "dense": "d", "identity": "i"}
+LETTERS = {
+    "attention": "a",
+    "sparse_strided": "s",
+    "sparse_fixed": "f",
+    "window": "w",
+    "dense": "d",
+    "identity": "i",
+}
 OPERATIONS = tuple(LETTERS)
 SPARSE = ("sparse_strided", "sparse_fixed")
-ATTENDING = ("attention", *SPARSE)
+ATTENDING = ("attention", *SPARSE, "window")
 
 
 def interleaved(blocks: int) -> list[str]:
@@ -21,7 +28,7 @@ def interleaved(blocks: int) -> list[str]:
 
 
 def abbreviate(blocks: list[str]) -> str:
-    """One letter per block: a attention, s sparse_strided, f sparse_fixed, d dense, i identity."""
+    """One letter per block: a attention, s sparse_strided, f sparse_fixed, w window, d dense, i identity."""
     return "".join(LETTERS[name] for name in blocks)
 
 

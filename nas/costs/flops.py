@@ -31,6 +31,8 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
         unused += ["recompute", *(key for key in model if key.startswith("dropout"))]
     if not set(SPARSE) & set(operations):
         unused += ["stride", "summary", "factorization"]
+    if "window" not in operations:
+        unused += ["window"]
     model = {key: value for key, value in model.items() if key not in unused}
     return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
 

@@ -12,6 +12,7 @@ COLOURS = {
     "attention": "#c8553d",
     "sparse_strided": "#e09f3e",
     "sparse_fixed": "#7b6d8d",
+    "window": "#2a9d8f",
     "dense": "#2f6690",
     "identity": "#b9bfc7",
 }

@@ -41,6 +41,8 @@ class StochasticBlock(nn.Module):
         if shared_projections:
             share_weights([self.candidates[operations.index(name)] for name in operations if name in ATTENDING])
         self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
+        reaches = [candidate.reach for candidate in self.candidates if candidate.needs_memory]
+        self.reach = None if None in reaches else max(reaches, default=0)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.choice: Choice | None = None  # None until the SuperNet sets a mixture or a path
 

@@ -40,6 +40,7 @@ def block_config(config: Config) -> BlockConfig:
         stride=model.stride,
         summary=model.summary,
         factorization=model.factorization,
+        window=model.window,
     )
 
 
