@@ -121,3 +121,14 @@ def cheapest_cutoffs(counts, clusters: int, cost) -> float:
             longer[j] = float((np.array(best)[starts] + tails).min())
         best = longer
     return best[words]
+
+
+def gated_delta(query, key, value, log_decay, rate, state) -> tuple[Tensor, Tensor]:
+    """The recurrence of arXiv 2412.06464, equation 10, one position at a time. Shapes as in models/delta.py."""
+    outputs = []
+    for t in range(query.shape[2]):
+        decayed = log_decay[:, :, t, None, None].exp() * state
+        k, v = key[:, :, t, :, None], value[:, :, t, None, :]  # [B, H, E, 1], [B, H, 1, F]
+        state = decayed + rate[:, :, t, None, None] * k * (v - k.transpose(-2, -1) @ decayed)
+        outputs.append((query[:, :, t, None, :] @ state)[:, :, 0])
+    return torch.stack(outputs, dim=2), state
