@@ -15,7 +15,7 @@ def gated_delta(
     log_decay: Tensor,
     rate: Tensor,
     state: Tensor | None = None,
-    chunk: int = 32,
+    chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """Read a stream with a state of fixed size. Its cost grows linearly with the number of positions.
 
@@ -65,8 +65,10 @@ def gated_delta(
     kept = last.exp()
 
     outputs = []
-    for n in range(query.shape[2]):
-        correction = fresh[:, :, n] - stale[:, :, n] @ state  # [B, H, C, F]
-        outputs.append(decayed_query[:, :, n] @ state + scores[:, :, n] @ correction)
-        state = kept[:, :, n] * state + written_key[:, :, n] @ correction
+    # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
+    chunks = (x.unbind(2) for x in (fresh, stale, decayed_query, scores, kept, written_key))
+    for new, old, reading, weights, left, writing in zip(*chunks, strict=True):
+        correction = new - old @ state  # [B, H, C, F]
+        outputs.append(reading @ state + weights @ correction)
+        state = left * state + writing @ correction
     return torch.stack(outputs, dim=2).flatten(2, 3)[:, :, :length], state
