@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 
 from nas.core.config import Config
+from nas.core.config_checks import check_pattern
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import SPARSE, abbreviate, read_pattern
+from nas.core.pattern import OWN_SIZES, abbreviate, read_pattern
 from nas.core.run_folder import RESULTS
 from nas.costs.cost_table import latency_report
 
@@ -35,12 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
     """Print a notice for each size of the model that differs from the search, and if model.blocks does."""
     keys = ["d_model", "heads", "d_ffn", "positions"]
-    if set(SPARSE) & set(pattern_file["blocks"]):
-        keys += ["stride", "factorization"]
-    if "sparse_fixed" in pattern_file["blocks"]:
-        keys += ["summary"]
-    if "window" in pattern_file["blocks"]:
-        keys += ["window"]
+    keys += dict.fromkeys(size for name in pattern_file["blocks"] for size in OWN_SIZES.get(name, ()))
     for key in keys:
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):
@@ -95,8 +91,7 @@ def main() -> None:
     pattern_file = read_pattern(arguments.pattern)
     config = load_config(arguments.config, arguments.overrides)
     notice_other_sizes(pattern_file, config)
-    if config.train.optimizer == "muon" and set(pattern_file["blocks"]) == {"identity"}:
-        raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
+    check_pattern(pattern_file["blocks"], config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import open_run

@@ -1,16 +1,84 @@
 """Gated linear attention with the delta rule (Gated DeltaNet, Yang et al. 2024, arXiv 2412.06464, section 3.4).
 
-Shape letters as in models/attention.py.
+Shape letters as in models/attention.py, and F width of values, C chunk length, N chunks.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import join_heads, split_heads
-from models.delta import gated_delta
 
-TAPS = 4  # positions that the short convolution reads
+TAPS = 4  # positions that the short convolution reads, the current one included
+SLOWEST, FASTEST = 0.001, 0.1  # decays of the first and the last head per position, before training
+
+
+def gated_delta(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    rate: Tensor,
+    state: Tensor | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule (arXiv 2412.06464, section 3.3): read a stream with a state of fixed size.
+
+    For position t, with decay a = exp(log_decay[t]) and rate b:
+
+        state = a * state
+        state = state + b * key (value - key @ state)     (the delta rule corrects what the state returns for the key)
+        output = query @ state
+
+    Within a chunk, the corrections of all positions are the solution of a triangular system. The state goes from chunk
+    to chunk, so the cost grows linearly with the number of positions.
+
+    Args:
+        query, key: [B, H, L, E]. Keys of length at most 1 keep the state bounded if the rates are at most 1.
+        value: [B, H, L, F].
+        log_decay: [B, H, L], at most 0.
+        rate: [B, H, L], from 0 to 1.
+        state: [B, H, E, F] after the previous positions; None: zeros.
+
+    Returns:
+        The outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
+    """
+    length = query.shape[-2]
+    rest = -length % chunk
+    if rest:  # positions without effect: they do not decay the state and add nothing to it
+        query, key, value = (F.pad(x, (0, 0, 0, rest)) for x in (query, key, value))
+        log_decay, rate = F.pad(log_decay, (0, rest)), F.pad(rate, (0, rest))
+    query, key, value = (x.unflatten(-2, (-1, chunk)) for x in (query, key, value))  # [B, H, N, C, E or F]
+    log_decay, rate = (x.unflatten(-1, (-1, chunk)) for x in (log_decay, rate))  # [B, H, N, C]
+    if state is None:
+        state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
+
+    total = log_decay.cumsum(dim=-1)[..., None]  # [B, H, N, C, 1]: logarithm of the decay since the chunk's start
+    ones = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device)
+    # The decay from position j to position i, for j <= i. Later positions are masked before exp() could overflow.
+    decay = (total - total.transpose(-2, -1)).masked_fill(~ones.tril(), -torch.inf).exp()  # [B, H, N, C, C]
+    rate = rate[..., None]  # [B, H, N, C, 1]
+    system = (rate * decay * (key @ key.transpose(-2, -1))).tril(-1)  # the solver takes the diagonal as 1
+    decayed_key = total.exp() * key
+    known = torch.cat([rate * value, rate * decayed_key], dim=-1)
+    solution = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    fresh, stale = solution.split([value.shape[-1], key.shape[-1]], dim=-1)  # corrections = fresh - stale @ state
+    scores = decay * (query @ key.transpose(-2, -1))  # [B, H, N, C, C]
+    decayed_query = total.exp() * query
+    last = total[..., -1:, :]  # [B, H, N, 1, 1]
+    written_key = ((last - total).exp() * key).transpose(-2, -1)  # [B, H, N, E, C]
+    kept = last.exp()
+
+    outputs = []
+    # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
+    chunks = (x.unbind(2) for x in (fresh, stale, decayed_query, scores, kept, written_key))
+    for new, old, reading, weights, left, writing in zip(*chunks, strict=True):
+        correction = new - old @ state  # [B, H, C, F]
+        outputs.append(reading @ state + weights @ correction)
+        state = left * state + writing @ correction
+    return torch.stack(outputs, dim=2).flatten(2, 3)[:, :, :length], state
 
 
 class LinearAttention(nn.Module):
@@ -19,37 +87,71 @@ class LinearAttention(nn.Module):
     Queries, keys and values pass through a short causal convolution. Keys and queries have length 1. Each head decays
     its state and writes to it at rates that depend on the input. The output is normalised per head and gated.
 
-    Raises ValueError if heads does not divide d_model.
+    chunk: positions that matrix products treat at once; it changes the speed, not the result. Raises ValueError if
+    heads does not divide d_model.
     """
 
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, heads: int, chunk: int = 64):
         super().__init__()
         if d_model % heads:
             raise ValueError(f"heads={heads} must divide d_model={d_model}")
-        self.heads, width = heads, d_model // heads
+        self.heads, self.chunk = heads, chunk
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.taps = nn.Parameter(torch.empty(TAPS, 3 * d_model))
-        self.gates = nn.Linear(d_model, 2 * heads)  # of the decay and of the rate of writing
-        self.log_speed = nn.Parameter(torch.zeros(heads))  # of the decay
-        self.norm = nn.RMSNorm(width)
+        self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)
+        self.rates = nn.Linear(d_model, 2 * heads)  # of the decay, and of writing
+        decays = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), heads)
+        with torch.no_grad():
+            self.rates.bias.copy_(torch.cat([decays.expm1().log(), torch.zeros(heads)]))  # the inverse of softplus
+        self.norm = nn.RMSNorm(d_model // heads)
         self.output_gate = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, context: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Read context [B, K, D] after a state [B, H, E, E], or from the start of a stream if it is None.
+    def forward(self, context: Tensor, length: int, state: Tensor | None = None, known: int = 0):
+        """Read a context [B, K, D], and return the results of its last `length` positions.
 
-        Returns [B, K, D] and the state after the context.
+        state: [B, H, E, E], which contains everything before the context and its first `known` positions. These are at
+        most TAPS - 1, and only the convolution reads them again. None: the stream begins with the context.
+
+        Returns [B, L, D], and the state [B, H, E, E] after the context.
         """
-        mixed = self.convolve(self.query_key_value(context))  # [B, K, 3D]
-        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, K, E] each
-        decay, rate = self.gates(context).transpose(1, 2).chunk(2, dim=1)  # [B, H, K] each
-        log_decay = -self.log_speed.exp()[:, None] * F.softplus(decay)
-        key, query = F.normalize(key, dim=-1), F.normalize(query, dim=-1)
-        read, state = gated_delta(query, key, value, log_decay, rate.sigmoid(), state)  # [B, H, K, E]
-        read = join_heads(self.norm(read).transpose(0, 1))  # [B, K, D]
-        return self.output(read * F.silu(self.output_gate(context))), state
+        mixed = self.convolve(self.query_key_value(context))[:, known:]  # [B, K', 3D]: the new positions
+        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, K', E] each
+        decay, rate = self.rates(context[:, known:]).transpose(1, 2).chunk(2, dim=1)  # [B, H, K'] each
+        with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
+            query, key, value, decay, rate = (
+                x.float() if x.itemsize < 4 else x for x in (query, key, value, decay, rate)
+            )
+            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+            log_decay = -F.softplus(decay)
+            read, state = gated_delta(query, key, value, log_decay, rate.sigmoid(), state, self.chunk)
+        read = join_heads(self.norm(read[:, :, -length:]).transpose(0, 1))  # [B, L, D]
+        return self.output(read * F.silu(self.output_gate(context[:, -length:]))), state
 
     def convolve(self, x: Tensor) -> Tensor:
         """A causal convolution of each column of x [B, K, 3D] over the last TAPS positions."""
-        padded = F.pad(x, (0, 0, TAPS - 1, 0))
-        return sum(tap * padded[:, offset : offset + x.shape[1]] for offset, tap in enumerate(self.taps))
+        return self.convolution(F.pad(x.transpose(1, 2), (TAPS - 1, 0))).transpose(1, 2)
+
+
+def pack(state: Tensor, inputs: Tensor) -> Tensor:
+    """A state [B, H, E, E], and the last inputs of [B, K, D] that the convolution reads, as one memory [B, .., D]."""
+    return torch.cat([state.transpose(1, 2).flatten(2), inputs[:, 1 - TAPS :]], dim=1)
+
+
+def unpack(memory: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The state [B, H, E, E] and the inputs [B, T, D] in a memory of pack()."""
+    width = memory.shape[-1] // heads
+    return memory[:, :width].unflatten(-1, (heads, width)).transpose(1, 2), memory[:, width:]
+
+
+def count_flops(d_model: int, heads: int, chunk: int, segment: int) -> float:
+    """FLOPs of a forward pass of LinearAttention per token of the segment, if the state is known.
+
+    Only matrix products and the convolution count, including the masked half of the scores and the positions that fill
+    the last chunk.
+    """
+    square, width = 2 * d_model**2, d_model // heads
+    projections = (3 * square + 2 * 3 * d_model * TAPS) * (segment + TAPS - 1) / segment
+    projections += 2 * square + 2 * d_model * 2 * heads
+    products = 2 * d_model * (3 * chunk + 3 * width)  # scores of keys and of queries, corrections; three with the state
+    triangular = d_model * 2 * chunk  # half of a product, for two right-hand sides
+    return projections + (products + triangular) * -(-segment // chunk) * chunk / segment

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models import attention, sparse
+from models import attention, linear, sparse
 from models.attention import Positions, RelativeAttention
+from models.linear import LinearAttention
 from models.sparse import SparseAttention, WindowAttention
 from models.sparse_keys import KeySet, LocalWindow, fixed, strided
 
@@ -24,7 +25,7 @@ class BlockConfig:
     dropout: of the results of branches, and of the network's last layer. dropout_embedding: of embeddings.
     dropout_activation: within dense blocks. dropout_attention: of attention weights.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, summary, factorization, window: see models/sparse.py.
+    stride, summary, factorization, window: see models/sparse.py. chunk: see models/linear.py.
     """
 
     d_model: int
@@ -41,6 +42,7 @@ class BlockConfig:
     summary: int = 4
     factorization: str = "merged"
     window: int = 32
+    chunk: int = 64
 
 
 class Operation(nn.Module):
@@ -62,11 +64,16 @@ class Operation(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
-        """x [B, L, D], memory [B, M, D] or None -> [B, L, D]."""
+        """x [B, L, D], memory: the inputs before the segment [B, M, D], or None -> [B, L, D]."""
         context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)  # [B, M + L, D]
-        if self.post_norm:
-            return self.norm(x + self.dropout(self.branch(context, x.shape[1], positions))) - x
-        return self.dropout(self.branch(self.norm(context), x.shape[1], positions))
+        return self.finish(x, self.branch(self.prepare(context), x.shape[1], positions))
+
+    def prepare(self, context: Tensor) -> Tensor:
+        return context if self.post_norm else self.norm(context)
+
+    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
+        """The change of x that a branch makes."""
+        return self.norm(x + self.dropout(branch)) - x if self.post_norm else self.dropout(branch)
 
     def branch(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
@@ -168,6 +175,37 @@ class Window(Attention):
         return sparse.count_flops((LocalWindow(config.window),), True, *shape)
 
 
+class Linear(Operation):
+    """Gated linear attention (arXiv 2412.06464). It has a state instead of keys and values.
+
+    step() carries the state from segment to segment. forward() reads the memory anew from an empty state, because a
+    SuperNet keeps the inputs of a block, and not every step runs this operation.
+    """
+
+    needs_memory = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = LinearAttention(config.d_model, config.heads, config.chunk)
+
+    def branch(self, context, length, positions):
+        return self.attention(context, length)[0]
+
+    def step(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x [B, L, D] -> [B, L, D], and the memory for the next segment, without gradient. See linear.pack()."""
+        state, tail = (None, x[:, :0]) if memory is None else linear.unpack(memory, self.attention.heads)
+        context = torch.cat([tail, x], dim=1)  # [B, T + L, D]
+        branch, state = self.attention(self.prepare(context), x.shape[1], state, known=tail.shape[1])
+        return self.finish(x, branch), linear.pack(state, context).detach()
+
+    def output_layer(self):
+        return self.attention.output
+
+    @classmethod
+    def flops(cls, config, batch, segment, memory):
+        return linear.count_flops(config.d_model, config.heads, config.chunk, segment)
+
+
 class Dense(Operation):
     """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
 
@@ -214,6 +252,7 @@ OPERATIONS = {
     "sparse_strided": SparseStrided,
     "sparse_fixed": SparseFixed,
     "window": Window,
+    "linear": Linear,
     "dense": Dense,
     "identity": Identity,
 }

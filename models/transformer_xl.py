@@ -12,14 +12,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Positions, sinusoidal_encodings
-from models.operations import OPERATIONS, BlockConfig, Operation
+from models.operations import OPERATIONS, BlockConfig, Linear, Operation
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 
 class Memories(NamedTuple):
     """State of a stream between two segments.
 
-    blocks: for each block its last inputs [B, M, D], or None if it has no memory. offset: positions read so far.
+    blocks: for each block its last inputs [B, M, D], the state of Linear.step(), or None if it has no memory. offset:
+    positions read so far.
     """
 
     blocks: list[Tensor | None]
@@ -76,25 +77,37 @@ class GridPositions(nn.Module):
 
 
 class Block(nn.Module):
-    """A block with a fixed operation: x + operation(x)."""
+    """A block with a fixed operation: x + operation(x).
+
+    carries_state: its memory is a state that depends on the whole stream.
+    """
 
     def __init__(self, operation: nn.Module):
         super().__init__()
-        self.operation = operation
+        self.operation, self.carries_state = operation, isinstance(operation, Linear)
         self.needs_memory, self.reach, self.period = operation.needs_memory, operation.reach, operation.period
 
-    def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
-        return x + self.operation(x, memory, positions)
+    def forward(
+        self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.carries_state:
+            branch, state = self.operation.step(x, memory)
+            return x + branch, state if memory_length else None
+        return x + self.operation(x, memory, positions), extend_memory(self, memory, x, memory_length)
 
 
-def extend_memory(memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
-    """The last memory_length positions of memory [B, M, D] and x [B, L, D], detached; None if memory_length is 0."""
-    if memory_length == 0:
+def extend_memory(block: nn.Module, memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
+    """The last positions of memory [B, M, D] and x [B, L, D], at most memory_length, that a block reads, detached.
+
+    None if there are none.
+    """
+    kept = memory_length if block.reach is None else min(memory_length, block.reach)
+    if not block.needs_memory or kept == 0:
         return None
     x = x.detach()
-    if memory is None or x.shape[1] >= memory_length:
-        return x[:, -memory_length:]
-    return torch.cat([memory, x], dim=1)[:, -memory_length:]
+    if memory is None or x.shape[1] >= kept:
+        return x[:, -kept:]
+    return torch.cat([memory, x], dim=1)[:, -kept:]
 
 
 class TransformerXL(nn.Module):
@@ -102,7 +115,8 @@ class TransformerXL(nn.Module):
 
     Args:
         embedding: embedding(tokens [B, L]) -> [B, L, D].
-        blocks: each block(x [B, L, D], memory [B, M, D] or None, positions) -> [B, L, D].
+        blocks: each block(x [B, L, D], memory [B, M, D] or None, positions, memory_length) returns [B, L, D] and the
+            memory for the next segment.
         head: head(hidden [N, D], targets [N]) -> nll [N].
         grid: grid(start, L) -> [L, D], added to the embeddings if attention has no relative positions.
         recompute: save only the blocks' inputs, and recompute the rest in the backward pass (arXiv 1604.06174;
@@ -137,7 +151,7 @@ class TransformerXL(nn.Module):
         """tokens, targets [B, L]; memories: those that the previous segment returned, or None for a new stream.
 
         Returns the nll of each target [B, L] in nats, and the memories for the next segment. Each memory has at most
-        memory_length positions.
+        memory_length positions; if it is 0, no block has a memory or a state.
         """
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
@@ -150,12 +164,10 @@ class TransformerXL(nn.Module):
         positions = Positions(encodings, offset % self.stride)
         extended = Memories([], offset + length)
         for block, memory in zip(self.blocks, blocks, strict=True):
-            kept = memory_length if block.reach is None else min(memory_length, block.reach)
-            extended.blocks.append(extend_memory(memory, x, kept) if block.needs_memory else None)
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, memory, positions, use_reentrant=False)
-            else:
-                x = block(x, memory, positions)
+            inputs = x, memory, positions, memory_length
+            recompute = self.recompute and torch.is_grad_enabled()
+            x, memory = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+            extended.blocks.append(memory)
         hidden = self.dropout(self.final_norm(x))
         return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), extended
 

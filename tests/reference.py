@@ -124,7 +124,7 @@ def cheapest_cutoffs(counts, clusters: int, cost) -> float:
 
 
 def gated_delta(query, key, value, log_decay, rate, state) -> tuple[Tensor, Tensor]:
-    """The recurrence of arXiv 2412.06464, equation 10, one position at a time. Shapes as in models/delta.py."""
+    """The recurrence of arXiv 2412.06464, equation 10, one position at a time. Shapes as in models/linear.py."""
     outputs = []
     for t in range(query.shape[2]):
         decayed = log_decay[:, :, t, None, None].exp() * state
@@ -132,3 +132,29 @@ def gated_delta(query, key, value, log_decay, rate, state) -> tuple[Tensor, Tens
         state = decayed + rate[:, :, t, None, None] * k * (v - k.transpose(-2, -1) @ decayed)
         outputs.append((query[:, :, t, None, :] @ state)[:, :, 0])
     return torch.stack(outputs, dim=2), state
+
+
+def linear_attention(module, x: Tensor) -> Tensor:
+    """Gated DeltaNet (arXiv 2412.06464, figure 1), one position at a time: x [B, L, D] -> [B, L, D].
+
+    module: gives the parameters, a LinearAttention.
+    """
+    batch, length, d_model = x.shape
+    heads, results = module.heads, []
+    width, taps = d_model // heads, module.convolution.weight[:, 0]  # [3D, T]
+    states = torch.zeros(batch, heads, width, width, dtype=x.dtype)
+    projected = module.query_key_value(x)
+    for t in range(length):
+        mixed = sum(taps[:, -1 - back] * projected[:, t - back] for back in range(min(t + 1, taps.shape[1])))
+        mixed = mixed * mixed.sigmoid()
+        query, key, value = mixed.view(batch, heads, 3, width).unbind(dim=2)  # [B, H, E] each
+        query, key = (y / y.norm(dim=-1, keepdim=True) for y in (query, key))
+        decay, rate = module.rates(x[:, t]).view(batch, 2, heads).unbind(dim=1)  # [B, H] each
+        log_decay = -(1 + decay.exp()).log()
+        read, states = gated_delta(
+            *(y[:, :, None] for y in (query, key, value, log_decay, rate.sigmoid())), states
+        )  # [B, H, 1, E]
+        read = read[:, :, 0] / (read[:, :, 0].square().mean(dim=-1, keepdim=True) + 1e-12).sqrt() * module.norm.weight
+        gate = module.output_gate(x[:, t])
+        results.append(module.output(read.flatten(1) * gate * gate.sigmoid()))
+    return torch.stack(results, dim=1)

@@ -128,7 +128,7 @@ def test_mixture_weights_have_gradients_in_float32():
     block.candidates[0].forward = lambda *_: branch
     weights = torch.tensor([0.3, 0.7], requires_grad=True)
     block.choice = [0, 1], weights
-    (gradient,) = torch.autograd.grad((block(torch.zeros(2, 5, 8), None, None) * direction).sum(), weights)
+    (gradient,) = torch.autograd.grad((block(torch.zeros(2, 5, 8), None, None, 0)[0] * direction).sum(), weights)
     assert gradient[0].item() == pytest.approx((direction.double() * branch.double()).sum().item(), rel=1e-5)
     assert gradient[1].item() == 0.0
 

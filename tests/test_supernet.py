@@ -41,7 +41,7 @@ def test_a_mixture_and_its_gradients_equal_the_weighted_sum_of_candidate_outputs
     outputs = [x + candidate(x, None, positions) for candidate in block.candidates]
     expected, found = (
         sum(weight * output for weight, output in zip(weights, outputs, strict=True)),
-        block(x, None, positions),
+        block(x, None, positions, 0)[0],
     )
     torch.testing.assert_close(found, expected)
     direction = torch.randn_like(expected)

@@ -60,10 +60,9 @@ class ModelOptions:
     window: int | None = option(
         None, "window attention: earlier positions that it sees (null: a quarter of segment + memory)", minimum=1
     )
+    chunk: int | None = option(None, "linear: positions per chunk (null: 64, at most train.segment)", minimum=1)
     factorization: str = option(
-        "merged",
-        "sparse attention: one softmax over both key sets, or half of the heads for each",
-        choices=FACTORIZATIONS,
+        "merged", "sparse attention: one softmax over both key sets, or half of the heads each", choices=FACTORIZATIONS
     )
     positions: str = option(
         "relative", "relative positions in attention, or learned embeddings in model.grid", choices=("relative", "grid")

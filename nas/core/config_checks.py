@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from nas.core.config import Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
 from nas.core.errors import InputError, nearest
-from nas.core.pattern import ATTENDING, OPERATIONS
+from nas.core.pattern import OPERATIONS, SHARING
 
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -22,11 +22,12 @@ def check(config: Config) -> None:
     for key, item in options():
         check_range(key, values[key], item.metadata)
     check_model(config.model)
-    check_window(config)
+    check_lengths(config)
     check_grid(config)
     check_train(config.train)
     check_short_segments(config)
     check_search(config.search)
+    check_pattern(config.search.operations, config)
 
 
 def check_range(key: str, value, allowed) -> None:
@@ -68,10 +69,12 @@ def check_model(model: ModelOptions) -> None:
         )
 
 
-def check_window(config: Config) -> None:
+def check_lengths(config: Config) -> None:
     keys, window = config.train.segment + config.train.memory, config.model.window
     if window > keys:
         raise InputError(f"model.window={window} must be at most train.segment + train.memory, which is {keys}")
+    if config.model.chunk > config.train.segment:
+        raise InputError(f"model.chunk={config.model.chunk} must be at most train.segment={config.train.segment}")
 
 
 def check_cutoffs(cutoffs) -> None:
@@ -95,6 +98,14 @@ def check_grid(config: Config) -> None:
         )
     if data.tokenizer != "bytes" or data.newline != "keep":
         raise InputError("model.positions=grid counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
+
+
+def check_pattern(pattern: list[str], config: Config) -> None:
+    """Raises InputError if the options do not fit a pattern, a list of operations."""
+    if "linear" in pattern and config.model.positions == "grid":
+        raise InputError("model.positions=grid does not work with the operation linear; leave it out of the operations")
+    if set(pattern) == {"identity"} and config.train.optimizer == "muon":
+        raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
 
 
 def check_train(train: TrainOptions) -> None:
@@ -155,7 +166,7 @@ def check_search(search: SearchOptions) -> None:
                 f"search.operations: unknown operation {name!r}; the nearest is {nearest(name, OPERATIONS)!r} of "
                 f"{', '.join(OPERATIONS)}"
             )
-    if search.shared_projections and sum(name in ATTENDING for name in names) < 2:
+    if search.shared_projections and sum(name in SHARING for name in names) < 2:
         raise InputError(
-            f"search.shared_projections=true needs two operations of {', '.join(ATTENDING)}; search.operations={names}"
+            f"search.shared_projections=true needs two operations of {', '.join(SHARING)}; search.operations={names}"
         )

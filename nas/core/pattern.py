@@ -14,12 +14,21 @@ LETTERS = {
     "sparse_strided": "s",
     "sparse_fixed": "f",
     "window": "w",
+    "linear": "l",
     "dense": "d",
     "identity": "i",
 }
 OPERATIONS = tuple(LETTERS)
 SPARSE = ("sparse_strided", "sparse_fixed")
-ATTENDING = ("attention", *SPARSE, "window")
+SHARING = ("attention", *SPARSE, "window")  # their parameters have the same names and shapes
+ATTENDING = (*SHARING, "linear")
+# Options of the model that only these operations use
+OWN_SIZES = {
+    "sparse_strided": ("stride", "factorization"),
+    "sparse_fixed": ("stride", "factorization", "summary"),
+    "window": ("window",),
+    "linear": ("chunk",),
+}
 
 
 def interleaved(blocks: int) -> list[str]:
@@ -28,7 +37,7 @@ def interleaved(blocks: int) -> list[str]:
 
 
 def abbreviate(blocks: list[str]) -> str:
-    """One letter per block: a attention, s sparse_strided, f sparse_fixed, w window, d dense, i identity."""
+    """One letter per block: a attention, s sparse_strided, f sparse_fixed, w window, l linear, d dense, i identity."""
     return "".join(LETTERS[name] for name in blocks)
 
 

@@ -13,6 +13,7 @@ COLOURS = {
     "sparse_strided": "#e09f3e",
     "sparse_fixed": "#7b6d8d",
     "window": "#2a9d8f",
+    "linear": "#8ab17d",
     "dense": "#2f6690",
     "identity": "#b9bfc7",
 }

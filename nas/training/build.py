@@ -41,6 +41,7 @@ def block_config(config: Config) -> BlockConfig:
         summary=model.summary,
         factorization=model.factorization,
         window=model.window,
+        chunk=model.chunk,
     )
 
 

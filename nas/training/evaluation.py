@@ -1,9 +1,10 @@
 """The evaluation protocol: read a split in order with an empty memory, and predict every token but the first once.
 
-Several rows are read at once, and the results must not depend on their number. Two rules ensure that:
+Several rows are read at once, and the results must not depend on their number. Three rules ensure that:
 
 - Before its own segments, each row reads the segments that its memories reach, without counting them. One block reaches
   ceil(memory / segment) segments back, so N blocks reach N times as many.
+- If a block carries a state, which depends on the whole stream, one row reads the split.
 - If blocks depend on the place in the stream (fixed sparse attention, images), each row begins at a multiple of their
   period. If the period and the segment have a large least common multiple, there are few rows, and evaluation is
   slower.
@@ -30,14 +31,14 @@ def total_nll(
     batch_size: int,
     segment: int,
     memory: int,
-    memory_blocks: int,
+    memory_blocks: float,
     period: int = 1,
     device: torch.device | str = "cpu",
 ) -> tuple[float, int]:
     """The summed nll of tokens[1:] in nats, and the number of these tokens.
 
-    model(tokens [B, L], targets [B, L], memories, memory_length) returns (nll [B, L], memories). memory_blocks: how
-    many of its blocks have a memory. period: the model's output does not change if the stream is shifted by this number
+    model(tokens [B, L], targets [B, L], memories, memory_length) returns (nll [B, L], memories). memory_blocks: the
+    result of count_memory_blocks(). period: the model's output does not change if the stream is shifted by this number
     of tokens. device: the device of the model. The ranks of a run divide the rows, and all ranks get the sums. The mode
     of the model (train or eval) is restored. Raises ValueError if there are fewer than two tokens.
     """
@@ -45,7 +46,7 @@ def total_nll(
     if predictions < 1:
         raise ValueError(f"a stream of {len(tokens)} tokens is too short: evaluation needs at least two")
     segments = -(-predictions // segment)
-    warmup = min(segments, memory_blocks * -(-memory // segment))
+    warmup = min(segments - 1, memory_blocks * -(-memory // segment)) if memory else 0
     unit = math.lcm(segment, period) // segment  # a row begins at a multiple of this number of segments
     per_row = max(1, -(-(segments - warmup) // (batch_size * unit))) * unit
     per_row = min(per_row, max(1, segments - warmup))  # with fewer segments there is one row, which may end anywhere
@@ -74,7 +75,10 @@ def total_nll(
     return total, int(counted)
 
 
-def count_memory_blocks(blocks) -> int:
+def count_memory_blocks(blocks) -> float:
+    """The number of blocks that read the memory. Infinite if one carries a state, which reaches back to the start."""
+    if any(getattr(block, "carries_state", False) for block in blocks):
+        return math.inf
     return sum(block.needs_memory for block in blocks)
 
 

@@ -1,0 +1,177 @@
+"""Gated linear attention against its recurrence, in float64."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.linear import LinearAttention, gated_delta
+from models.operations import OPERATIONS, BlockConfig
+from models.transformer_xl import build_pattern
+from nas.search.supernet import SuperNet
+from nas.training.evaluation import count_memory_blocks, total_nll
+from tests import reference
+
+CONFIG = BlockConfig(16, 2, 24, chunk=4)
+VOCAB = 29
+
+
+def inputs_of(length, batch=2, heads=3, key_width=4, value_width=5, decay=1.0):
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape):
+        return torch.randn(batch, heads, *shape, dtype=torch.float64, generator=generator)
+
+    query, key, value = draw(length, key_width), draw(length, key_width), draw(length, value_width)
+    key = torch.nn.functional.normalize(key, dim=-1)
+    log_decay, rate = -decay * draw(length).exp(), draw(length).sigmoid()
+    inputs = [query, key, value, log_decay, rate, draw(key_width, value_width)]
+    return [x.requires_grad_() for x in inputs]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 16])
+@pytest.mark.parametrize("length", [1, 4, 7, 16, 21])
+def test_chunks_equal_the_recurrence_in_values_and_gradients(length, chunk):
+    results = []
+    for function in (reference.gated_delta, lambda *inputs: gated_delta(*inputs, chunk=chunk)):
+        inputs = inputs_of(length)
+        output, state = function(*inputs)
+        loss = (output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)).sum()
+        gradients = torch.autograd.grad(loss + state.square().sum(), inputs)
+        results.append([output, state, *gradients])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_stream_in_segments_equals_the_whole_stream():
+    query, key, value, log_decay, rate, _ = inputs_of(23)
+    whole, last = gated_delta(query, key, value, log_decay, rate, chunk=4)
+    state, outputs = None, []
+    for part in (slice(0, 9), slice(9, 10), slice(10, 23)):
+        pieces = (x[:, :, part] for x in (query, key, value, log_decay, rate))
+        output, state = gated_delta(*pieces, state, chunk=4)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, dim=2), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state, last, rtol=0, atol=1e-12)
+
+
+def test_no_output_depends_on_a_later_position():
+    inputs = inputs_of(12)
+    output, _ = gated_delta(*inputs, chunk=4)
+    gradients = torch.autograd.grad(output[:, :, 6].sum(), inputs[:5])
+    assert all((gradient[:, :, 7:] == 0).all() and (gradient[:, :, :7] != 0).any() for gradient in gradients)
+
+
+def test_strong_decay_forgets_and_stays_finite():
+    query, key, value, log_decay, rate, state = inputs_of(40)
+    output, last = gated_delta(query, key, value, torch.full_like(log_decay, -1e4), rate, state, chunk=16)
+    expected = rate[..., None] * (query * key).sum(dim=-1, keepdim=True) * value  # only the position itself
+    torch.testing.assert_close(output, expected)
+    assert last.isfinite().all()
+
+
+def test_a_repeated_key_replaces_its_value():
+    key = torch.nn.functional.normalize(torch.randn(1, 1, 1, 4, dtype=torch.float64), dim=-1).expand(1, 1, 3, 4)
+    value = torch.randn(1, 1, 3, 5, dtype=torch.float64)
+    none, full = torch.zeros(1, 1, 3, dtype=torch.float64), torch.ones(1, 1, 3, dtype=torch.float64)
+    output, _ = gated_delta(key, key, value, none, full, chunk=2)
+    torch.testing.assert_close(output, value)
+
+
+def attention_of(d_model=8, heads=2, chunk=4):
+    torch.manual_seed(0)
+    attention = LinearAttention(d_model, heads, chunk).double()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.6)
+    return attention
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 11])
+def test_linear_attention_equals_its_definition_in_values_and_gradients(length):
+    attention, results = attention_of(), []
+    x = torch.randn(2, length, 8, dtype=torch.float64, requires_grad=True)
+    for function in (lambda x: attention(x, length)[0], lambda x: reference.linear_attention(attention, x)):
+        output = function(x)
+        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
+        results.append([output, *torch.autograd.grad((output * weights).sum(), [x, *attention.parameters()])])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # RMSNorm adds its own small constant
+
+
+def test_decays_begin_between_a_thousandth_and_a_tenth():
+    attention = LinearAttention(16, 4)
+    decays = torch.nn.functional.softplus(attention.rates.bias[:4])
+    torch.testing.assert_close(decays, torch.tensor([0.001, 0.00464159, 0.0215443, 0.1]))
+
+
+def model_of(pattern, config=CONFIG, dtype=torch.float64, **options):
+    torch.manual_seed(3)
+    return build_pattern(pattern, config, VOCAB, **options).to(dtype).eval()
+
+
+def stream(length, batch=2):
+    tokens = torch.randint(VOCAB, (batch, length + 1), generator=torch.Generator().manual_seed(5))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_stream_in_segments_equals_the_whole_stream_and_has_no_gradient_across_them(norm, recompute):
+    """The memory length does not matter, as long as it is not 0: the state keeps the whole stream."""
+    model = model_of(["linear", "dense", "linear"], BlockConfig(16, 2, 24, norm=norm, chunk=4), recompute=recompute)
+    tokens, targets = stream(25)
+    whole, _ = model(tokens, targets, None, 0)
+    parts, memories = [], None
+    for part in (slice(0, 9), slice(9, 10), slice(10, 12), slice(12, 25)):
+        nll, memories = model(tokens[:, part], targets[:, part], memories, 1)
+        parts.append(nll)
+        assert not any(memory.requires_grad for memory in memories.blocks if memory is not None)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-10)
+    assert [memory is not None and memory.shape for memory in memories.blocks] == [(2, 11, 16), False, (2, 11, 16)]
+    forgotten, memories = model(tokens, targets, memories, 0)
+    assert memories.blocks == [None] * 3 and not torch.allclose(forgotten, whole)
+
+
+def test_a_supernet_reads_the_memory_anew():
+    """With a memory of all previous positions it equals the fixed pattern."""
+    torch.manual_seed(1)
+    supernet = SuperNet(2, ["attention", "linear", "identity"], CONFIG, VOCAB).double().eval()
+    supernet.set_path([1, 1])
+    fixed = model_of(["linear", "linear"])
+    weights = {
+        name.replace("candidates.1", "operation"): value for name, value in supernet.backbone.state_dict().items()
+    }
+    fixed.load_state_dict({name: weights[name] for name in fixed.state_dict()})
+    tokens, targets = stream(25)
+    whole, _ = fixed(tokens, targets, None, 0)
+    first, memories = supernet(tokens[:, :12], targets[:, :12], None, 30)
+    second, _ = supernet(tokens[:, 12:], targets[:, 12:], memories, 30)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [8, 9, 231])
+def test_evaluation_does_not_depend_on_the_batch(length):
+    model = model_of(["linear", "attention"])
+    tokens, targets = stream(length - 1, batch=1)
+    text = torch.cat([tokens, targets[:, -1:]], dim=1)[0].numpy()
+    whole, memories = 0.0, None
+    for start in range(0, length - 1, 8):
+        part = slice(start, start + 8)
+        with torch.no_grad():
+            nll, memories = model(tokens[:, part], targets[:, part], memories, 8)
+        whole += nll.sum().item()
+    for batch_size in (1, 7):
+        total, counted = total_nll(model, text, batch_size, 8, 8, count_memory_blocks(model.blocks))
+        assert counted == length - 1 and total == pytest.approx(whole, abs=1e-9)
+
+
+@pytest.mark.parametrize("segment", [8, 10])
+def test_flops_equal_those_of_the_matrix_products(segment):
+    linear = OPERATIONS["linear"](CONFIG)
+    _, memory = linear.step(torch.randn(3, 5, 16), None)
+    with FlopCounterMode(display=False) as counter:
+        linear.step(torch.randn(3, segment, 16), memory)
+    heads, width, chunk, chunks = 2, 8, 4, -(-segment // 4)
+    triangular = 3 * heads * chunks * chunk**2 * 2 * width  # the counter does not count the solver
+    expected = OPERATIONS["linear"].flops(CONFIG, 3, segment, 99) * 3 * segment
+    assert counter.get_total_flops() + triangular == pytest.approx(expected)
