@@ -25,7 +25,7 @@ COSTS = CostTable(MILLISECONDS, 3.0, {"attention": 5.0, "dense": 1.0, "identity"
 
 
 def test_rules_for_32_blocks_are_the_published_patterns():
-    for rule in ("interleaved", "sandwich", "par", "attention-only", "dense-only"):
+    for rule in RULES:
         assert RULES[rule](32) == read_pattern(PATTERNS / f"{rule}.yaml")["blocks"]
 
 
@@ -45,6 +45,29 @@ def test_rules_place_attention_and_dense_as_documented(blocks):
 def test_sandwich_and_par_of_twelve_blocks():
     assert abbreviate(sandwich(12)) == "aaadadadaddd"
     assert abbreviate(par(12)) == "adddaddddddd"
+
+
+def test_hybrid_rules_have_one_full_attention_in_six_and_in_four():
+    assert abbreviate(RULES["local-global"](12)) == "wdwdwdwdwdad"
+    assert abbreviate(RULES["linear-full"](12)) == "ldldldadldld"
+    for name, cheap, group in (("local-global", "window", 6), ("linear-full", "linear", 4)):
+        for blocks in range(1, 65):
+            pattern = RULES[name](blocks)
+            assert [part == "dense" for part in pattern] == [part == "dense" for part in interleaved(blocks)]
+            counts = Counter(pattern)
+            attending = counts["attention"] + counts[cheap]
+            assert counts["attention"] == max(1, attending // group)
+            assert pattern[0] == cheap or attending == 1
+
+
+def test_hybrid_rules_within_a_cost_need_their_operations():
+    costs = CostTable(MILLISECONDS, 3.0, COSTS.blocks | {"window": 2.0, "linear": 3.0})
+    budget = 1 / costs.cost(interleaved(6))
+    rules = rules_within(6, ["attention", "window", "linear", "dense", "identity"], costs, 16.5 * budget)
+    assert abbreviate(rules["local-global"]) == "wdwdad" and abbreviate(rules["linear-full"]) == "ldldai"
+    assert abbreviate(rules["interleaved of linear"]) == "ldldld"
+    assert {"local-global", "linear-full"}.isdisjoint(rules_within(6, ["attention", "window", "linear"], costs, 99.0))
+    assert "local-global" not in rules_within(6, ["attention", "linear", "dense"], costs, 99.0)
 
 
 def test_rules_within_a_cost_also_have_sparse_attention():

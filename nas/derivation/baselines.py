@@ -37,11 +37,34 @@ def par(blocks: int) -> list[str]:
     return ["attention" if index in positions else "dense" for index in range(blocks)]
 
 
+def hybrid(blocks: int, cheap: str, ratio: int) -> list[str]:
+    """Interleaved, in which only one attention block in ratio + 1 is full attention; the others are `cheap`.
+
+    Each group of ratio + 1 ends with full attention. If there are fewer blocks than one group, the last one is full.
+    """
+    attending = len(interleaved(blocks)[::2])
+    full = set(range(ratio, attending, ratio + 1)) or {attending - 1}
+    kinds = ["attention" if index in full else cheap for index in range(attending)]
+    return [name for kind in kinds for name in (kind, "dense")][:blocks]
+
+
+def local_global(blocks: int) -> list[str]:
+    """Five sliding windows, then one full attention, with dense blocks in between (Gemma 3, arXiv 2503.19786)."""
+    return hybrid(blocks, "window", 5)
+
+
+def linear_full(blocks: int) -> list[str]:
+    """Three linear attentions, then one full, with dense blocks in between (Kimi Linear, arXiv 2510.26692)."""
+    return hybrid(blocks, "linear", 3)
+
+
 # Patterns that depend on the number of blocks only.
 RULES: dict[str, Callable[[int], list[str]]] = {
     "interleaved": interleaved,
     "sandwich": sandwich,
     "par": par,
+    "local-global": local_global,
+    "linear-full": linear_full,
     "attention-only": lambda blocks: ["attention"] * blocks,
     "dense-only": lambda blocks: ["dense"] * blocks,
 }
@@ -51,21 +74,28 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     """{name: pattern} of rules within a budget: as many of their blocks as fit.
 
     Identity fills the other blocks. Besides rules of the literature there is `one attention`: an attention block, and
-    then dense blocks. If sparse attention is among the operations, each rule also exists with it in place of attention.
-    A rule of which not even one block fits is left out.
+    then dense blocks. If other attentions are among the operations, each of these rules also exists with them in place
+    of full attention. A rule of which not even one block fits is left out.
 
     budget: a ratio to the interleaved pattern's cost.
     """
-    rules = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
-    rules["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
+    plain = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
+    plain["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
+    rules = {}
+    for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), plain.items()):
+        rules[name if kind == "attention" else f"{name} of {kind}"] = replace_attention(rule, kind)
+    rules |= {name: RULES[name] for name in ("local-global", "linear-full")}
     sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}
-    for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), rules.items()):
+    for name, rule in rules.items():
         patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
-        patterns = ([kind if part == "attention" else part for part in pattern] for pattern in patterns)
         fitting = next((pattern for pattern in patterns if costs.ratio(pattern) <= budget * (1 + 1e-9)), None)
-        if fitting and set(fitting) <= set(operations):
-            found[name if kind == "attention" else f"{name} of {kind}"] = fitting
+        if fitting and set(rule(blocks)) <= set(operations):
+            found[name] = fitting
     return found
+
+
+def replace_attention(rule: Callable[[int], list[str]], kind: str) -> Callable[[int], list[str]]:
+    return lambda blocks: [kind if name == "attention" else name for name in rule(blocks)]
 
 
 def spread_evenly(counts: dict[str, int]) -> list[str]:
