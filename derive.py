@@ -2,19 +2,21 @@
 
 Several RUN_DIRs must be seeds of one search. pi is averaged over them, and the table shows for each block the
 share of the seeds that agree with the choice.
+
+With --blocks, the command makes a pattern for a deeper model from a pattern file instead.
 """
 
 import argparse
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import ATTENDING, abbreviate, network
-from nas.core.run_folder import LATENCY, PATTERN
+from nas.core.pattern import ATTENDING, RESIZINGS, abbreviate, network, read_pattern
+from nas.core.run_folder import FLOPS_TABLE, LATENCY, PATTERN
 from nas.costs.budget import likeliest_path, read_budgets
-from nas.costs.cost_table import CostTable, latency_report
+from nas.costs.cost_table import CostTable, latency_report, read_costs
+from nas.derivation.choosing import AUTO, choose, judge, plan
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
     SHARED_WEIGHTS_TIE,
@@ -31,7 +33,6 @@ from nas.derivation.pattern_record import (
 from nas.derivation.runs import (
     UNIFORM_WEIGHTS,
     SearchRun,
-    average_pi,
     check_seeds,
     describe_spread,
     read_run,
@@ -39,10 +40,9 @@ from nas.derivation.runs import (
 )
 
 METHODS = ("argmax", "budget", "relearn", "perturbation")
-AUTO = float("inf")  # trials of enough steps
 
 HELP = {
-    "runs": "the --run folder of a search; several folders must be seeds of one search",
+    "runs": "the --run folder of a search; several folders must be seeds of one search; with --blocks: a pattern file",
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
     "--method": "argmax: the likeliest operations. budget: the highest sum of log pi within --latency-budget. relearn: "
     "the same, with pi learned anew for each budget (default for other budgets than the search's, if the search was "
@@ -53,6 +53,8 @@ HELP = {
     "--trials": "train the pattern of pi, the best patterns with fewer attention blocks, and rules from the literature "
     "from scratch for STEPS steps each (default: half of search.retrain_steps), and derive the best on valid; "
     "give it after RUN_DIR",
+    "--blocks": "number of blocks of a deeper model; needs --by. The output is PATTERN-N-BY.yaml, unless --out sets it",
+    "--by": "stretch: each block keeps its place in the depth. stack: the pattern is repeated",
     "--force": "replace existing pattern files that differ",
 }
 
@@ -66,6 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
     parser.add_argument("--trials", metavar="STEPS", type=int, nargs="?", const=AUTO, help=HELP["--trials"])
+    parser.add_argument("--blocks", metavar="N", type=int, help=HELP["--blocks"])
+    parser.add_argument("--by", choices=tuple(RESIZINGS), help=HELP["--by"])
     parser.add_argument("--force", action="store_true", help=HELP["--force"])
     arguments = parser.parse_args()
     given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
@@ -87,15 +91,29 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise InputError("--method perturbation takes no --trials")
     if arguments.trials is not None and arguments.trials < 1:
         raise InputError(f"--trials {arguments.trials} must be at least 1")
+    if (arguments.blocks is None) != (arguments.by is None):
+        raise InputError(f"--blocks and --by belong together: --blocks 24 --by {' or '.join(RESIZINGS)}")
+    files = [path for path in arguments.runs if path.is_file()]
+    if arguments.blocks and (method or budgets or arguments.trials or len(arguments.runs) > 1):
+        raise InputError("--blocks takes one pattern file, --by, --out and --force only")
+    if files and not arguments.blocks:
+        raise InputError(
+            f"{files[0]} is a file; give the --run folder of a search, or --blocks N --by {'|'.join(RESIZINGS)}"
+        )
 
 
 def main() -> None:
     arguments = parse_arguments()
+    if arguments.blocks:
+        resize(arguments.runs[0], arguments)
+        return
     runs = [read_run(path) for path in arguments.runs]
     for notice in check_seeds(runs):
         print(f"NOTICE: {notice}")
     latency = measured_latency(runs)
-    method, budgets, costs = plan(arguments, runs, latency.table if latency else runs[0].flops)
+    method, budgets, costs = plan(
+        arguments.method, arguments.budgets, runs, latency.table if latency else runs[0].flops
+    )
 
     can_judge = method != "perturbation" and all(run.can_evaluate_patterns for run in runs)
     if arguments.trials and not can_judge:
@@ -129,61 +147,40 @@ def main() -> None:
     print_notices(runs, None if budgets else target_notice(runs[0], costs.ratio(patterns[0]["blocks"])))
 
 
-def plan(arguments: argparse.Namespace, runs: list[SearchRun], costs: CostTable) -> tuple[str, list[float], CostTable]:
-    """The method, the budgets and the costs: those that were given, or else those of the search.
-
-    costs: milliseconds if a run has a table of them, else FLOPs.
-    """
-    budgets = arguments.budgets
-    if not arguments.method and not budgets and runs[0].budget:
-        budgets, costs = [runs[0].budget], runs[0].costs
-    return arguments.method or default_method(runs, budgets, costs), budgets, costs
-
-
-def default_method(runs: list[SearchRun], budgets: list[float], costs: CostTable) -> str:
-    """argmax without a budget. Else relearn where the weights allow it, unless pi was learned within this budget."""
-    if not budgets:
-        return "argmax"
-    learned = budgets == [runs[0].budget] and costs.unit == runs[0].costs.unit
-    return "relearn" if not learned and all(run.can_evaluate_patterns for run in runs) else "budget"
-
-
-def choose(method: str, runs: list[SearchRun], costs: CostTable, budgets: list[float]) -> list[Choice]:
-    """The choice of a method for each budget, or a single one without budgets."""
-    if method == "relearn":
-        from nas.derivation.relearning import relearn  # imported here, so that --help does not wait for torch
-
-        return relearn(runs, costs, budgets)
-    if method == "perturbation":
-        from nas.derivation.perturbation import perturb
-
-        path, losses = perturb([run.path for run in runs])
-        return [Choice(path, losses=losses)]
-    pi = average_pi(runs)
-    return [Choice(likeliest_path(pi, runs[0].operations, costs, budget), budget) for budget in budgets or [None]]
+def resize(file: Path, arguments: argparse.Namespace) -> None:
+    """Write the pattern of a file with another number of blocks, and print what that changes."""
+    content, count = read_pattern(file), arguments.blocks
+    old = content["blocks"]
+    if count < len(old):
+        raise InputError(f"--blocks {count} is below the {len(old)} blocks of {file}; give a larger number")
+    new = RESIZINGS[arguments.by](old, count)
+    out = arguments.out or file.with_stem(f"{file.stem}-{count}-{arguments.by}")
+    record = {key: content[key] for key in ("format", "model", "data", "derived_from") if key in content}
+    record |= {"blocks": new, "resized_from": {"file": str(file), "blocks": old, "by": arguments.by}}
+    if "model" in record:
+        record["model"] = record["model"] | {"blocks": count}
+    write_patterns({out: record}, arguments.force)
+    print(f"pattern {abbreviate(new)}: {count} blocks, {arguments.by} from the {len(old)} blocks {abbreviate(old)}")
+    for name in dict.fromkeys(old):
+        before, after = old.count(name), new.count(name)
+        print(
+            f"{name:<16}{before:>3} of {len(old)} ({before / len(old):.0%}) -> {after:>3} of {count} ({after / count:.0%})"
+        )
+    if costs := costs_of_origin(content):
+        print(f"predicted from the costs of the search, in {costs.unit}, at its sizes:")
+        for blocks in (old, new):
+            ratio = f"{costs.ratio(blocks):.2f} of the interleaved pattern with {len(blocks)} blocks"
+            print(f"{abbreviate(blocks)}: {costs.cost(blocks):.4g}, {ratio}")
+    print(f"written to {out}")
 
 
-def judge(choices: list[Choice], runs: list[SearchRun], costs: CostTable, trial_steps: int | None) -> list[Choice]:
-    """Let the SuperNets' weights choose among the seeds of pi, and compare each choice with rules of its cost.
-
-    With trials, the choice is the best of these patterns, and of those with fewer attention blocks, after trials.
-
-    Args:
-        trial_steps: None for no trials, AUTO for enough steps to order patterns.
-    """
-    from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules, load_evaluator
-    from nas.derivation.trials import Trials
-
-    evaluators, operations = [load_evaluator(run.path) for run in runs], runs[0].operations
-    trials = Trials(runs, costs, evaluators, None if trial_steps == AUTO else trial_steps) if trial_steps else None
-    judged = []
-    for choice in choices:
-        choice = choose_among_seeds(choice, runs, costs, evaluators)
-        pattern = [operations[index] for index in choice.path]
-        budget = max(costs.ratio(pattern), choice.budget or 0)
-        choice = replace(choice, candidates=compare_with_rules(evaluators, pattern, operations, costs, budget))
-        judged.append(trials.choose(choice, budget) if trials else choice)
-    return judged
+def costs_of_origin(pattern: dict) -> CostTable | None:
+    """The costs that the first search of a pattern file used; None if it names none, or its folder is not there."""
+    for run in map(Path, (pattern.get("derived_from") or {}).get("runs", [])):
+        for name in (LATENCY, FLOPS_TABLE):
+            if (run / name).exists():
+                return read_costs(run / name, pattern["blocks"])
+    return None
 
 
 def measured_latency(runs: list[SearchRun]):

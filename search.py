@@ -32,7 +32,7 @@ def main() -> None:
 def search(config, run, context) -> None:
     """Run the stage, on each rank."""
     from nas.core.provenance import provenance
-    from nas.core.run_folder import LATENCY
+    from nas.core.run_folder import FLOPS_TABLE, LATENCY
     from nas.costs.latency import current_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
@@ -69,7 +69,7 @@ def search(config, run, context) -> None:
     phase = SearchPhase(supernet, corpus, config, context, latency)
 
     run.start(config, provenance(config, corpus.meta, context))
-    run.write("flops.yaml", phase.flops.to_dict())
+    run.write(FLOPS_TABLE, phase.flops.to_dict())
     if latency:
         run.write(LATENCY, latency.to_dict())
         print(latency.text(config.model.blocks))

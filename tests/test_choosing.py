@@ -16,7 +16,7 @@ from nas.core.files import write_yaml
 from nas.core.pattern import expand
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import MILLISECONDS, CostTable
-from nas.derivation import relearning
+from nas.derivation import choosing, relearning
 from nas.derivation.pattern_record import Choice, candidates_table, pattern_record
 from nas.derivation.runs import SearchRun, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
@@ -196,10 +196,10 @@ def test_only_weights_of_uniform_paths_judge_patterns(tmp_path):
 
 def test_a_budget_in_another_unit_is_learned_anew(tmp_path):
     run, measured = make_run(tmp_path / "run"), CostTable(MILLISECONDS, 1.0, COSTS.blocks)
-    assert derive.default_method([run], [], COSTS) == "argmax"
-    assert derive.default_method([run], [0.6], COSTS) == "budget"
-    assert derive.default_method([run], [0.6], measured) == "relearn"
-    assert derive.default_method([run], [0.5], COSTS) == "relearn"
+    assert choosing.default_method([run], [], COSTS) == "argmax"
+    assert choosing.default_method([run], [0.6], COSTS) == "budget"
+    assert choosing.default_method([run], [0.6], measured) == "relearn"
+    assert choosing.default_method([run], [0.5], COSTS) == "relearn"
 
 
 @pytest.mark.parametrize(("estimator", "attentions"), [("risk_seeking", 1), ("straight_through", None)])

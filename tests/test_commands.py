@@ -14,6 +14,8 @@ import pytest
 import torch
 import yaml
 
+from nas.core.pattern import expand, read_pattern
+from nas.costs.cost_table import read_costs
 from retrain import notice_other_sizes
 from tests.processes import ROOT, run_command
 
@@ -263,6 +265,34 @@ def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
     (incomplete / "pi.jsonl").unlink()
     assert "pi.jsonl of this search run is missing" in fail(2, "animate", incomplete)
     assert "must end in .gif" in fail(2, "animate", searched, "--out", tmp_path / "x.mp4")
+
+
+def test_derive_makes_a_pattern_for_a_deeper_model(searched, tmp_path):
+    pattern, deeper = tmp_path / "mine.yaml", tmp_path / "mine-8-stretch.yaml"
+    pattern.write_text(
+        f"format: par-pattern/1\nblocks: [attention, dense, identity]\nderived_from: {{runs: [{searched}]}}\n"
+    )
+    shown = succeed("derive", pattern, "--blocks", 8, "--by", "stretch")
+    assert "pattern aaadddii: 8 blocks, stretch from the 3 blocks adi" in shown
+    assert "attention         1 of 3 (33%) ->   3 of 8 (38%)" in shown
+    assert f"written to {deeper}" in shown
+    costs = read_costs(searched / "flops.yaml", ["attention", "dense", "identity"])
+    ratio = costs.ratio(expand("aaadddii"))
+    assert f"{ratio:.2f} of the interleaved pattern with 8 blocks" in shown
+    content = read_pattern(deeper)
+    assert content["blocks"] == expand("aaadddii")
+    assert content["resized_from"] == {"file": str(pattern), "blocks": expand("adi"), "by": "stretch"}
+    shown = succeed("derive", pattern, "--blocks", 5, "--by", "stack", "--out", tmp_path / "other.yaml")
+    assert read_pattern(tmp_path / "other.yaml")["blocks"] == expand("adiad")
+    bad = {
+        ("--blocks", 2, "--by", "stack"): f"--blocks 2 is below the 3 blocks of {pattern}; give a larger number",
+        ("--blocks", 8): "--blocks and --by belong together: --blocks 24 --by stretch or stack",
+        ("--blocks", 8, "--by", "stack", "--trials"): "--blocks takes one pattern file",
+        (): f"{pattern} is a file; give the --run folder of a search, or --blocks N --by stretch|stack",
+    }
+    for arguments, message in bad.items():
+        assert message in fail(2, "derive", pattern, *arguments)
+    assert f"{searched} is a folder" in fail(2, "derive", searched, "--blocks", 8, "--by", "stack")
 
 
 def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):

@@ -52,6 +52,19 @@ def network(blocks: list[str]) -> str:
     return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
 
 
+def stretch(blocks: list[str], count: int) -> list[str]:
+    """A pattern of `count` blocks in which each block keeps its place in the depth: `ad` becomes `aadd`."""
+    return [blocks[index * len(blocks) // count] for index in range(count)]
+
+
+def stack(blocks: list[str], count: int) -> list[str]:
+    """The pattern again and again, up to `count` blocks: `ad` becomes `adad`."""
+    return [blocks[index % len(blocks)] for index in range(count)]
+
+
+RESIZINGS = {"stretch": stretch, "stack": stack}
+
+
 def read_pattern(path: str | Path) -> dict:
     """Read and check a pattern file. In the returned mapping, `blocks` is a list of known operations.
 

@@ -19,6 +19,7 @@ RESULTS = "results.yaml"  # the last file of a finished training
 PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds
+FLOPS_TABLE = "flops.yaml"
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_steps")

@@ -13,7 +13,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.metrics import read_pi
 from nas.core.pattern import abbreviate, read_pattern
-from nas.core.run_folder import LATENCY, OUTCOME, PATTERN, can_evaluate_patterns, find_weights_run
+from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, can_evaluate_patterns, find_weights_run
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.pi_statistics import TIE
@@ -100,7 +100,7 @@ def read_run(path: Path) -> SearchRun:
             "continue the search with --resume"
         )
     content, names = read_yaml(path / "config.yaml"), last["operations"]
-    flops = read_costs(path / "flops.yaml", names)
+    flops = read_costs(path / FLOPS_TABLE, names)
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
 
 
