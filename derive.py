@@ -162,10 +162,8 @@ def resize(file: Path, arguments: argparse.Namespace) -> None:
     write_patterns({out: record}, arguments.force)
     print(f"pattern {abbreviate(new)}: {count} blocks, {arguments.by} from the {len(old)} blocks {abbreviate(old)}")
     for name in dict.fromkeys(old):
-        before, after = old.count(name), new.count(name)
-        print(
-            f"{name:<16}{before:>3} of {len(old)} ({before / len(old):.0%}) -> {after:>3} of {count} ({after / count:.0%})"
-        )
+        counts = (f"{part.count(name):>3} of {len(part)} ({part.count(name) / len(part):.0%})" for part in (old, new))
+        print(f"{name:<16}{' -> '.join(counts)}")
     if costs := costs_of_origin(content):
         print(f"predicted from the costs of the search, in {costs.unit}, at its sizes:")
         for blocks in (old, new):

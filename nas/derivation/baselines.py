@@ -85,11 +85,12 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), plain.items()):
         rules[name if kind == "attention" else f"{name} of {kind}"] = replace_attention(rule, kind)
     rules |= {name: RULES[name] for name in ("local-global", "linear-full")}
+    rules = {name: rule for name, rule in rules.items() if set(rule(blocks)) <= set(operations)}
     sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}
     for name, rule in rules.items():
         patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
         fitting = next((pattern for pattern in patterns if costs.ratio(pattern) <= budget * (1 + 1e-9)), None)
-        if fitting and set(rule(blocks)) <= set(operations):
+        if fitting:
             found[name] = fitting
     return found
 
