@@ -30,7 +30,7 @@ from models.attention import MASKED, Positions, RelativeAttention, attend, cache
 from models.sparse_keys import KeySet, LocalWindow
 
 FACTORIZATIONS = ("merged", "heads")
-DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sparse.py --border
+DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
 
 class Layout(NamedTuple):

@@ -98,3 +98,10 @@ def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yam
     while not alone.finished:
         take_turn(alone)
     assert real_nll(alone) == real_nll(built[2])  # the other trainings have not used its random numbers
+
+
+def test_the_crossover_with_dense_attention_lies_between_two_lengths():
+    crossover = load_script("bench/sequence").crossover
+    assert crossover({512: 2.0, 1024: 0.5, 2048: 0.2}) == 724  # 512 * sqrt(2)
+    assert crossover({512: 0.9, 1024: 1.1, 2048: 0.5}) > 1024  # for good
+    assert crossover({512: 0.9, 1024: 0.5}) == 512 and crossover({512: 0.9, 1024: 1.0}) is None

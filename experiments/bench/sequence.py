@@ -1,12 +1,15 @@
-"""Time and memory of dense, strided and fixed attention over the sequence length: `python experiments/bench/sparse.py`.
+"""Time and memory of all operations that read a sequence, over its length: `python experiments/bench/sequence.py`.
 
 Regime: a forward and backward pass of one block (with its norm and projections) over n positions, without memory; one
-batch row, d_model 128, 4 heads, the default stride for n (the power of two nearest to sqrt(n)), summary 4.
+batch row, d_model 128, 4 heads, the default stride for n (the power of two nearest to sqrt(n)), summary 4, a window of
+--window positions, chunks of 64.
 
 - ms: median over rounds. In each round the operations take turns.
 - MB: the highest memory of the process during one pass, minus its memory before the pass.
 - exponent: slope of log(ms) over log(n), by least squares over all measured n.
-- speedup: ms of dense attention divided by ms of the sparse operation.
+- speedup: ms of dense attention divided by ms of the operation.
+- crossover: the length from which on the operation is faster than dense attention, between two measured lengths; null
+  if it is not faster at the longest one.
 
 The process needs about 100 n^2 bytes for dense attention: 1.7 GB at n = 4,096, 6.7 GB at 8,192, 27 GB at 16,384. Dense
 attention is measured up to the longest n that needs at most half of the machine's memory (--dense-up-to sets another).
@@ -19,6 +22,7 @@ Its DENSE_UP_TO is chosen by this comparison. The last line is JSON.
 
 import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -27,10 +31,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-NAMES = {"attention": "dense", "sparse_strided": "strided", "sparse_fixed": "fixed"}
+NAMES = {
+    "attention": "dense",
+    "sparse_strided": "strided",
+    "sparse_fixed": "fixed",
+    "window": "window",
+    "linear": "linear",
+}
+OTHERS = tuple(NAMES)[1:]
 SPARSE = ("sparse_strided", "sparse_fixed")
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 DENSE_BYTES = 100  # memory per pair of positions; measured with 4 heads, from resident memory
+WINDOW = 256
 REPORTED = (4096, 16384)  # the last line has the speedups at these lengths
 # (batch, segment, memory)
 FEW_KEYS = [(1, 64, 64), (32, 64, 64), (1, 128, 128), (8, 128, 128), (1, 192, 192), (8, 192, 192), (1, 256, 256),
@@ -41,7 +53,9 @@ MASK_LIMITS = {"mask": 10**9, "blocked": 0}  # values of DENSE_UP_TO that select
 class Pass:
     """A forward and backward pass of one operation over a segment and its memory."""
 
-    def __init__(self, name: str, batch: int, segment: int, memory: int, implementation: str | None = None):
+    def __init__(
+        self, name: str, batch: int, segment: int, memory: int, implementation: str | None = None, window: int = WINDOW
+    ):
         """implementation: a key of MASK_LIMITS; None keeps the rule of models/sparse.py."""
         import torch
 
@@ -49,7 +63,8 @@ class Pass:
         from models.operations import OPERATIONS, BlockConfig
         from nas.core.config_loading import default_stride
 
-        self.operation = OPERATIONS[name](BlockConfig(128, 4, 512, stride=default_stride(segment + memory)))
+        sizes = BlockConfig(128, 4, 512, stride=default_stride(segment + memory), window=window)
+        self.operation = OPERATIONS[name](sizes)
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
         self.memory = torch.randn(batch, memory, 128) if memory else None
         self.positions = Positions(sinusoidal_encodings(segment + memory, 128), memory)
@@ -71,11 +86,11 @@ def longest_dense() -> int:
     return max((n for n in LENGTHS if DENSE_BYTES * n**2 <= memory / 2), default=LENGTHS[0])
 
 
-def measure_length(length: int, rounds: int, names: list[str]) -> dict[str, dict]:
+def measure_length(length: int, rounds: int, names: list[str], window: int) -> dict[str, dict]:
     """{name: {"ms", "mb"}} of passes over `length` positions; "mb" (MiB) is None if the system is not Linux."""
     from nas.costs.benchmark import peak_memory_mb, timed_rounds
 
-    passes = {name: Pass(name, 1, length, 0) for name in names}
+    passes = {name: Pass(name, 1, length, 0, window=window) for name in names}
     figures = {name: {"ms": 1e3 * float(np.median(times))} for name, times in timed_rounds(passes, rounds).items()}
     for name, one_pass in passes.items():
         before = peak_memory_mb(lambda: None)
@@ -83,7 +98,7 @@ def measure_length(length: int, rounds: int, names: list[str]) -> dict[str, dict
     return figures
 
 
-def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int) -> dict:
+def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int, window: int) -> dict:
     longest = max([n for n in lengths if n <= dense_up_to], default=min(lengths))
     needs = f"{DENSE_BYTES * longest**2 / 1e9:.1f} GB at n = {longest:,}"
     print(f"dense attention needs {needs}; for longer sequences it is estimated")
@@ -92,7 +107,7 @@ def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int) -> dict:
     results = {}
     for length in sorted(lengths):
         measured = [name for name in NAMES if name != "attention" or length <= longest]
-        results[length] = measure_length(length, rounds, measured)
+        results[length] = measure_length(length, rounds, measured, window)
         if length > longest:
             results[length]["attention"] = quadratic(results[longest]["attention"], length / longest)
         print(format_line(length, results[length]), flush=True)
@@ -101,18 +116,38 @@ def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int) -> dict:
 
 
 def summary(results: dict[int, dict], estimated: list[int]) -> dict:
-    """Fitted exponents, and speedups at some lengths."""
+    """Fitted exponents, speedups at some lengths, and crossovers with dense attention."""
     exponents = {}
     for name, short in NAMES.items():
         lengths = [n for n in results if name != "attention" or n not in estimated]
         times = [results[n][name]["ms"] for n in lengths]
         exponents[short] = round(float(np.polyfit(np.log(lengths), np.log(times), 1)[0]), 3)
     speedups = {
-        str(n): {NAMES[name]: round(results[n]["attention"]["ms"] / results[n][name]["ms"], 2) for name in SPARSE}
+        str(n): {NAMES[name]: round(results[n]["attention"]["ms"] / results[n][name]["ms"], 2) for name in OTHERS}
         for n in REPORTED
         if n in results
     }
-    return {"exponent": exponents, "speedup": speedups}
+    crossovers = {
+        NAMES[name]: crossover({n: row[name]["ms"] / row["attention"]["ms"] for n, row in results.items()})
+        for name in OTHERS
+    }
+    return {"exponent": exponents, "speedup": speedups, "crossover": crossovers}
+
+
+def crossover(ratios: dict[int, float]) -> int | None:
+    """The length at which the ratio of times falls below 1 for good, linearly in the logarithms; None if it never does.
+
+    ratios: {length: ms of the operation / ms of dense attention}, lengths increasing.
+    """
+    lengths = list(ratios)
+    slower = [n for n in lengths if ratios[n] >= 1]
+    if not slower:
+        return lengths[0]
+    if slower[-1] == lengths[-1]:
+        return None
+    low, high = slower[-1], lengths[lengths.index(slower[-1]) + 1]
+    share = math.log(ratios[low]) / math.log(ratios[low] / ratios[high])
+    return round(low * (high / low) ** share)
 
 
 def quadratic(figures: dict, ratio: float) -> dict:
@@ -156,6 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after three warm-up rounds")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N")
     parser.add_argument("--dense-up-to", type=int, default=longest_dense(), metavar="N", help="default %(default)s")
+    parser.add_argument("--window", type=int, default=WINDOW, help="default %(default)s, for all lengths")
     parser.add_argument("--border", action="store_true", help="compare the two implementations for few keys")
     arguments = parser.parse_args()
 
@@ -166,7 +202,7 @@ def main() -> None:
     if arguments.border:
         result = compare_implementations(arguments.rounds)
     else:
-        result = measure_lengths(arguments.lengths, arguments.rounds, arguments.dense_up_to)
+        result = measure_lengths(arguments.lengths, arguments.rounds, arguments.dense_up_to, arguments.window)
     print(json.dumps(result))
 
 
