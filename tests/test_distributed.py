@@ -125,9 +125,12 @@ def test_a_search_on_four_processes_equals_that_on_one(config, tmp_path):
     ids=["tied", "divided, short segments"],
 )
 def test_a_retraining_on_two_processes_equals_that_on_one(options, config, tmp_path):
-    """A single row often has no token of the last tail. Its parameters still need a gradient on each rank."""
+    """A single row often has no token of the last tail. Its parameters still need a gradient on each rank.
+
+    In fp32 a linear block after attention enlarges rounding errors to 2e-5; therefore it comes first here.
+    """
     pattern = tmp_path / "pattern.yaml"
-    pattern.write_text("format: par-pattern/1\nblocks: [attention, linear, dense, window]\n")
+    pattern.write_text("format: par-pattern/1\nblocks: [linear, dense, window, attention]\n")
     succeed(ALONE, "retrain", pattern, config, "--run", tmp_path / "one", *options)
     succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.grad_accum_steps=2")
     assert_same_run(tmp_path / "one", tmp_path / "two")
