@@ -148,7 +148,7 @@ def test_claims_where_the_search_wins():
         "ratio": 0.5,
     }
     assert "0.50 of the interleaved pattern's 20.00 ms: 50% less" in claims["less latency than interleaved"]["sentence"]
-    assert claims["fewer attention blocks than interleaved"]["figures"] == {"searched": 1, "interleaved": 3}
+    assert claims["fewer blocks of full attention than interleaved"]["figures"] == {"searched": 1, "interleaved": 3}
     random = claims["better than the average random pattern at the same latency"]
     assert random["verdict"] == "yes" and random["figures"]["better_than"] == random["figures"]["of"] == 3
     assert random["figures"]["p"] < 0.01 and random["figures"]["latency_to_searched"] == [1.0, 1.0, 1.0]
@@ -170,7 +170,7 @@ def test_claims_where_the_search_loses():
         "missed: not at most 65% of the interleaved pattern's latency, not better word perplexity, not better "
         "than every random pattern."
     )
-    assert "33% more" in claims["fewer attention blocks than interleaved"]["sentence"]
+    assert "33% more" in claims["fewer blocks of full attention than interleaved"]["sentence"]
 
 
 def test_seeds_that_one_pattern_lacks_are_ignored():

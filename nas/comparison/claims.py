@@ -4,6 +4,8 @@ The t-test decides a claim about quality: the verdict is `yes` or `no` if p < 0.
 have no test, and their verdict is `yes` or `no`.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from nas.comparison.results import Metric, PatternResult, choose_metric, mean_and_standard_error
@@ -129,10 +131,15 @@ def claim_latency(result: PatternResult, baseline: PatternResult | None) -> dict
 
 
 def claim_attention(result: PatternResult, baseline: PatternResult) -> dict:
-    own, other = (sum(name in ATTENDING for name in r.contender.blocks) for r in (result, baseline))
+    """The claim counts full attention; the sentence also names the other attentions of the pattern."""
+    own, other = (r.contender.blocks.count("attention") for r in (result, baseline))
     change = f"{abs(1 - own / other):.0%} {'fewer' if own <= other else 'more'}"
-    sentence = f"{result.contender.name} has {own} attention blocks, interleaved has {other}: {change}."
-    return make_claim("fewer attention blocks than interleaved", own < other, sentence, searched=own, interleaved=other)
+    sentence = f"{result.contender.name} has {own} blocks of full attention, interleaved has {other}: {change}."
+    cheaper = Counter(name for name in result.contender.blocks if name in ATTENDING and name != "attention")
+    if cheaper:
+        sentence += f" It also has {', '.join(f'{count} of {name}' for name, count in cheaper.items())}."
+    kind = "fewer blocks of full attention than interleaved"
+    return make_claim(kind, own < other, sentence, searched=own, interleaved=other)
 
 
 def claim_front(result: PatternResult, results: list[PatternResult], metric: Metric) -> dict:

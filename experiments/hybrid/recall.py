@@ -1,0 +1,46 @@
+"""Write texts that need recall over long distances: `python experiments/hybrid/recall.py FOLDER`.
+
+Multi-query associative recall (MQAR, Arora et al. 2023, arXiv 2312.04927, section 3). A document is a line: pairs of a
+key and its value, and then the same keys in another order, each with its value. Keys and values are drawn anew for each
+document. A model that recalls them all predicts every value in the second half; one that does not has log(VALUES) nats
+there. A quarter of the words are such values.
+
+FOLDER gets train.txt, valid.txt and test.txt.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from nas.core.errors import run_command
+
+KEYS, VALUES = 256, 64
+
+
+def document(generator: np.random.Generator, pairs: int) -> str:
+    keys, values = generator.choice(KEYS, pairs, replace=False), generator.integers(VALUES, size=pairs)
+    order = generator.permutation(pairs)
+    words = (f"k{keys[index]} v{values[index]}" for index in [*range(pairs), *order])
+    return " ".join(words) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pairs", type=int, default=64, help="of each document, at most 256 (default: %(default)s)")
+    parser.add_argument("--documents", type=int, default=8000, help="in train (default: %(default)s); 5%% in the others")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    generator = np.random.default_rng(arguments.seed)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for split, share in (("train", 1.0), ("valid", 0.05), ("test", 0.05)):
+        documents = (document(generator, arguments.pairs) for _ in range(round(share * arguments.documents)))
+        (arguments.folder / f"{split}.txt").write_text("".join(documents), "utf-8")
+
+
+if __name__ == "__main__":
+    run_command(main)
