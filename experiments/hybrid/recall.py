@@ -3,7 +3,8 @@
 Multi-query associative recall (MQAR, Arora et al. 2023, arXiv 2312.04927, section 3). A document is a line: pairs of a
 key and its value, and then the same keys in another order, each with its value. Keys and values are drawn anew for each
 document. A model that recalls them all predicts every value in the second half; one that does not has log(VALUES) nats
-there. A quarter of the words are such values.
+there. A quarter of the words are such values. The number of pairs is a power of two from 4 to --pairs; each of these numbers
+takes about the same part of the text, because models learn to recall from the short documents first.
 
 FOLDER gets train.txt, valid.txt and test.txt.
 """
@@ -31,15 +32,17 @@ def document(generator: np.random.Generator, pairs: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--pairs", type=int, default=64, help="of each document, at most 256 (default: %(default)s)")
-    parser.add_argument("--documents", type=int, default=8000, help="in train (default: %(default)s); 5%% in the others")
+    parser.add_argument("--pairs", type=int, default=64, help="of the longest documents, at most 256 (default: 64)")
+    parser.add_argument("--words", type=int, default=2_000_000, help="in train (default: 2 million); 5%% in the others")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     generator = np.random.default_rng(arguments.seed)
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    sizes = [4 * 2**index for index in range(arguments.pairs.bit_length() - 2)]
     for split, share in (("train", 1.0), ("valid", 0.05), ("test", 0.05)):
-        documents = (document(generator, arguments.pairs) for _ in range(round(share * arguments.documents)))
-        (arguments.folder / f"{split}.txt").write_text("".join(documents), "utf-8")
+        each = share * arguments.words / len(sizes) / 4  # the pairs of all documents of a size; each takes four words
+        pairs = generator.permutation(np.repeat(sizes, [round(each / size) for size in sizes]))
+        (arguments.folder / f"{split}.txt").write_text("".join(document(generator, size) for size in pairs), "utf-8")
 
 
 if __name__ == "__main__":
