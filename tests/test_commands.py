@@ -125,11 +125,11 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "out"]
 
 
-def test_four_stages_with_five_candidates_on_bytes(tmp_path, small_yaml):
+def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     """Uses more keys than a dense mask allows, recomputation, the depth-scaled initialisation, and
     measured latencies.
     """
-    operations = ["attention", "sparse_strided", "sparse_fixed", "dense", "identity"]
+    operations = ["attention", "sparse_strided", "sparse_fixed", "window", "linear", "dense", "identity"]
     sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
     sizes += ["model.init=depth_scaled", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
     search = tmp_path / "search"
@@ -142,9 +142,11 @@ def test_four_stages_with_five_candidates_on_bytes(tmp_path, small_yaml):
     succeed("derive", search, "--pareto", "0.5,1")
     succeed("animate", search)
     mixed = tmp_path / "mixed.yaml"
-    mixed.write_text("format: par-pattern/1\nblocks: [sparse_strided, sparse_fixed, dense, attention]\n")
+    mixed.write_text(
+        "format: par-pattern/1\nblocks: [sparse_strided, sparse_fixed, window, linear, dense, attention]\n"
+    )
     shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes, "model.factorization=heads")
-    assert "pattern sfda, " in shown
+    assert "pattern sfwlda, " in shown
     results = yaml.safe_load((tmp_path / "retrain/results.yaml").read_text())
     for split in ("valid", "test"):
         about = results[split]
@@ -183,6 +185,11 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     empty.write_text("format: par-pattern/1\nblocks: [identity, identity]\n")
     message = fail(2, "retrain", empty, small_yaml, "--run", folder)
     assert message == "error: train.optimizer=muon needs blocks with weights; give train.optimizer=adamw"
+    empty.write_text("format: par-pattern/1\nblocks: [linear, dense]\n")
+    grid = ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,3,1]"]
+    message = fail(2, "retrain", empty, small_yaml, "--run", folder, *grid)
+    assert message == "error: model.positions=grid does not work with the operation linear; leave it out"
+    assert message == fail(2, "search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
     assert not folder.exists()
 
 

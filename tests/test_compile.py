@@ -24,7 +24,7 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,dense,identity]"
+OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,window,linear,dense,identity]"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_search_has_the_same_losses_with_compiled_operations(options, small_co
     torch._dynamo.utils.counters.clear()
     found = losses(make_search(small_config(*options, "train.compile=always")))
     torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
-    kinds = 4 if OPERATIONS in options else 2
+    kinds = 6 if OPERATIONS in options else 2
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3 * kinds
     assert "compiled Attention, Dense" in capsys.readouterr().out
 
@@ -53,6 +53,15 @@ def test_steps_with_cut_segments_are_compiled_too(small_config, traced):
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
     assert graphs[:6] == [2] * 6  # attention and dense at the first of the steps with cut segments
+
+
+def test_linear_attention_with_a_state_has_the_same_losses_compiled(small_config, traced):
+    blocks, options = ["linear", "linear"], ["model.dropout=0", "train.steps=12"]
+    plain = losses(make_retraining(small_config(*options), blocks))
+    torch._dynamo.utils.counters.clear()
+    found = losses(make_retraining(small_config(*options, "train.compile=always"), blocks))
+    torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 3  # forward(), step() without and with a state
 
 
 def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkeypatch, capsys):

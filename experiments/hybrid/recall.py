@@ -3,8 +3,10 @@
 Multi-query associative recall (MQAR, Arora et al. 2023, arXiv 2312.04927, section 3). A document is a line: pairs of a
 key and its value, and then the same keys in another order, each with its value. Keys and values are drawn anew for each
 document. A model that recalls them all predicts every value in the second half; one that does not has log(VALUES) nats
-there. A quarter of the words are such values. The number of pairs is a power of two from 4 to --pairs; each of these numbers
-takes about the same part of the text, because models learn to recall from the short documents first.
+there. A quarter of the words are such values.
+
+The number of pairs is a power of two from 4 to --pairs. Each of these numbers takes about the same part of the text,
+because models learn to recall from the short documents first.
 
 FOLDER gets train.txt, valid.txt and test.txt.
 """

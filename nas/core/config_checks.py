@@ -103,7 +103,7 @@ def check_grid(config: Config) -> None:
 def check_pattern(pattern: list[str], config: Config) -> None:
     """Raises InputError if the options do not fit a pattern, a list of operations."""
     if "linear" in pattern and config.model.positions == "grid":
-        raise InputError("model.positions=grid does not work with the operation linear; leave it out of the operations")
+        raise InputError("model.positions=grid does not work with the operation linear; leave it out")
     if set(pattern) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
 

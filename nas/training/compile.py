@@ -4,6 +4,7 @@ Operations are compiled one by one, because a hard search samples another path i
 with the path, but an operation does not.
 """
 
+import itertools
 import time
 import warnings
 
@@ -17,6 +18,7 @@ from nas.core.config import TrainOptions
 from nas.training.device import DeviceContext
 
 BACKEND = "inductor"
+COMPILED = ("forward", "step")  # methods of operations; each compiles when it first runs
 RECOMPILE_LIMIT = 128  # an operation compiles once per kind, shape and mode, and all blocks share the result
 
 
@@ -33,13 +35,15 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
     try:
         with context.fork_rng(), warnings.catch_warnings(), context.autocast():
             warnings.simplefilter("ignore")
-            for operation in operations:
-                operation.forward = torch.compile(operation.forward, backend=BACKEND, dynamic=False)
+            for operation, name in itertools.product(operations, COMPILED):
+                if hasattr(operation, name):
+                    setattr(operation, name, torch.compile(getattr(operation, name), backend=BACKEND, dynamic=False))
             for operation in kinds.values():
                 try_operation(operation, *training_inputs(network, options, context, rows))
     except Exception as error:  # a compiler may raise any error, and the run can continue without it
         for operation in operations:
-            operation.__dict__.pop("forward", None)  # restores the method of the class
+            for name in COMPILED:
+                operation.__dict__.pop(name, None)  # restores the method of the class
             operation.train()
         reason = str(error).splitlines()[0] if str(error) else ""
         print(f"NOTICE: train.compile is off: {type(error).__name__}: {reason}", flush=True)
