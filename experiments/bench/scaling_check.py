@@ -236,7 +236,7 @@ def check_all() -> list[dict]:
     state = ("weights", "gradients", "moments")
     for mode in MODES:
         add(f"FLOPs, {mode}", "FLOPs per token", *count_step_flops(mode))
-        for value, name in ((FP32), (BF16, "bf16")):
+        for value, name in ((FP32, "fp32"), (BF16, "bf16")):
             add(f"saved, {mode}, {name}", "bytes", *count_saved(mode, value))
         rows = peak_growth(mode, ("activations", "memories"), (64, 64), (256, 64))
         add(f"peak, {mode}, 64 to 256 rows", "bytes", *rows)
