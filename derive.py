@@ -173,7 +173,7 @@ def resize(file: Path, arguments: argparse.Namespace) -> None:
 
 
 def costs_of_origin(pattern: dict) -> CostTable | None:
-    """The costs that the first search of a pattern file used; None if it names none, or its folder is not there."""
+    """The costs of the first search of a pattern file that still exists: milliseconds, else FLOPs. None without one."""
     for run in map(Path, (pattern.get("derived_from") or {}).get("runs", [])):
         for name in (LATENCY, FLOPS_TABLE):
             if (run / name).exists():

@@ -55,8 +55,30 @@ def gated_delta(
     if state is None:
         state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
 
+    outputs = []
+    # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
+    chunks = (x.unbind(2) for x in within_chunks(query, key, value, log_decay, rate))
+    for new, old, reading, weights, left, writing in zip(*chunks, strict=True):
+        correction = new - old @ state  # [B, H, C, F]
+        outputs.append(reading @ state + weights @ correction)
+        state = left * state + writing @ correction
+    return torch.stack(outputs, dim=2).flatten(2, 3)[:, :, :length], state
+
+
+def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, rate: Tensor) -> tuple[Tensor, ...]:
+    """What gated_delta() needs of each chunk, without the state. Inputs [B, H, N, C, E or F], and [B, H, N, C].
+
+    With these results and the state before a chunk:
+
+        corrections = fresh - stale @ state
+        outputs = decayed_query @ state + scores @ corrections
+        state = kept * state + written_key @ corrections
+
+    Returns fresh [B, H, N, C, F], stale [B, H, N, C, E], decayed_query [B, H, N, C, E], scores [B, H, N, C, C], kept
+    [B, H, N, 1, 1] and written_key [B, H, N, E, C].
+    """
     total = log_decay.cumsum(dim=-1)[..., None]  # [B, H, N, C, 1]: logarithm of the decay since the chunk's start
-    ones = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device)
+    ones = torch.ones(key.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
     # The decay from position j to position i, for j <= i. Later positions are masked before exp() could overflow.
     decay = (total - total.transpose(-2, -1)).masked_fill(~ones.tril(), -torch.inf).exp()  # [B, H, N, C, C]
     rate = rate[..., None]  # [B, H, N, C, 1]
@@ -64,21 +86,12 @@ def gated_delta(
     decayed_key = total.exp() * key
     known = torch.cat([rate * value, rate * decayed_key], dim=-1)
     solution = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
-    fresh, stale = solution.split([value.shape[-1], key.shape[-1]], dim=-1)  # corrections = fresh - stale @ state
+    fresh, stale = solution.split([value.shape[-1], key.shape[-1]], dim=-1)
     scores = decay * (query @ key.transpose(-2, -1))  # [B, H, N, C, C]
     decayed_query = total.exp() * query
     last = total[..., -1:, :]  # [B, H, N, 1, 1]
     written_key = ((last - total).exp() * key).transpose(-2, -1)  # [B, H, N, E, C]
-    kept = last.exp()
-
-    outputs = []
-    # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
-    chunks = (x.unbind(2) for x in (fresh, stale, decayed_query, scores, kept, written_key))
-    for new, old, reading, weights, left, writing in zip(*chunks, strict=True):
-        correction = new - old @ state  # [B, H, C, F]
-        outputs.append(reading @ state + weights @ correction)
-        state = left * state + writing @ correction
-    return torch.stack(outputs, dim=2).flatten(2, 3)[:, :, :length], state
+    return fresh, stale, decayed_query, scores, last.exp(), written_key
 
 
 class LinearAttention(nn.Module):

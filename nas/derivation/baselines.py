@@ -42,10 +42,10 @@ def hybrid(blocks: int, cheap: str, ratio: int) -> list[str]:
 
     Each group of ratio + 1 ends with full attention. If there are fewer blocks than one group, the last one is full.
     """
-    attending = len(interleaved(blocks)[::2])
-    full = set(range(ratio, attending, ratio + 1)) or {attending - 1}
-    kinds = ["attention" if index in full else cheap for index in range(attending)]
-    return [name for kind in kinds for name in (kind, "dense")][:blocks]
+    pattern = interleaved(blocks)
+    places = [index for index, name in enumerate(pattern) if name == "attention"]
+    full = places[ratio :: ratio + 1] or places[-1:]
+    return [cheap if index in places and index not in full else name for index, name in enumerate(pattern)]
 
 
 def local_global(blocks: int) -> list[str]:

@@ -48,9 +48,9 @@ def total_nll(
     segments = -(-predictions // segment)
     warmup = min(segments - 1, memory_blocks * -(-memory // segment)) if memory else 0
     unit = math.lcm(segment, period) // segment  # a row begins at a multiple of this number of segments
-    per_row = max(1, -(-(segments - warmup) // (batch_size * unit))) * unit
-    per_row = min(per_row, max(1, segments - warmup))  # with fewer segments there is one row, which may end anywhere
-    rows = max(1, -(-(segments - warmup) // per_row))
+    per_row = -(-(segments - warmup) // (batch_size * unit)) * unit
+    per_row = min(per_row, segments - warmup)  # with fewer segments there is one row, which may end anywhere
+    rows = -(-(segments - warmup) // per_row)
     # Row r reads the segments r * per_row, ..., r * per_row + warmup + per_row - 1. All rows but row 0 count only the
     # last per_row of them. The end is padded; the model is causal, so the padding does not matter.
     padded = torch.zeros((rows * per_row + warmup) * segment + 1, dtype=torch.int64)
