@@ -4,7 +4,6 @@ Operations are compiled one by one, because a hard search samples another path i
 with the path, but an operation does not.
 """
 
-import itertools
 import time
 import warnings
 
@@ -18,7 +17,6 @@ from nas.core.config import TrainOptions
 from nas.training.device import DeviceContext
 
 BACKEND = "inductor"
-COMPILED = ("forward", "step")  # methods of operations; each compiles when it first runs
 RECOMPILE_LIMIT = 128  # an operation compiles once per kind, shape and mode, and all blocks share the result
 
 
@@ -32,18 +30,18 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # the compiler reads it
     operations, start = [module for module in network.modules() if isinstance(module, Operation)], time.perf_counter()
     kinds = {type(operation): operation for operation in operations}
+    carrying = {block.operation for block in network.blocks if getattr(block, "carries_state", False)}
+    methods = {operation: "step" if operation in carrying else "forward" for operation in operations}
     try:
         with context.fork_rng(), warnings.catch_warnings(), context.autocast():
             warnings.simplefilter("ignore")
-            for operation, name in itertools.product(operations, COMPILED):
-                if hasattr(operation, name):
-                    setattr(operation, name, torch.compile(getattr(operation, name), backend=BACKEND, dynamic=False))
+            for operation, name in methods.items():
+                setattr(operation, name, torch.compile(getattr(operation, name), backend=BACKEND, dynamic=False))
             for operation in kinds.values():
-                try_operation(operation, *training_inputs(network, options, context, rows))
+                try_operation(operation, methods[operation], *training_inputs(network, options, context, rows))
     except Exception as error:  # a compiler may raise any error, and the run can continue without it
-        for operation in operations:
-            for name in COMPILED:
-                operation.__dict__.pop(name, None)  # restores the method of the class
+        for operation, name in methods.items():
+            operation.__dict__.pop(name, None)  # restores the method of the class
             operation.train()
         reason = str(error).splitlines()[0] if str(error) else ""
         print(f"NOTICE: train.compile is off: {type(error).__name__}: {reason}", flush=True)
@@ -63,9 +61,18 @@ def training_inputs(
     return x, memory, Positions(encodings)
 
 
-def try_operation(operation: nn.Module, *inputs) -> None:
-    """Run a forward and backward pass, and a forward pass without gradients."""
-    operation.train()(*inputs).float().sum().backward()
+def try_operation(operation: nn.Module, method: str, x: Tensor, memory: Tensor | None, positions: Positions) -> None:
+    """Run a forward and backward pass, and a forward pass without gradients. method: `forward`, or `step`."""
+
+    def run() -> Tensor:
+        if method == "forward":
+            return operation(x, memory, positions)
+        _, state = operation.step(x, None)
+        return operation.step(x, state)[0]
+
+    operation.train()
+    run().float().sum().backward()
     with torch.no_grad():
-        operation.eval()(*inputs)
+        operation.eval()
+        run()
     operation.train().zero_grad()
