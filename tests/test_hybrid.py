@@ -1,0 +1,82 @@
+import json
+
+import pytest
+import yaml
+
+from nas.core.errors import InputError
+from nas.core.pattern import expand
+from tests.making import load_script
+
+
+def run_script(monkeypatch, name, *arguments):
+    script = load_script(f"hybrid/{name}")
+    monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+    script.main()
+
+
+def test_each_document_of_the_recall_text_asks_for_all_its_pairs_in_another_order(tmp_path, monkeypatch):
+    run_script(monkeypatch, "recall", tmp_path, "--pairs", 16, "--words", 30_000)
+    sizes = {}
+    for split in ("train", "valid", "test"):
+        for line in (tmp_path / f"{split}.txt").read_text().splitlines():
+            words = line.split()
+            pairs = list(zip(words[::2], words[1::2], strict=True))
+            told, asked = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
+            assert sorted(told) == sorted(asked) and len(dict(told)) == len(told)
+            assert told != asked or len(told) == 4
+            sizes.setdefault(split, []).append(len(told))
+    assert set(sizes["train"]) == {4, 8, 16}
+    words = {size: sizes["train"].count(size) * size * 4 for size in (4, 8, 16)}
+    assert max(words.values()) <= 1.02 * min(words.values()) and sum(words.values()) == pytest.approx(30_000, rel=0.02)
+    assert sum(sizes["valid"]) == pytest.approx(0.05 * sum(sizes["train"]), rel=0.05)
+
+
+def test_the_library_text_holds_each_source_file_once_and_no_tests(tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    names = [f"m{index:02}.py" for index in range(25)] + ["test/t.py", "site-packages/s.py", "package/test/t.py"]
+    for name in names:
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_text(f"# {name}\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
+    run_script(monkeypatch, "library", tmp_path / "text")
+    texts = {split: (tmp_path / "text" / f"{split}.txt").read_text() for split in ("train", "valid", "test")}
+    assert texts["valid"] == "# m00.py\n# m20.py\n" and texts["test"] == "# m10.py\n"
+    assert texts["train"] == "".join(f"# {name}\n" for name in names[:25] if name[:3] not in ("m00", "m10", "m20"))
+
+
+def test_small_to_large_compares_the_order_of_patterns_at_two_sizes(text_folder, cache, tmp_path, monkeypatch, capsys):
+    small = tmp_path / "small"
+    patterns = {"one": "ad", "two": "ld", "same-network": "adi", "random-0.4-2": "wd", "random-0.4-3": "dd"}
+    for index, (name, letters) in enumerate(patterns.items()):
+        (small / "patterns").mkdir(parents=True, exist_ok=True)
+        content = {"format": "par-pattern/1", "blocks": expand(letters)}
+        (small / "patterns" / f"{name}.yaml").write_text(yaml.safe_dump(content))
+        (small / "runs" / f"{letters}-1").mkdir(parents=True)
+        results = {"format": "par-results/1", "valid": {"nll_per_token": 3.0 + index}}
+        (small / "runs" / f"{letters}-1" / "results.yaml").write_text(yaml.safe_dump(results))
+    options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
+    options += ["model.d_model=16", "model.d_ffn=16", "train.steps=3", "train.segment=8", "train.memory=8"]
+    options += ["model.window=4", "train.threads=null"]
+    arguments = ["--small", small, "--out", tmp_path / "out", *options]
+    run_script(monkeypatch, "small_to_large", *arguments)
+    output = capsys.readouterr().out.splitlines()
+    rows = [line.split(" | ") for line in output if line.startswith("| ")]
+    losses = {row[0].strip("| "): [float(cell.strip(" |")) for cell in row[1:]] for row in rows[2:]}
+    assert [row[0].strip("| ") for row in rows[2:]] == ["ad", "ld", "wd"]  # best first; equal networks count once
+    summary = json.loads(output[-1])
+    for column, by in enumerate(("stretch", "stack"), start=1):
+        large = [losses[name][column] for name in ("ad", "ld", "wd")]
+        pairs = [(0, 1), (0, 2), (1, 2)]
+        tau = sum(1 if large[i] < large[j] else -1 for i, j in pairs) / 3
+        assert summary[by] == {
+            "patterns": 3,
+            "tau": pytest.approx(tau, abs=1e-3),
+            "regret": pytest.approx(large[0] - min(large), abs=2e-4),
+        }
+    trained = {json.loads(file.read_text())["pattern"] for file in (tmp_path / "out").glob("*-*.json")}
+    assert trained == {"aadd", "lldd", "wwdd", "adad", "ldld", "wdwd"}
+
+
+def test_small_to_large_names_a_folder_without_trainings(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="holds no finished training"):
+        run_script(monkeypatch, "small_to_large", "--small", tmp_path, "--out", tmp_path / "out")
