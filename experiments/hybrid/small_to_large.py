@@ -1,9 +1,10 @@
 """Does the order of patterns carry over to larger models?
 
-Command: `python experiments/hybrid/small_to_large.py --small RUN_DIR data.source=FOLDER`. RUN_DIR is a comparison. The
-program makes each of its patterns twice as deep, by stretch and by stack, and trains it at twice the width with the same
-recipe. Kendall's tau compares the order of the losses on valid at both sizes. The regret is the loss of the pattern that
-is best at the small size minus the lowest loss, both at the large size, in nats per token.
+Command: `python experiments/hybrid/small_to_large.py --small RUN_DIR data.source=FOLDER`. RUN_DIR is a comparison.
+
+The program makes each of its patterns twice as deep, by stretch and by stack, and trains it at twice the width with the
+same recipe. Kendall's tau compares the order of the losses on valid at both sizes. The regret is the loss of the
+pattern that is best at the small size minus the lowest loss, both at the large size, in nats per token.
 
 Every finished training is a JSON file in OUT and is not repeated. Several processes may share OUT if --only divides the
 trainings between them. The last line is JSON.
