@@ -13,9 +13,9 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import ATTENDING, RESIZINGS, abbreviate, network, read_pattern
-from nas.core.run_folder import FLOPS_TABLE, LATENCY, PATTERN
+from nas.core.run_folder import LATENCY, PATTERN
 from nas.costs.budget import likeliest_path, read_budgets
-from nas.costs.cost_table import CostTable, latency_report, read_costs
+from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.choosing import AUTO, choose, judge, plan
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
@@ -28,12 +28,14 @@ from nas.derivation.pattern_record import (
     pattern_record,
     perturbation_table,
     refuse_existing,
+    resized_record,
     write_patterns,
 )
 from nas.derivation.runs import (
     UNIFORM_WEIGHTS,
     SearchRun,
     check_seeds,
+    costs_of_origin,
     describe_spread,
     read_run,
     target_notice,
@@ -61,7 +63,7 @@ HELP = {
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=HELP["runs"])
+    parser.add_argument("runs", metavar="RUN_DIR|PATTERN.yaml", nargs="+", type=Path, help=HELP["runs"])
     parser.add_argument("--out", metavar="PATTERN.yaml", type=Path, help=HELP["--out"])
     parser.add_argument("--method", choices=METHODS, help=HELP["--method"])
     budgets = parser.add_mutually_exclusive_group()
@@ -94,9 +96,9 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if (arguments.blocks is None) != (arguments.by is None):
         raise InputError(f"--blocks and --by belong together: --blocks 24 --by {' or '.join(RESIZINGS)}")
     files = [path for path in arguments.runs if path.is_file()]
-    if arguments.blocks and (method or budgets or arguments.trials or len(arguments.runs) > 1):
+    if arguments.blocks is not None and (method or budgets or arguments.trials or len(arguments.runs) > 1):
         raise InputError("--blocks takes one pattern file, --by, --out and --force only")
-    if files and not arguments.blocks:
+    if files and arguments.blocks is None:
         raise InputError(
             f"{files[0]} is a file; give the --run folder of a search, or --blocks N --by {'|'.join(RESIZINGS)}"
         )
@@ -104,7 +106,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.blocks:
+    if arguments.blocks is not None:
         resize(arguments.runs[0], arguments)
         return
     runs = [read_run(path) for path in arguments.runs]
@@ -148,19 +150,13 @@ def main() -> None:
 
 
 def resize(file: Path, arguments: argparse.Namespace) -> None:
-    """Write the pattern of a file with another number of blocks, and print what that changes."""
+    """Write the pattern of a file with more blocks, and print what that changes."""
     content, count = read_pattern(file), arguments.blocks
-    old = content["blocks"]
-    if count < len(old):
-        raise InputError(f"--blocks {count} is below the {len(old)} blocks of {file}; give a larger number")
-    new = RESIZINGS[arguments.by](old, count)
+    record = resized_record(file, content, count, arguments.by)
     out = arguments.out or file.with_stem(f"{file.stem}-{count}-{arguments.by}")
-    record = {key: content[key] for key in ("format", "model", "data", "derived_from") if key in content}
-    record |= {"blocks": new, "resized_from": {"file": str(file), "blocks": old, "by": arguments.by}}
-    if "model" in record:
-        record["model"] = record["model"] | {"blocks": count}
     write_patterns({out: record}, arguments.force)
-    print(f"pattern {abbreviate(new)}: {count} blocks, {arguments.by} from the {len(old)} blocks {abbreviate(old)}")
+    old, new = content["blocks"], record["blocks"]
+    print(f"pattern {abbreviate(new)}: {count} blocks, {arguments.by}ed from the {len(old)} blocks {abbreviate(old)}")
     for name in dict.fromkeys(old):
         counts = (f"{part.count(name):>3} of {len(part)} ({part.count(name) / len(part):.0%})" for part in (old, new))
         print(f"{name:<16}{' -> '.join(counts)}")
@@ -170,15 +166,6 @@ def resize(file: Path, arguments: argparse.Namespace) -> None:
             ratio = f"{costs.ratio(blocks):.2f} of the interleaved pattern with {len(blocks)} blocks"
             print(f"{abbreviate(blocks)}: {costs.cost(blocks):.4g}, {ratio}")
     print(f"written to {out}")
-
-
-def costs_of_origin(pattern: dict) -> CostTable | None:
-    """The costs of the first search of a pattern file that still exists: milliseconds, else FLOPs. None without one."""
-    for run in map(Path, (pattern.get("derived_from") or {}).get("runs", [])):
-        for name in (LATENCY, FLOPS_TABLE):
-            if (run / name).exists():
-                return read_costs(run / name, pattern["blocks"])
-    return None
 
 
 def measured_latency(runs: list[SearchRun]):

@@ -8,7 +8,7 @@ from nas.core.config_checks import check_pattern
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import OWN_SIZES, abbreviate, read_pattern
+from nas.core.pattern import OWN_OPTIONS, abbreviate, read_pattern
 from nas.core.run_folder import RESULTS
 from nas.costs.cost_table import latency_report
 
@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
     """Print a notice for each size of the model that differs from the search, and if model.blocks does."""
     keys = ["d_model", "heads", "d_ffn", "positions"]
-    keys += dict.fromkeys(size for name in pattern_file["blocks"] for size in OWN_SIZES.get(name, ()))
+    keys += dict.fromkeys(size for name in pattern_file["blocks"] for size in OWN_OPTIONS.get(name, ()))
     for key in keys:
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):

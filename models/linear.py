@@ -1,6 +1,6 @@
-"""Gated linear attention with the delta rule (Gated DeltaNet, Yang et al. 2024, arXiv 2412.06464, section 3.4).
+"""Gated DeltaNet, a linear attention with the gated delta rule (Yang et al. 2024, arXiv 2412.06464).
 
-Shape letters as in models/attention.py, and F width of values, C chunk length, N chunks.
+Shape letters as in models/attention.py, and F width of values, C positions per chunk, N chunks, T = TAPS - 1.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from models.attention import join_heads, split_heads
 
 TAPS = 4  # positions that the short convolution reads, the current one included
-SLOWEST, FASTEST = 0.001, 0.1  # decays of the first and the last head per position, before training
+SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the last head, before training
 
 
 def gated_delta(
@@ -20,27 +20,28 @@ def gated_delta(
     key: Tensor,
     value: Tensor,
     log_decay: Tensor,
-    rate: Tensor,
+    beta: Tensor,
     state: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule (arXiv 2412.06464, section 3.3): read a stream with a state of fixed size.
 
-    For position t, with decay a = exp(log_decay[t]) and rate b:
+    For each position:
 
-        state = a * state
-        state = state + b * key (value - key @ state)     (the delta rule corrects what the state returns for the key)
+        state = exp(log_decay) * state
+        state = state + key^T (beta * (value - key @ state))     (corrects what the state returns for the key)
         output = query @ state
 
-    Within a chunk, the corrections of all positions are the solution of a triangular system. The state goes from chunk
-    to chunk, so the cost grows linearly with the number of positions.
+    The chunkwise form computes the corrections of a chunk's positions together, as the solution of a triangular system
+    (WY representation, arXiv 2406.06484). The state goes from chunk to chunk, so the cost grows linearly with L.
 
     Args:
-        query, key: [B, H, L, E]. Keys of length at most 1 keep the state bounded if the rates are at most 1.
+        query, key: [B, H, L, E]. The state stays bounded if the keys have a norm of at most 1.
         value: [B, H, L, F].
         log_decay: [B, H, L], at most 0.
-        rate: [B, H, L], from 0 to 1.
+        beta: [B, H, L], strength of writing, from 0 to 1.
         state: [B, H, E, F] after the previous positions; None: zeros.
+        chunk: positions per chunk; it changes the speed, not the result.
 
     Returns:
         The outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
@@ -49,43 +50,42 @@ def gated_delta(
     rest = -length % chunk
     if rest:  # positions without effect: they do not decay the state and add nothing to it
         query, key, value = (F.pad(x, (0, 0, 0, rest)) for x in (query, key, value))
-        log_decay, rate = F.pad(log_decay, (0, rest)), F.pad(rate, (0, rest))
+        log_decay, beta = F.pad(log_decay, (0, rest)), F.pad(beta, (0, rest))
     query, key, value = (x.unflatten(-2, (-1, chunk)) for x in (query, key, value))  # [B, H, N, C, E or F]
-    log_decay, rate = (x.unflatten(-1, (-1, chunk)) for x in (log_decay, rate))  # [B, H, N, C]
+    log_decay, beta = (x.unflatten(-1, (-1, chunk)) for x in (log_decay, beta))  # [B, H, N, C]
     if state is None:
         state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
 
     outputs = []
     # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
-    chunks = (x.unbind(2) for x in within_chunks(query, key, value, log_decay, rate))
-    for new, old, reading, weights, left, writing in zip(*chunks, strict=True):
-        correction = new - old @ state  # [B, H, C, F]
-        outputs.append(reading @ state + weights @ correction)
-        state = left * state + writing @ correction
+    chunks = (x.unbind(2) for x in within_chunks(query, key, value, log_decay, beta))
+    for fresh, stale, decayed_query, scores, kept, written_key in zip(*chunks, strict=True):
+        correction = fresh - stale @ state  # [B, H, C, F]
+        outputs.append(decayed_query @ state + scores @ correction)
+        state = kept * state + written_key @ correction
     return torch.stack(outputs, dim=2).flatten(2, 3)[:, :, :length], state
 
 
-def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, rate: Tensor) -> tuple[Tensor, ...]:
-    """What gated_delta() needs of each chunk, without the state. Inputs [B, H, N, C, E or F], and [B, H, N, C].
+def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+    """What gated_delta() needs of each chunk and can compute without the state.
 
-    With these results and the state before a chunk:
+    query, key [B, H, N, C, E], value [B, H, N, C, F], log_decay, beta [B, H, N, C].
 
-        corrections = fresh - stale @ state
-        outputs = decayed_query @ state + scores @ corrections
-        state = kept * state + written_key @ corrections
-
-    Returns fresh [B, H, N, C, F], stale [B, H, N, C, E], decayed_query [B, H, N, C, E], scores [B, H, N, C, C], kept
-    [B, H, N, 1, 1] and written_key [B, H, N, E, C].
+    Returns:
+        fresh [B, H, N, C, F], stale [B, H, N, C, E]: the corrections are fresh - stale @ state.
+        decayed_query [B, H, N, C, E]: queries that read the state before the chunk.
+        scores [B, H, N, C, C]: weights of the corrections in the outputs.
+        kept [B, H, N, 1, 1]: the decay over the chunk.
+        written_key [B, H, N, E, C]: keys that write the corrections to the state after the chunk.
     """
     total = log_decay.cumsum(dim=-1)[..., None]  # [B, H, N, C, 1]: logarithm of the decay since the chunk's start
     ones = torch.ones(key.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
     # The decay from position j to position i, for j <= i. Later positions are masked before exp() could overflow.
     decay = (total - total.transpose(-2, -1)).masked_fill(~ones.tril(), -torch.inf).exp()  # [B, H, N, C, C]
-    rate = rate[..., None]  # [B, H, N, C, 1]
-    system = (rate * decay * (key @ key.transpose(-2, -1))).tril(-1)  # the solver takes the diagonal as 1
-    decayed_key = total.exp() * key
-    known = torch.cat([rate * value, rate * decayed_key], dim=-1)
-    solution = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    beta = beta[..., None]  # [B, H, N, C, 1]
+    system = (beta * decay * (key @ key.transpose(-2, -1))).tril(-1)  # the solver takes the diagonal as 1
+    right_side = torch.cat([beta * value, beta * total.exp() * key], dim=-1)
+    solution = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
     fresh, stale = solution.split([value.shape[-1], key.shape[-1]], dim=-1)
     scores = decay * (query @ key.transpose(-2, -1))  # [B, H, N, C, C]
     decayed_query = total.exp() * query
@@ -97,11 +97,11 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
 class LinearAttention(nn.Module):
     """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
 
-    Queries, keys and values pass through a short causal convolution. Keys and queries have length 1. Each head decays
-    its state and writes to it at rates that depend on the input. The output is normalised per head and gated.
+    Queries, keys and values pass through a short causal convolution. Queries and keys have norm 1. The decay of each
+    head's state and the strength of writing depend on the input. The output is normalised per head and gated (section
+    3.4 of the paper).
 
-    chunk: positions that matrix products treat at once; it changes the speed, not the result. Raises ValueError if
-    heads does not divide d_model.
+    chunk: see gated_delta(). Raises ValueError if heads does not divide d_model.
     """
 
     def __init__(self, d_model: int, heads: int, chunk: int = 64):
@@ -111,32 +111,32 @@ class LinearAttention(nn.Module):
         self.heads, self.chunk = heads, chunk
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)
-        self.rates = nn.Linear(d_model, 2 * heads)  # of the decay, and of writing
+        self.gates = nn.Linear(d_model, 2 * heads)  # of the decay, and of the strength of writing
         decays = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), heads)
         with torch.no_grad():
-            self.rates.bias.copy_(torch.cat([decays.expm1().log(), torch.zeros(heads)]))  # the inverse of softplus
+            self.gates.bias.copy_(torch.cat([decays.expm1().log(), torch.zeros(heads)]))  # the inverse of softplus
         self.norm = nn.RMSNorm(d_model // heads)
         self.output_gate = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, context: Tensor, length: int, state: Tensor | None = None, known: int = 0):
-        """Read a context [B, K, D], and return the results of its last `length` positions.
+    def forward(self, context: Tensor, length: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Read a context [B, K, D], and return the results [B, L, D] of its last L = `length` positions.
 
-        state: [B, H, E, E], which contains everything before the context and its first `known` positions. These are at
-        most TAPS - 1, and only the convolution reads them again. None: the stream begins with the context.
+        state: [B, H, E, E] before these positions. The K - L positions before them, at most T, are read again by the
+        convolution only. None: the stream begins with the context.
 
-        Returns [B, L, D], and the state [B, H, E, E] after the context.
+        Returns the state [B, H, E, E] after the context too.
         """
-        mixed = self.convolve(self.query_key_value(context))[:, known:]  # [B, K', 3D]: the new positions
-        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, K', E] each
-        decay, rate = self.rates(context[:, known:]).transpose(1, 2).chunk(2, dim=1)  # [B, H, K'] each
+        new = 0 if state is None else context.shape[1] - length  # the first position that the state does not contain
+        mixed = self.convolve(self.query_key_value(context))[:, new:]  # [B, K or L, 3D]
+        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, K or L, E] each
+        decay, beta = self.gates(context[:, new:]).transpose(1, 2).chunk(2, dim=1)  # [B, H, K or L] each
         with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
-            query, key, value, decay, rate = (
-                x.float() if x.itemsize < 4 else x for x in (query, key, value, decay, rate)
+            query, key, value, decay, beta = (
+                x.float() if x.itemsize < 4 else x for x in (query, key, value, decay, beta)
             )
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-            log_decay = -F.softplus(decay)
-            read, state = gated_delta(query, key, value, log_decay, rate.sigmoid(), state, self.chunk)
+            read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state, self.chunk)
         read = join_heads(self.norm(read[:, :, -length:]).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(context[:, -length:]))), state
 
@@ -146,18 +146,21 @@ class LinearAttention(nn.Module):
 
 
 def pack(state: Tensor, inputs: Tensor) -> Tensor:
-    """A state [B, H, E, E], and the last inputs of [B, K, D] that the convolution reads, as one memory [B, .., D]."""
+    """A state [B, H, E, E], and the last T of the inputs [B, K, D], as one memory [B, E + T, D].
+
+    As one tensor of the same form, streams and checkpoints treat it as they treat other memories.
+    """
     return torch.cat([state.transpose(1, 2).flatten(2), inputs[:, 1 - TAPS :]], dim=1)
 
 
 def unpack(memory: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The state [B, H, E, E] and the inputs [B, T, D] in a memory of pack()."""
+    """The inverse of pack(). There are fewer than T inputs if the stream was shorter."""
     width = memory.shape[-1] // heads
     return memory[:, :width].unflatten(-1, (heads, width)).transpose(1, 2), memory[:, width:]
 
 
 def count_flops(d_model: int, heads: int, chunk: int, segment: int) -> float:
-    """FLOPs of a forward pass of LinearAttention per token of the segment, if the state is known.
+    """FLOPs of a forward pass of LinearAttention per token of the segment, with the state of the previous segment.
 
     Only matrix products and the convolution count, including the masked half of the scores and the positions that fill
     the last chunk.

@@ -48,14 +48,14 @@ class BlockConfig:
 class Operation(nn.Module):
     """A residual branch with its own normalisation and dropout. Subclasses implement branch().
 
-    needs_memory: whether the operation reads positions before the segment.
-    reach: the number of positions before the segment that it reads at most; None: all.
+    reach: the number of positions before the segment that it reads at most; 0: none; None: all.
     period: the result does not change if the whole stream is shifted by this number of positions.
+    carries_state: whether the operation is called through its step(), which carries a state through the stream.
     """
 
-    needs_memory = False
-    reach: int | None = None
+    reach: int | None = 0
     period = 1
+    carries_state = False
 
     def __init__(self, config: BlockConfig):
         super().__init__()
@@ -65,7 +65,7 @@ class Operation(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         """x [B, L, D], memory: the inputs before the segment [B, M, D], or None -> [B, L, D]."""
-        context = x if memory is None or not self.needs_memory else torch.cat([memory, x], dim=1)  # [B, M + L, D]
+        context = x if memory is None or self.reach == 0 else torch.cat([memory, x], dim=1)  # [B, M + L, D]
         return self.finish(x, self.branch(self.prepare(context), x.shape[1], positions))
 
     def prepare(self, context: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Operation(nn.Module):
 class Attention(Operation):
     """Multi-head attention with relative positions (arXiv 1901.02860)."""
 
-    needs_memory = True
+    reach = None
 
     def __init__(self, config: BlockConfig):
         super().__init__(config)
@@ -175,14 +175,14 @@ class Window(Attention):
         return sparse.count_flops((LocalWindow(config.window),), True, *shape)
 
 
-class Linear(Operation):
-    """Gated linear attention (arXiv 2412.06464). It has a state instead of keys and values.
+class GatedDeltaNet(Operation):
+    """Linear attention with a state of fixed size instead of keys and values (arXiv 2412.06464).
 
-    step() carries the state from segment to segment. forward() reads the memory anew from an empty state, because a
-    SuperNet keeps the inputs of a block, and not every step runs this operation.
+    step() carries the state from segment to segment. forward() reads the memory of inputs from an empty state.
     """
 
-    needs_memory = True
+    reach = None
+    carries_state = True
 
     def __init__(self, config):
         super().__init__(config)
@@ -192,10 +192,10 @@ class Linear(Operation):
         return self.attention(context, length)[0]
 
     def step(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [B, L, D] -> [B, L, D], and the memory for the next segment, without gradient. See linear.pack()."""
+        """x [B, L, D], and the last step's memory -> [B, L, D], and a memory of linear.pack(), without gradient."""
         state, tail = (None, x[:, :0]) if memory is None else linear.unpack(memory, self.attention.heads)
         context = torch.cat([tail, x], dim=1)  # [B, T + L, D]
-        branch, state = self.attention(self.prepare(context), x.shape[1], state, known=tail.shape[1])
+        branch, state = self.attention(self.prepare(context), x.shape[1], state)
         return self.finish(x, branch), linear.pack(state, context).detach()
 
     def output_layer(self):
@@ -230,9 +230,9 @@ class Dense(Operation):
 class Identity(nn.Module):
     """An empty branch. A search can choose it to leave out a block."""
 
-    needs_memory = False
-    reach: int | None = None
+    reach: int | None = 0
     period = 1
+    carries_state = False
 
     def __init__(self, config: BlockConfig):
         super().__init__()
@@ -252,7 +252,7 @@ OPERATIONS = {
     "sparse_strided": SparseStrided,
     "sparse_fixed": SparseFixed,
     "window": Window,
-    "linear": Linear,
+    "linear": GatedDeltaNet,
     "dense": Dense,
     "identity": Identity,
 }

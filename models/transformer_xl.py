@@ -12,15 +12,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Positions, sinusoidal_encodings
-from models.operations import OPERATIONS, BlockConfig, Linear, Operation
+from models.operations import OPERATIONS, BlockConfig, Operation
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 
 class Memories(NamedTuple):
     """State of a stream between two segments.
 
-    blocks: for each block its last inputs [B, M, D], the state of Linear.step(), or None if it has no memory. offset:
-    positions read so far.
+    blocks: for each block its last inputs [B, M, D], the state of linear.pack(), or None if it has no memory.
+    offset: positions read so far.
     """
 
     blocks: list[Tensor | None]
@@ -77,32 +77,29 @@ class GridPositions(nn.Module):
 
 
 class Block(nn.Module):
-    """A block with a fixed operation: x + operation(x).
-
-    carries_state: its memory is a state that depends on the whole stream.
-    """
+    """A block with a fixed operation: x + operation(x)."""
 
     def __init__(self, operation: nn.Module):
         super().__init__()
-        self.operation, self.carries_state = operation, isinstance(operation, Linear)
-        self.needs_memory, self.reach, self.period = operation.needs_memory, operation.reach, operation.period
+        self.operation = operation
+        self.reach, self.period, self.carries_state = operation.reach, operation.period, operation.carries_state
 
     def forward(
         self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
     ) -> tuple[Tensor, Tensor | None]:
         if self.carries_state:
             branch, state = self.operation.step(x, memory)
-            return x + branch, state if memory_length else None
-        return x + self.operation(x, memory, positions), extend_memory(self, memory, x, memory_length)
+            return x + branch, (state if memory_length else None)
+        return x + self.operation(x, memory, positions), extend_memory(self.reach, memory, x, memory_length)
 
 
-def extend_memory(block: nn.Module, memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
-    """The last positions of memory [B, M, D] and x [B, L, D], at most memory_length, that a block reads, detached.
+def extend_memory(reach: int | None, memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
+    """The last positions of memory [B, M, D] and x [B, L, D], detached: at most memory_length, and at most `reach`.
 
     None if there are none.
     """
-    kept = memory_length if block.reach is None else min(memory_length, block.reach)
-    if not block.needs_memory or kept == 0:
+    kept = memory_length if reach is None else min(memory_length, reach)
+    if kept == 0:
         return None
     x = x.detach()
     if memory is None or x.shape[1] >= kept:
@@ -159,8 +156,9 @@ class TransformerXL(nn.Module):
         x = self.embedding_dropout(x if self.grid is None else x + self.grid(offset, length))
         encodings = None
         if self.relative:
-            longest = max((memory.shape[1] for memory in blocks if memory is not None), default=0)
-            encodings = sinusoidal_encodings(longest + length, self.d_model, x.dtype, x.device)
+            pairs = zip(self.blocks, blocks, strict=True)
+            lengths = (memory.shape[1] for block, memory in pairs if memory is not None and not block.carries_state)
+            encodings = sinusoidal_encodings(max(lengths, default=0) + length, self.d_model, x.dtype, x.device)
         positions = Positions(encodings, offset % self.stride)
         extended = Memories([], offset + length)
         for block, memory in zip(self.blocks, blocks, strict=True):

@@ -123,13 +123,13 @@ def cheapest_cutoffs(counts, clusters: int, cost) -> float:
     return best[words]
 
 
-def gated_delta(query, key, value, log_decay, rate, state) -> tuple[Tensor, Tensor]:
+def gated_delta(query, key, value, log_decay, beta, state) -> tuple[Tensor, Tensor]:
     """The recurrence of arXiv 2412.06464, equation 10, one position at a time. Shapes as in models/linear.py."""
     outputs = []
     for t in range(query.shape[2]):
         decayed = log_decay[:, :, t, None, None].exp() * state
         k, v = key[:, :, t, :, None], value[:, :, t, None, :]  # [B, H, E, 1], [B, H, 1, F]
-        state = decayed + rate[:, :, t, None, None] * k * (v - k.transpose(-2, -1) @ decayed)
+        state = decayed + beta[:, :, t, None, None] * k * (v - k.transpose(-2, -1) @ decayed)
         outputs.append((query[:, :, t, None, :] @ state)[:, :, 0])
     return torch.stack(outputs, dim=2), state
 
@@ -149,10 +149,10 @@ def linear_attention(module, x: Tensor) -> Tensor:
         mixed = mixed * mixed.sigmoid()
         query, key, value = mixed.view(batch, heads, 3, width).unbind(dim=2)  # [B, H, E] each
         query, key = (y / y.norm(dim=-1, keepdim=True) for y in (query, key))
-        decay, rate = module.rates(x[:, t]).view(batch, 2, heads).unbind(dim=1)  # [B, H] each
+        decay, beta = module.gates(x[:, t]).view(batch, 2, heads).unbind(dim=1)  # [B, H] each
         log_decay = -(1 + decay.exp()).log()
         read, states = gated_delta(
-            *(y[:, :, None] for y in (query, key, value, log_decay, rate.sigmoid())), states
+            *(y[:, :, None] for y in (query, key, value, log_decay, beta.sigmoid())), states
         )  # [B, H, 1, E]
         read = read[:, :, 0] / (read[:, :, 0].square().mean(dim=-1, keepdim=True) + 1e-12).sqrt() * module.norm.weight
         gate = module.output_gate(x[:, t])

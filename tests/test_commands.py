@@ -188,7 +188,9 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     empty.write_text("format: par-pattern/1\nblocks: [linear, dense]\n")
     grid = ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,3,1]"]
     message = fail(2, "retrain", empty, small_yaml, "--run", folder, *grid)
-    assert message == "error: model.positions=grid does not work with the operation linear; leave it out"
+    assert message == (
+        "error: the operation linear needs model.positions=relative; remove linear from the operations, or the grid"
+    )
     assert message == fail(2, "search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
     assert not folder.exists()
 
@@ -280,7 +282,7 @@ def test_derive_makes_a_pattern_for_a_deeper_model(searched, tmp_path):
         f"format: par-pattern/1\nblocks: [attention, dense, identity]\nderived_from: {{runs: [{searched}]}}\n"
     )
     shown = succeed("derive", pattern, "--blocks", 8, "--by", "stretch")
-    assert "pattern aaadddii: 8 blocks, stretch from the 3 blocks adi" in shown
+    assert "pattern aaadddii: 8 blocks, stretched from the 3 blocks adi" in shown
     assert "attention         1 of 3 (33%) ->   3 of 8 (38%)" in shown
     assert f"written to {deeper}" in shown
     costs = read_costs(searched / "flops.yaml", ["attention", "dense", "identity"])
@@ -292,7 +294,8 @@ def test_derive_makes_a_pattern_for_a_deeper_model(searched, tmp_path):
     shown = succeed("derive", pattern, "--blocks", 5, "--by", "stack", "--out", tmp_path / "other.yaml")
     assert read_pattern(tmp_path / "other.yaml")["blocks"] == expand("adiad")
     bad = {
-        ("--blocks", 2, "--by", "stack"): f"--blocks 2 is below the 3 blocks of {pattern}; give a larger number",
+        ("--blocks", 3, "--by", "stack"): f"--blocks 3 must be more than the 3 blocks of {pattern}",
+        ("--blocks", 0, "--by", "stack"): f"--blocks 0 must be more than the 3 blocks of {pattern}",
         ("--blocks", 8): "--blocks and --by belong together: --blocks 24 --by stretch or stack",
         ("--blocks", 8, "--by", "stack", "--trials"): "--blocks takes one pattern file",
         (): f"{pattern} is a file; give the --run folder of a search, or --blocks N --by stretch|stack",

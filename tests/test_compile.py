@@ -61,7 +61,7 @@ def test_linear_attention_with_a_state_has_the_same_losses_compiled(small_config
     torch._dynamo.utils.counters.clear()
     found = losses(make_retraining(small_config(*options, "train.compile=always"), blocks))
     torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 3  # forward(), step() without and with a state
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2  # step() without and with a state
 
 
 def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkeypatch, capsys):

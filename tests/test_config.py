@@ -70,8 +70,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.summary=9", "model.summary=9 must be at most model.stride, which is 8"),
         ("model.stride=0", "model.stride=0 must be at least 1"),
         ("model.window=0", "model.window=0 must be at least 1"),
-        ("model.window=129", r"model.window=129 must be at most train.segment \+ train.memory, which is 128"),
-        ("model.chunk=65", "model.chunk=65 must be at most train.segment=64"),
+        ("train.segment=0", "train.segment=0 must be at least 1"),
         ("model.factorization=head", "must be one of merged, heads; the nearest is heads"),
         ("model.positions=grid", r"model.grid=\[\] must give rows, columns and channels .*: \[32, 32, 3\]"),
         ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
@@ -103,6 +102,11 @@ def test_bad_values_are_reported(load, override, message):
         ("search.schedule=joint search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
         ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
         ("search.paths=2", "search.paths=2 must be at least 3, because risk_seeking"),
+        (
+            "search.operations=[window,dense] model.window=129",
+            r"model.window=129 must be at most train.segment \+ train.memory, which is 128",
+        ),
+        ("search.operations=[linear,dense] model.chunk=65", "model.chunk=65 must be at most train.segment=64"),
         ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
     ],
 )

@@ -13,7 +13,7 @@ from nas.core.pattern import OPERATIONS as NAMES
 def test_core_pattern_and_models_have_the_same_operation_names():
     assert tuple(OPERATIONS) == NAMES and KNOWN_FACTORIZATIONS == FACTORIZATIONS
     built = {name: cls(BlockConfig(8, 2, 12)) for name, cls in OPERATIONS.items()}
-    assert tuple(name for name in NAMES if built[name].needs_memory) == ATTENDING
+    assert tuple(name for name in NAMES if built[name].reach != 0) == ATTENDING
     assert tuple(name for name in ATTENDING if type(built[name].attention) is SparseAttention) == SPARSE
 
 

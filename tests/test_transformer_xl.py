@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from models import sparse, transformer_xl
-from models.operations import OPERATIONS, BlockConfig
-from models.transformer_xl import Block, GridPositions, build_pattern, extend_memory
+from models.operations import BlockConfig
+from models.transformer_xl import GridPositions, build_pattern, extend_memory
 from tests.making import generator
 
 CONFIG = BlockConfig(d_model=16, heads=2, d_ffn=24)
@@ -57,13 +57,14 @@ def test_only_attention_blocks_keep_a_memory_and_it_has_no_gradient():
 
 
 def test_memory_holds_the_last_inputs():
-    x, block = torch.arange(10.0).view(1, 10, 1), Block(OPERATIONS["attention"](CONFIG))
-    memory = extend_memory(block, None, x[:, :3], 5)
+    x = torch.arange(10.0).view(1, 10, 1)
+    memory = extend_memory(None, None, x[:, :3], 5)
     assert memory.flatten().tolist() == [0, 1, 2]
-    memory = extend_memory(block, memory, x[:, 3:6], 5)
+    memory = extend_memory(None, memory, x[:, 3:6], 5)
     assert memory.flatten().tolist() == [1, 2, 3, 4, 5]
-    assert extend_memory(block, memory, x[:, 6:], 2).flatten().tolist() == [8, 9]
-    assert extend_memory(block, memory, x, 0) is None
+    assert extend_memory(None, memory, x[:, 6:], 2).flatten().tolist() == [8, 9]
+    assert extend_memory(3, memory, x[:, 6:8], 5).flatten().tolist() == [5, 6, 7]
+    assert extend_memory(None, memory, x, 0) is None and extend_memory(0, memory, x, 5) is None
 
 
 def test_tied_embeddings_share_one_table():

@@ -8,7 +8,7 @@ import argparse
 import sysconfig
 from pathlib import Path
 
-LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages"}  # the middle two contain tests and test data
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages"}  # idlelib and lib2to3 hold tests and data of tests
 SPLITS = {0: "valid", 10: "test"}  # by the index of a file modulo 20; the others are train
 
 

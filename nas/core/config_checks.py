@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from nas.core.config import Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
 from nas.core.errors import InputError, nearest
-from nas.core.pattern import OPERATIONS, SHARING
+from nas.core.pattern import OPERATIONS, SAME_PARAMETERS
 
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -22,7 +22,6 @@ def check(config: Config) -> None:
     for key, item in options():
         check_range(key, values[key], item.metadata)
     check_model(config.model)
-    check_lengths(config)
     check_grid(config)
     check_train(config.train)
     check_short_segments(config)
@@ -69,14 +68,6 @@ def check_model(model: ModelOptions) -> None:
         )
 
 
-def check_lengths(config: Config) -> None:
-    keys, window = config.train.segment + config.train.memory, config.model.window
-    if window > keys:
-        raise InputError(f"model.window={window} must be at most train.segment + train.memory, which is {keys}")
-    if config.model.chunk > config.train.segment:
-        raise InputError(f"model.chunk={config.model.chunk} must be at most train.segment={config.train.segment}")
-
-
 def check_cutoffs(cutoffs) -> None:
     if cutoffs == "auto":
         return
@@ -102,8 +93,15 @@ def check_grid(config: Config) -> None:
 
 def check_pattern(pattern: list[str], config: Config) -> None:
     """Raises InputError if the options do not fit a pattern, a list of operations."""
-    if "linear" in pattern and config.model.positions == "grid":
-        raise InputError("model.positions=grid does not work with the operation linear; leave it out")
+    model, segment, keys = config.model, config.train.segment, config.train.segment + config.train.memory
+    if "window" in pattern and model.window > keys:
+        raise InputError(f"model.window={model.window} must be at most train.segment + train.memory, which is {keys}")
+    if "linear" in pattern and model.chunk > segment:
+        raise InputError(f"model.chunk={model.chunk} must be at most train.segment={segment}")
+    if "linear" in pattern and model.positions == "grid":  # its state would go on from one image to the next
+        raise InputError(
+            "the operation linear needs model.positions=relative; remove linear from the operations, or the grid"
+        )
     if set(pattern) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
 
@@ -166,7 +164,8 @@ def check_search(search: SearchOptions) -> None:
                 f"search.operations: unknown operation {name!r}; the nearest is {nearest(name, OPERATIONS)!r} of "
                 f"{', '.join(OPERATIONS)}"
             )
-    if search.shared_projections and sum(name in SHARING for name in names) < 2:
+    if search.shared_projections and sum(name in SAME_PARAMETERS for name in names) < 2:
         raise InputError(
-            f"search.shared_projections=true needs two operations of {', '.join(SHARING)}; search.operations={names}"
+            f"search.shared_projections=true needs two operations of {', '.join(SAME_PARAMETERS)}; "
+            f"search.operations={names}"
         )

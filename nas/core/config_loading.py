@@ -175,7 +175,7 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
         found["model.stride"] = default_stride(keys)
         found["model.summary"] = default_summary(stride or found["model.stride"])
         found["model.window"] = max(1, keys // 4)
-        found["model.chunk"] = min(64, values["train.segment"])
+        found["model.chunk"] = max(1, min(64, values["train.segment"]))
     for kind in ("embedding", "activation"):
         found[f"model.dropout_{kind}"] = values["model.dropout"]
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones

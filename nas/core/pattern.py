@@ -20,10 +20,10 @@ LETTERS = {
 }
 OPERATIONS = tuple(LETTERS)
 SPARSE = ("sparse_strided", "sparse_fixed")
-SHARING = ("attention", *SPARSE, "window")  # their parameters have the same names and shapes
-ATTENDING = (*SHARING, "linear")
+SAME_PARAMETERS = ("attention", *SPARSE, "window")  # their parameters have the same names and shapes
+ATTENDING = (*SAME_PARAMETERS, "linear")
 # Options of the model that only these operations use
-OWN_SIZES = {
+OWN_OPTIONS = {
     "sparse_strided": ("stride", "factorization"),
     "sparse_fixed": ("stride", "factorization", "summary"),
     "window": ("window",),

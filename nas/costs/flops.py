@@ -9,7 +9,7 @@ from models.cutoffs import cluster_table
 from models.operations import OPERATIONS
 from models.softmax import AdaptiveSoftmax
 from nas.core.config import Config
-from nas.core.pattern import OWN_SIZES
+from nas.core.pattern import OWN_OPTIONS
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.training.build import backbone_options, block_config, build_fixed
 from nas.training.evaluation import evaluation_lengths
@@ -29,8 +29,8 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
     unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
         unused += ["recompute", *(key for key in model if key.startswith("dropout"))]
-    used = {size for name in operations for size in OWN_SIZES.get(name, ())}
-    unused += [size for sizes in OWN_SIZES.values() for size in sizes if size not in used]
+    used = {size for name in operations for size in OWN_OPTIONS.get(name, ())}
+    unused += [size for sizes in OWN_OPTIONS.values() for size in sizes if size not in used]
     model = {key: value for key, value in model.items() if key not in unused}
     return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.files import to_yaml, write_yaml
-from nas.core.pattern import ATTENDING, FORMAT, abbreviate, expand, network
+from nas.core.pattern import ATTENDING, FORMAT, RESIZINGS, abbreviate, expand, network
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence, perturbation_confidence
@@ -92,6 +92,21 @@ def pattern_record(choice: Choice, runs: list[SearchRun], method: str, costs: Co
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
         "derived_from": origin,
     }
+
+
+def resized_record(file: Path, content: dict, count: int, by: str) -> dict:
+    """The content of the pattern file for a pattern of `count` blocks, made from the content of `file`.
+
+    by: a key of RESIZINGS. Raises InputError if there are not more blocks than before.
+    """
+    blocks = content["blocks"]
+    if count <= len(blocks):
+        raise InputError(f"--blocks {count} must be more than the {len(blocks)} blocks of {file}")
+    record = {key: content[key] for key in ("format", "model", "data", "derived_from") if key in content}
+    if "model" in record:
+        record["model"] = record["model"] | {"blocks": count}
+    resized_from = {"file": str(file), "blocks": blocks, "by": by}
+    return record | {"blocks": RESIZINGS[by](blocks, count), "resized_from": resized_from}
 
 
 def refuse_existing(files: list[Path]) -> None:
@@ -182,7 +197,7 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
     rows = [
         f"Budgets and ratios are relative to the interleaved pattern's cost, in {unit}.",
         "",
-        "| budget | pattern | attention blocks | predicted ratio | measured ratio | predicted ms | ms | SuperNet nll |",
+        "| budget | pattern | attending blocks | predicted ratio | measured ratio | predicted ms | ms | SuperNet nll |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for pattern in patterns:

@@ -182,3 +182,15 @@ def target_notice(run: SearchRun, ratio: float) -> str | None:
         f"the search's target is {target:g} of the interleaved pattern's cost, and this pattern costs {ratio:.2f}. The "
         "target applies to the average over pi; a derived pattern may cost more or less."
     )
+
+
+def costs_of_origin(pattern: dict) -> CostTable | None:
+    """The costs in the search folder from which a pattern file comes: milliseconds, else FLOPs. None without one.
+
+    If the pattern comes from several seeds, the first folder that still exists counts.
+    """
+    for run in map(Path, (pattern.get("derived_from") or {}).get("runs", [])):
+        for name in (LATENCY, FLOPS_TABLE):
+            if (run / name).exists():
+                return read_costs(run / name, pattern["blocks"])
+    return None

@@ -106,8 +106,8 @@ class SuperNetEvaluator:
             self.path_nlls[key] = float(losses.mean())
         return self.path_nlls[key]
 
-    def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, memory_blocks: int) -> np.ndarray:
-        """Loss per token [parts]; rows: the batch size; memory_blocks: the number of blocks with a memory."""
+    def losses(self, model: nn.Module, parts: list[np.ndarray], rows: int, memory_blocks: int | None) -> np.ndarray:
+        """Loss per token [parts]; rows: the batch size; memory_blocks: see total_nll()."""
         train, device = self.config.train, self.context.device
         with self.context.autocast(), self.context.disable_compile():
             sums = [

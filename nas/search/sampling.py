@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nas.core.config import SearchOptions
-from nas.core.pattern import SHARING
+from nas.core.pattern import SAME_PARAMETERS
 from nas.costs.lattice import PatternLattice
 from nas.search.supernet import SuperNet
 
@@ -69,7 +69,7 @@ def weight_groups(operations: list[str], shared_projections: bool) -> list[list[
     """The indices of the operations that share their weights, for fair_paths()."""
     groups = {}
     for index, name in enumerate(operations):
-        groups.setdefault("shared" if shared_projections and name in SHARING else name, []).append(index)
+        groups.setdefault("shared" if shared_projections and name in SAME_PARAMETERS else name, []).append(index)
     return list(groups.values())
 
 

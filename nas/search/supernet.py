@@ -16,7 +16,7 @@ from models.transformer_xl import Memories, build_backbone, extend_memory
 from nas.core.config import Config, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pattern import SHARING
+from nas.core.pattern import SAME_PARAMETERS
 from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.corpus import Corpus
@@ -32,24 +32,27 @@ class StochasticBlock(nn.Module):
     """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
     The block keeps its inputs with every choice, because the next segment may choose an operation that reads them.
-    Therefore a linear operation reads them anew and carries no state. Raises RuntimeError if `choice` is not set.
+    Therefore no operation carries a state: linear attention reads the inputs again, from an empty state. Raises
+    RuntimeError if `choice` is not set.
     """
 
     def __init__(self, operations: list[str], config: BlockConfig, shared_projections: bool = False):
         super().__init__()
         self.candidates = nn.ModuleList(OPERATIONS[name](config) for name in operations)
         if shared_projections:
-            share_weights([self.candidates[operations.index(name)] for name in operations if name in SHARING])
-        self.needs_memory = any(candidate.needs_memory for candidate in self.candidates)
-        reaches = [candidate.reach for candidate in self.candidates if candidate.needs_memory]
-        self.reach = None if None in reaches else max(reaches, default=0)
+            share_weights([self.candidates[operations.index(name)] for name in operations if name in SAME_PARAMETERS])
+        for candidate in self.candidates:
+            candidate.carries_state = False
+        self.carries_state = False
+        reaches = [candidate.reach for candidate in self.candidates]
+        self.reach = None if None in reaches else max(reaches)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.choice: Choice | None = None  # None until the SuperNet sets a mixture or a path
 
     def forward(
         self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
     ) -> tuple[Tensor, Tensor | None]:
-        return self.mix(x, memory, positions), extend_memory(self, memory, x, memory_length)
+        return self.mix(x, memory, positions), extend_memory(self.reach, memory, x, memory_length)
 
     def mix(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         if self.choice is None:

@@ -30,8 +30,7 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # the compiler reads it
     operations, start = [module for module in network.modules() if isinstance(module, Operation)], time.perf_counter()
     kinds = {type(operation): operation for operation in operations}
-    carrying = {block.operation for block in network.blocks if getattr(block, "carries_state", False)}
-    methods = {operation: "step" if operation in carrying else "forward" for operation in operations}
+    methods = {operation: "step" if operation.carries_state else "forward" for operation in operations}
     try:
         with context.fork_rng(), warnings.catch_warnings(), context.autocast():
             warnings.simplefilter("ignore")

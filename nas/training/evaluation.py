@@ -31,7 +31,7 @@ def total_nll(
     batch_size: int,
     segment: int,
     memory: int,
-    memory_blocks: float,
+    memory_blocks: int | None,
     period: int = 1,
     device: torch.device | str = "cpu",
 ) -> tuple[float, int]:
@@ -46,7 +46,10 @@ def total_nll(
     if predictions < 1:
         raise ValueError(f"a stream of {len(tokens)} tokens is too short: evaluation needs at least two")
     segments = -(-predictions // segment)
-    warmup = min(segments - 1, memory_blocks * -(-memory // segment)) if memory else 0
+    if memory and memory_blocks is None:
+        warmup = segments - 1  # a state depends on all segments before, so one row reads the whole stream
+    else:
+        warmup = min(segments - 1, (memory_blocks or 0) * -(-memory // segment))
     unit = math.lcm(segment, period) // segment  # a row begins at a multiple of this number of segments
     per_row = -(-(segments - warmup) // (batch_size * unit)) * unit
     per_row = min(per_row, segments - warmup)  # with fewer segments there is one row, which may end anywhere
@@ -75,11 +78,11 @@ def total_nll(
     return total, int(counted)
 
 
-def count_memory_blocks(blocks) -> float:
-    """The number of blocks that read the memory. Infinite if one carries a state, which reaches back to the start."""
-    if any(getattr(block, "carries_state", False) for block in blocks):
-        return math.inf
-    return sum(block.needs_memory for block in blocks)
+def count_memory_blocks(blocks) -> int | None:
+    """The number of blocks, or of their operations, that read the memory. None if one carries a state."""
+    if any(block.carries_state for block in blocks):
+        return None
+    return sum(block.reach != 0 for block in blocks)
 
 
 def period_of(blocks, image_size: int = 1) -> int:
