@@ -120,6 +120,16 @@ def test_a_budget_that_is_added_later_is_derived(finished_comparison):
     assert compare(path, "--run", run, "--report").returncode == 0  # restores the report for later tests
 
 
+def test_a_given_pattern_that_does_not_fit_the_recipe_is_refused_before_anything_is_written(tmp_path, small_yaml):
+    path = tmp_path / "compare.yaml"
+    path.write_text(f"format: par-comparison/1\nretrain: {small_yaml}\npatterns: [local-global]\n")
+    refused = compare(path, "--run", tmp_path / "run", "model.window=9999")
+    assert (
+        refused.returncode == 2 and "model.window=9999 must be at most train.segment + train.memory" in refused.stderr
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_wrong_options_are_refused(finished_comparison):
     path, run, _ = finished_comparison
     for arguments, words in (

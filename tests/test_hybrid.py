@@ -31,6 +31,12 @@ def test_each_document_of_the_recall_text_asks_for_all_its_pairs_in_another_orde
     assert sum(sizes["valid"]) == pytest.approx(0.05 * sum(sizes["train"]), rel=0.05)
 
 
+def test_a_recall_text_without_room_for_its_documents_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="--words 100 must be at least 35840 with --pairs 64"):
+        run_script(monkeypatch, "recall", tmp_path / "text", "--words", 100)
+    assert not (tmp_path / "text").exists()
+
+
 def test_the_library_text_holds_each_source_file_once_and_no_tests(tmp_path, monkeypatch):
     library = tmp_path / "library"
     names = [f"m{index:02}.py" for index in range(25)] + ["test/t.py", "site-packages/s.py", "package/test/t.py"]

@@ -7,14 +7,14 @@ batch row, d_model 128, 4 heads, the default stride for n (the power of two near
 - ms: median over rounds. In each round the operations take turns.
 - MB: the highest memory of the process during one pass, minus its memory before the pass.
 - exponent: slope of log(ms) over log(n), by least squares over all measured n.
-- speedup: ms of dense attention divided by ms of the operation.
-- crossover: the length from which on the operation is faster than dense attention, between two measured lengths; null
-  if it is not faster at the longest one.
+- speedup: ms of full attention divided by ms of the operation.
+- crossover: the length from which on the operation is faster than full attention, between two measured lengths; the
+  shortest length if it is faster there already, null if it is not faster at the longest one.
 
-The process needs about 100 n^2 bytes for dense attention: 1.7 GB at n = 4,096, 6.7 GB at 8,192, 27 GB at 16,384. Dense
-attention is measured up to the longest n that needs at most half of the machine's memory (--dense-up-to sets another).
-Beyond it, its ms and MB are estimated from those at the longest measured n, as quadratic in n. `~` marks estimates, and
-the speedups that follow from them; `dense_estimated_at` lists their lengths.
+The program allows 100 n^2 bytes for full attention: 1.7 GB at n = 4,096, 6.7 GB at 8,192, 27 GB at 16,384. Full
+attention is measured up to the longest n for which this is at most half of the machine's memory. --full-up-to sets
+another length. Beyond it, ms and MB are estimated from those at the longest measured n, as quadratic in n. `~` marks
+estimates, and the speedups that follow from them; `full_estimated_at` lists their lengths.
 
 --border instead compares the two implementations in models/sparse.py, with a dense mask and blocked, for few keys.
 Its DENSE_UP_TO is chosen by this comparison. The last line is JSON.
@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 NAMES = {
-    "attention": "dense",
+    "attention": "full",
     "sparse_strided": "strided",
     "sparse_fixed": "fixed",
     "window": "window",
@@ -41,7 +41,7 @@ NAMES = {
 OTHERS = tuple(NAMES)[1:]
 SPARSE = ("sparse_strided", "sparse_fixed")
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-DENSE_BYTES = 100  # memory per pair of positions; measured with 4 heads, from resident memory
+FULL_BYTES = 100  # memory per pair of positions, an upper bound with 4 heads
 WINDOW = 256
 REPORTED = (4096, 16384)  # the last line has the speedups at these lengths
 # (batch, segment, memory)
@@ -80,10 +80,10 @@ class Pass:
         sparse.DENSE_UP_TO = default
 
 
-def longest_dense() -> int:
-    """The longest of LENGTHS at which dense attention needs at most half of this machine's memory."""
+def longest_full() -> int:
+    """The longest of LENGTHS at which full attention needs at most half of this machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max((n for n in LENGTHS if DENSE_BYTES * n**2 <= memory / 2), default=LENGTHS[0])
+    return max((n for n in LENGTHS if FULL_BYTES * n**2 <= memory / 2), default=LENGTHS[0])
 
 
 def measure_length(length: int, rounds: int, names: list[str], window: int) -> dict[str, dict]:
@@ -98,11 +98,11 @@ def measure_length(length: int, rounds: int, names: list[str], window: int) -> d
     return figures
 
 
-def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int, window: int) -> dict:
-    longest = max([n for n in lengths if n <= dense_up_to], default=min(lengths))
-    needs = f"{DENSE_BYTES * longest**2 / 1e9:.1f} GB at n = {longest:,}"
-    print(f"dense attention needs {needs}; for longer sequences it is estimated")
-    columns = (f"{f'{short} ms':>13}{'MB':>9}{'speedup' if short != 'dense' else '':>9}" for short in NAMES.values())
+def measure_lengths(lengths: list[int], rounds: int, full_up_to: int, window: int) -> dict:
+    longest = max([n for n in lengths if n <= full_up_to], default=min(lengths))
+    needs = f"{FULL_BYTES * longest**2 / 1e9:.1f} GB at n = {longest:,}"
+    print(f"full attention gets up to {needs}; for longer sequences it is estimated")
+    columns = (f"{f'{short} ms':>13}{'MB':>9}{'speedup' if short != 'full' else '':>9}" for short in NAMES.values())
     print(f"{'n':>6}" + "".join(columns))
     results = {}
     for length in sorted(lengths):
@@ -112,11 +112,11 @@ def measure_lengths(lengths: list[int], rounds: int, dense_up_to: int, window: i
             results[length]["attention"] = quadratic(results[longest]["attention"], length / longest)
         print(format_line(length, results[length]), flush=True)
     estimated = [length for length in results if length > longest]
-    return summary(results, estimated) | {"dense_estimated_at": estimated}
+    return summary(results, estimated) | {"full_estimated_at": estimated}
 
 
 def summary(results: dict[int, dict], estimated: list[int]) -> dict:
-    """Fitted exponents, speedups at some lengths, and crossovers with dense attention."""
+    """Fitted exponents, speedups at some lengths, and crossovers with full attention."""
     exponents = {}
     for name, short in NAMES.items():
         lengths = [n for n in results if name != "attention" or n not in estimated]
@@ -137,7 +137,7 @@ def summary(results: dict[int, dict], estimated: list[int]) -> dict:
 def crossover(ratios: dict[int, float]) -> int | None:
     """The length at which the ratio of times falls below 1 for good, linearly in the logarithms; None if it never does.
 
-    ratios: {length: ms of the operation / ms of dense attention}, lengths increasing.
+    ratios: {length: ms of the operation / ms of full attention}, lengths increasing.
     """
     lengths = list(ratios)
     slower = [n for n in lengths if ratios[n] >= 1]
@@ -151,17 +151,17 @@ def crossover(ratios: dict[int, float]) -> int | None:
 
 
 def quadratic(figures: dict, ratio: float) -> dict:
-    """Estimated figures of dense attention at `ratio` times the length of the measured ones."""
+    """Estimated figures of full attention at `ratio` times the length of the measured ones."""
     mb = None if figures["mb"] is None else figures["mb"] * ratio**2
     return {"ms": figures["ms"] * ratio**2, "mb": mb, "estimated": True}
 
 
 def format_line(length: int, row: dict) -> str:
-    dense, line = row["attention"], f"{length:>6}"
-    estimated = "~" if dense.get("estimated") else ""
+    full, line = row["attention"], f"{length:>6}"
+    estimated = "~" if full.get("estimated") else ""
     for name in NAMES:
         mark = estimated if name == "attention" else ""
-        speedup = f"{estimated}{dense['ms'] / row[name]['ms']:.1f}" if name != "attention" else ""
+        speedup = f"{estimated}{full['ms'] / row[name]['ms']:.1f}" if name != "attention" else ""
         mb = "" if row[name]["mb"] is None else f"{mark}{row[name]['mb']:,.0f}"
         ms = f"{mark}{row[name]['ms']:,.1f}"
         line += f"{ms:>13}{mb:>9}{speedup:>9}"
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after three warm-up rounds")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N")
-    parser.add_argument("--dense-up-to", type=int, default=longest_dense(), metavar="N", help="default %(default)s")
+    parser.add_argument("--full-up-to", type=int, default=longest_full(), metavar="N", help="default %(default)s")
     parser.add_argument("--window", type=int, default=WINDOW, help="default %(default)s, for all lengths")
     parser.add_argument("--border", action="store_true", help="compare the two implementations for few keys")
     arguments = parser.parse_args()
@@ -202,7 +202,7 @@ def main() -> None:
     if arguments.border:
         result = compare_implementations(arguments.rounds)
     else:
-        result = measure_lengths(arguments.lengths, arguments.rounds, arguments.dense_up_to, arguments.window)
+        result = measure_lengths(arguments.lengths, arguments.rounds, arguments.full_up_to, arguments.window)
     print(json.dumps(result))
 
 

@@ -6,7 +6,7 @@ document. A model that recalls them all predicts every value in the second half;
 there. A quarter of the words are such values.
 
 The number of pairs is a power of two from 4 to --pairs. Each of these numbers takes about the same part of the text,
-because models learn to recall from the short documents first.
+because models learn recall from short documents first.
 
 FOLDER gets train.txt, valid.txt and test.txt.
 """
@@ -19,9 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nas.core.errors import run_command
+from nas.core.errors import InputError, run_command
 
 KEYS, VALUES = 256, 64
+PAIRS = [4, 8, 16, 32, 64, 128, 256]
+OTHER_SPLITS = 0.05  # their size, as a share of train
 
 
 def document(generator: np.random.Generator, pairs: int) -> str:
@@ -34,14 +36,17 @@ def document(generator: np.random.Generator, pairs: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--pairs", type=int, default=64, help="of the longest documents, at most 256 (default: 64)")
+    parser.add_argument("--pairs", type=int, choices=PAIRS, default=64, help="of the longest documents (default: 64)")
     parser.add_argument("--words", type=int, default=2_000_000, help="in train (default: 2 million); 5%% in the others")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    least = round(4 * len(PAIRS) * arguments.pairs / OTHER_SPLITS)
+    if arguments.words < least:
+        raise InputError(f"--words {arguments.words} must be at least {least} with --pairs {arguments.pairs}")
     generator = np.random.default_rng(arguments.seed)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    sizes = [4 * 2**index for index in range(arguments.pairs.bit_length() - 2)]
-    for split, share in (("train", 1.0), ("valid", 0.05), ("test", 0.05)):
+    sizes = PAIRS[: PAIRS.index(arguments.pairs) + 1]
+    for split, share in (("train", 1.0), ("valid", OTHER_SPLITS), ("test", OTHER_SPLITS)):
         each = share * arguments.words / len(sizes) / 4  # the pairs of all documents of a size; each takes four words
         pairs = generator.permutation(np.repeat(sizes, [round(each / size) for size in sizes]))
         (arguments.folder / f"{split}.txt").write_text("".join(document(generator, size) for size in pairs), "utf-8")

@@ -18,6 +18,7 @@ from nas.comparison.spec import (
 from nas.comparison.tasks import Task
 from nas.comparison.timer import Timer, with_d_ffn
 from nas.core.config import Config
+from nas.core.config_checks import check_pattern
 from nas.core.errors import InputError
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, read_pattern
@@ -35,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 class Comparison:
     """One RUN_DIR, with search-SEED/, patterns/, runs/PATTERN-SEED/ and logs/.
 
-    Raises InputError if a run in the folder has other settings. The class writes nothing before start().
+    Raises InputError if a run in the folder has other settings, or if the recipe does not fit a given pattern. The
+    class writes nothing before start().
 
     Args:
         given: the contenders that need no search.
@@ -55,6 +57,8 @@ class Comparison:
     ):
         self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
         self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
+        for contender in given:
+            check_pattern(contender.blocks, recipe)
         search_seeds = settings.search_seeds if search else None
         self.search_folders = {seed: search_folder(path, seed) for seed in search_seeds or []}
         self.run = open_run(path, recipe, "compare", resume=True, extra={"search_seeds": search_seeds})

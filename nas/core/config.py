@@ -52,7 +52,7 @@ class ModelOptions:
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
     stride: int | None = option(
-        None, "sparse attention: positions; null: the power of two nearest to sqrt(segment + memory)", minimum=1
+        None, "sparse attention: stride; null: the power of two nearest to sqrt(segment + memory)", minimum=1
     )
     summary: int | None = option(
         None, "sparse_fixed: summary positions at the end of each stride (null: 4, at most the stride)", minimum=1
@@ -60,7 +60,7 @@ class ModelOptions:
     window: int | None = option(
         None, "window attention: earlier positions that it sees (null: a quarter of segment + memory)", minimum=1
     )
-    chunk: int | None = option(None, "linear: positions per chunk (null: 64, at most train.segment)", minimum=1)
+    chunk: int | None = option(None, "linear: positions computed at once (null: 64, at most segment)", minimum=1)
     factorization: str = option(
         "merged", "sparse attention: one softmax over both key sets, or half of the heads each", choices=FACTORIZATIONS
     )
@@ -82,7 +82,7 @@ class TrainOptions:
     epochs: float | None = option(None, "epochs over the training text, instead of steps", above=0)
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
-    memory: int = option(64, "earlier positions that attention sees before the segment", minimum=0)
+    memory: int = option(64, "earlier positions that attention sees; linear carries a state instead", minimum=0)
     optimizer: str = option(
         "muon", "muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW", choices=("adamw", "muon")
     )
@@ -183,7 +183,7 @@ class SearchOptions:
         None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1
     )
     shared_projections: bool = option(
-        False, "operations that attend share their weights, which then train as often as those of one operation"
+        False, "full, sparse and window attention share weights, which train as often as those of one operation"
     )
     sampling: str = option("hard", "hard: one operation per block; soft: a weighted mixture", choices=("hard", "soft"))
     estimator: str = option(
