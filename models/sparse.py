@@ -1,16 +1,17 @@
 """Attention to sets of keys: strided and fixed sparse attention at a cost of n * sqrt(n) (Child et al. 2019,
 arXiv 1904.10509, section 4.3), and sliding-window attention at a cost of n (arXiv 2004.05150, section 3.1).
 
-The stream is divided into rows of l = `stride` positions. A query attends to one or two sets of past keys:
+The stream is divided into rows of l = `stride` or `window` positions. A query attends to one or two sets of past keys:
 
 - strided: (1) itself and the previous l positions; (2) its column, that is, itself and every l-th position before it;
 - fixed: (1) its row; (2) the last c = `summary` columns of every row;
-- window: itself and the previous l = `window` positions.
+- window: itself and the previous l positions.
 
 factorization `merged`: one softmax over the union of both sets. `heads`: the first half of the heads attends to the
 first set, the second half to the second (section 5.1). A head without any key (fixed, in the first row) adds nothing.
 The paper's variant that alternates the sets between blocks is not available.
-Places are counted from the start of the stream, so its division into segments does not change the sets.
+Places are counted from the start of the stream, so its division into segments does not change the sets. The sets of a
+window do not depend on where rows begin.
 
 The tensors have a dimension for rows. attend() computes each set as dense attention within small groups. No
 [L, K] matrix is built. Shape letters as in models/attention.py, and R rows of queries, S rows of keys (the queries'
@@ -202,6 +203,8 @@ class WindowAttention(SparseAttention):
     """
 
     def __init__(self, d_model: int, heads: int, window: int, relative: bool = True, dropout: float = 0.0):
+        if window < 1:
+            raise ValueError(f"window={window} must be at least 1")
         super().__init__(d_model, heads, (LocalWindow(window),), relative=relative, dropout=dropout)
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
