@@ -123,22 +123,25 @@ class LinearAttention(nn.Module):
         """Read a context [B, K, D], and return the results [B, L, D] of its last L = `length` positions.
 
         state: [B, H, E, E] before these positions. The K - L positions before them, at most T, are read again by the
-        convolution only. None: the stream begins with the context.
+        convolution only. None: the stream begins with the context, and these K - L positions are read without gradient.
 
         Returns the state [B, H, E, E] after the context too.
         """
-        new = 0 if state is None else context.shape[1] - length  # the first position that the state does not contain
-        mixed = self.convolve(self.query_key_value(context))[:, new:]  # [B, K or L, 3D]
-        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, K or L, E] each
-        decay, beta = self.gates(context[:, new:]).transpose(1, 2).chunk(2, dim=1)  # [B, H, K or L] each
+        before = context.shape[1] - length
+        if state is None and before:
+            with torch.no_grad():
+                _, state = self(context[:, :before], before)
+            context = context[:, max(0, before - TAPS + 1) :]
+        new = context[:, -length:]
+        mixed = self.convolve(self.query_key_value(context))[:, -length:]  # [B, L, 3D]
+        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
         with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
-            query, key, value, decay, beta = (
-                x.float() if x.itemsize < 4 else x for x in (query, key, value, decay, beta)
-            )
+            query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
+            decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state, self.chunk)
-        read = join_heads(self.norm(read[:, :, -length:]).transpose(0, 1))  # [B, L, D]
-        return self.output(read * F.silu(self.output_gate(context[:, -length:]))), state
+        read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
+        return self.output(read * F.silu(self.output_gate(new))), state
 
     def convolve(self, x: Tensor) -> Tensor:
         """A causal convolution of each column of x [B, K, 3D] over the last TAPS positions."""

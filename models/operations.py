@@ -178,7 +178,8 @@ class Window(Attention):
 class GatedDeltaNet(Operation):
     """Linear attention with a state of fixed size instead of keys and values (arXiv 2412.06464).
 
-    step() carries the state from segment to segment. forward() reads the memory of inputs from an empty state.
+    step() carries the state from segment to segment. forward() reads the memory of inputs from an empty state, and
+    without gradient, so that both train alike.
     """
 
     reach = None

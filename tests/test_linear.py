@@ -122,7 +122,7 @@ def test_a_stream_in_segments_equals_the_whole_stream_and_has_no_gradient_across
     tokens, targets = stream(25)
     whole, _ = model(tokens, targets, None, 0)
     parts, memories = [], None
-    for part in (slice(0, 9), slice(9, 10), slice(10, 12), slice(12, 25)):
+    for part in (slice(0, 1), slice(1, 2), slice(2, 4), slice(4, 13), slice(13, 25)):
         nll, memories = model(tokens[:, part], targets[:, part], memories, 1)
         parts.append(nll)
         assert not any(memory.requires_grad for memory in memories.blocks if memory is not None)
@@ -148,6 +148,28 @@ def test_a_supernet_reads_the_memory_anew():
     first, memories = supernet(tokens[:, :12], targets[:, :12], None, 30)
     second, _ = supernet(tokens[:, 12:], targets[:, 12:], memories, 30)
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
+
+
+def test_a_supernet_trains_as_the_fixed_pattern_does():
+    """No gradient reaches what was written to the state in earlier segments."""
+    torch.manual_seed(1)
+    supernet = SuperNet(2, ["linear", "dense"], CONFIG, VOCAB).double()
+    supernet.set_path([0, 1])
+    fixed = model_of(["linear", "dense"])
+    candidate = {"blocks.0.operation": "blocks.0.candidates.0", "blocks.1.operation": "blocks.1.candidates.1"}
+
+    def name_in_supernet(name):
+        return next((name.replace(own, other) for own, other in candidate.items() if name.startswith(own)), name)
+
+    weights = supernet.backbone.state_dict()
+    fixed.load_state_dict({name: weights[name_in_supernet(name)] for name in fixed.state_dict()})
+    tokens, targets = stream(25)
+    for network in (supernet, fixed):
+        _, memories = network(tokens[:, :12], targets[:, :12], None, 30)
+        network(tokens[:, 12:], targets[:, 12:], memories, 30)[0].sum().backward()
+    gradients = {name: parameter.grad for name, parameter in supernet.backbone.named_parameters()}
+    for name, parameter in fixed.named_parameters():
+        torch.testing.assert_close(gradients[name_in_supernet(name)], parameter.grad, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("length", [8, 9, 231])

@@ -68,9 +68,23 @@ def test_the_patterns_of_the_literature():
         ("stretch", "ad", 4, "aadd"),
         ("stretch", "adi", 8, "aaadddii"),
         ("stretch", "aadi", 4, "aadi"),
+        ("stretch", "adadad", 9, "adaadaadd"),
+        ("stretch", "wdwdwdwdwdad", 24, "wwddwwddwwddwwddwwddaadd"),
         ("stack", "ad", 5, "adada"),
         ("stack", "adi", 3, "adi"),
     ],
 )
 def test_a_pattern_of_another_depth(by, letters, count, expected):
     assert abbreviate(RESIZINGS[by](expand(letters), count)) == expected
+
+
+@pytest.mark.parametrize("letters", ["adadad", "wdwdwdwdwdad", "aaaidd", "ldldldad"])
+def test_stretching_keeps_the_share_of_each_operation(letters):
+    for count in range(len(letters), 5 * len(letters)):
+        found = abbreviate(RESIZINGS["stretch"](expand(letters), count))
+        assert len(found) == count
+        for letter in set(letters):
+            assert abs(found.count(letter) - count * letters.count(letter) / len(letters)) < 1
+        runs = [letter for index, letter in enumerate(found) if index == 0 or found[index - 1] != letter]
+        expected = [letter for index, letter in enumerate(letters) if index == 0 or letters[index - 1] != letter]
+        assert runs == expected  # the operations keep their order

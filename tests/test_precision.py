@@ -107,7 +107,7 @@ class Probabilities(torch.nn.Module):
         return self.layer.log_probabilities(hidden).float()
 
 
-@pytest.mark.parametrize("name", ["attention", "sparse_strided", "sparse_fixed", "window", "dense"])
+@pytest.mark.parametrize("name", ["attention", "sparse_strided", "sparse_fixed", "window", "linear", "dense"])
 def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     torch.manual_seed(0)
     model = build_pattern([name, "attention"], BlockConfig(32, 2, 64, stride=8), 40, cutoffs=[10], tie_embeddings=True)

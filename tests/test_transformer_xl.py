@@ -82,7 +82,7 @@ def test_weights_start_at_a_size_that_keeps_activations():
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
 
 
-ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "window", "identity"]
+ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "window", "linear", "identity"]
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -118,7 +118,7 @@ def test_a_window_block_keeps_no_more_memory_than_it_reads():
 
 
 def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
-    config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4, window=3), 120
+    config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4, window=3), 20 * len(ALL)
     plain, depth_scaled = (model_of(ALL * 20, config, depth_scaled=depth_scaled) for depth_scaled in (False, True))
     for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
         before, after = dict(one.named_parameters()), dict(other.named_parameters())

@@ -1,14 +1,17 @@
 """Write a text of Python's standard library: `python experiments/hybrid/library.py FOLDER`.
 
-The text holds the source files of the Python that runs this program, in order of their paths, without tests. Every 20th
-file is in valid.txt, every 20th in test.txt, and the others are in train.txt. The text depends on Python's version.
+The text holds the source files of the Python that runs this program, without tests and tables of encodings. Their order
+is random, because a training reads only the beginning of train.txt. Every 20th file is in valid.txt, every 20th in
+test.txt, and the others are in train.txt. The text depends on Python's version.
 """
 
 import argparse
 import sysconfig
 from pathlib import Path
 
-LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages"}  # idlelib and lib2to3 hold tests and data of tests
+import numpy as np
+
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"}  # idlelib and lib2to3 hold test data
 SPLITS = {0: "valid", 10: "test"}  # by the index of a file modulo 20; the others are train
 
 
@@ -18,6 +21,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     library = Path(sysconfig.get_path("stdlib"))
     files = [file for file in sorted(library.rglob("*.py")) if not LEFT_OUT & set(file.relative_to(library).parts)]
+    np.random.default_rng(1).shuffle(files)
     texts = {"train": [], "valid": [], "test": []}
     for index, file in enumerate(files):
         texts[SPLITS.get(index % 20, "train")].append(file.read_text("utf-8"))

@@ -1,5 +1,6 @@
 """Layer patterns: names of the operations, abbreviations, and the pattern file."""
 
+from collections import Counter
 from pathlib import Path
 
 from nas.core.errors import InputError, nearest
@@ -53,8 +54,20 @@ def network(blocks: list[str]) -> str:
 
 
 def stretch(blocks: list[str], count: int) -> list[str]:
-    """A pattern of `count` blocks in which each block keeps its place in the depth: `ad` becomes `aadd`."""
-    return [blocks[index * len(blocks) // count] for index in range(count)]
+    """A pattern of `count` blocks in which each block is repeated, such as `aadd` for `ad`.
+
+    Each operation keeps its share of the blocks, rounded by largest remainders.
+    """
+    old = Counter(blocks)
+    new = {name: count * old[name] // len(blocks) for name in old}
+    most_cut = sorted(old, key=lambda name: -(count * old[name] % len(blocks)))
+    for name in most_cut[: count - sum(new.values())]:
+        new[name] += 1
+    seen, stretched = Counter(), []
+    for name in blocks:
+        before, seen[name] = seen[name] * new[name] // old[name], seen[name] + 1
+        stretched += [name] * (seen[name] * new[name] // old[name] - before)
+    return stretched
 
 
 def stack(blocks: list[str], count: int) -> list[str]:
@@ -63,6 +76,13 @@ def stack(blocks: list[str], count: int) -> list[str]:
 
 
 RESIZINGS = {"stretch": stretch, "stack": stack}
+
+
+def limited_operations(operations: list[str]) -> list[str]:
+    """Which of the operations count as attention blocks where a pattern is limited to fewer: full attention, or every
+    operation that attends if full attention is not among them.
+    """
+    return ["attention"] if "attention" in operations else [name for name in operations if name in ATTENDING]
 
 
 def read_pattern(path: str | Path) -> dict:

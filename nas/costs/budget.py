@@ -3,7 +3,7 @@
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.pattern import ATTENDING, interleaved
+from nas.core.pattern import interleaved, limited_operations
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
@@ -60,7 +60,7 @@ def patterns_within(
     Raises NoPatternFits, which names the lowest possible budget, or the limit of attentions, if there are none.
 
     Args:
-        attentions: the highest number of blocks that attend; None: any. With it, patterns below SPENT of the highest
+        attentions: the highest number of limited_operations(); None: any. With it, patterns below SPENT of the highest
             possible cost are excluded, because a SuperNet prefers identity to many dense blocks.
     """
     block_costs = [costs.blocks[name] for name in operations]
@@ -68,7 +68,7 @@ def patterns_within(
     try:
         if attentions is None:
             return PatternLattice(block_costs, blocks, limit)
-        limits = {"limited": [operations.index(name) for name in ATTENDING if name in operations], "most": attentions}
+        limits = {"limited": [operations.index(name) for name in limited_operations(operations)], "most": attentions}
         dearest = PatternLattice(block_costs, blocks, limit, **limits).best(np.tile(block_costs, (blocks, 1)))
         least = SPENT * sum(block_costs[index] for index in dearest)
         return PatternLattice(block_costs, blocks, limit, least, **limits)

@@ -37,14 +37,17 @@ def par(blocks: int) -> list[str]:
     return ["attention" if index in positions else "dense" for index in range(blocks)]
 
 
-def hybrid(blocks: int, cheap: str, ratio: int) -> list[str]:
+def hybrid(blocks: int, cheap: str, ratio: int, last_full: bool = False) -> list[str]:
     """Interleaved, in which only one attention block in ratio + 1 is full attention; the others are `cheap`.
 
-    Each group of ratio + 1 ends with full attention. If there are fewer blocks than one group, the last one is full.
+    Each group of ratio + 1 ends with full attention. If there are fewer blocks than one group, or with last_full, the
+    last one is full.
     """
     pattern = interleaved(blocks)
     places = [index for index, name in enumerate(pattern) if name == "attention"]
-    full = places[ratio :: ratio + 1] or places[-1:]
+    full = places[ratio :: ratio + 1]
+    if last_full or not full:
+        full = [*full, places[-1]]
     return [cheap if index in places and index not in full else name for index, name in enumerate(pattern)]
 
 
@@ -54,8 +57,11 @@ def local_global(blocks: int) -> list[str]:
 
 
 def linear_full(blocks: int) -> list[str]:
-    """Three linear attentions, then one full, with dense blocks in between (Kimi Linear, arXiv 2510.26692)."""
-    return hybrid(blocks, "linear", 3)
+    """Three linear attentions, then one full, with dense blocks in between (Kimi Linear, arXiv 2510.26692).
+
+    The last attention is full, also if its group is incomplete, as in the published model of 27 layers.
+    """
+    return hybrid(blocks, "linear", 3, last_full=True)
 
 
 # Patterns that depend on the number of blocks only.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nas.core.config_loading import load_config
-from nas.core.pattern import ATTENDING, expand, network
+from nas.core.pattern import ATTENDING, expand, limited_operations, network
 from nas.costs.budget import NoPatternFits
 from nas.costs.cost_table import CostTable
 from nas.derivation.pattern_record import Choice
@@ -80,11 +80,16 @@ class Trials:
 
     def with_fewer_attentions(self, choice: Choice, budget: float) -> Iterator[tuple[str, Choice]]:
         """The best patterns within a budget with at most two thirds of the attention blocks, then with two thirds of
-        that number, until none is left.
+        that number, and so on. The last has none if a cheaper attention is among the operations, else one or more.
 
-        pi is learned anew for each.
+        Which operations count as attention: limited_operations(). pi is learned anew for each.
         """
-        while (most := 2 * sum(self.operations[index] in ATTENDING for index in choice.path) // 3) > 0:
+        limited = limited_operations(self.operations)
+        least = 0 if any(name in ATTENDING and name not in limited for name in self.operations) else 1
+        while count := sum(self.operations[index] in limited for index in choice.path):
+            most = 2 * count // 3
+            if most < least:
+                return
             try:
                 (choice,) = relearn(self.runs, self.costs, [budget], most)
             except NoPatternFits:  # without identity, dense blocks in place of attention may cost more than the budget
