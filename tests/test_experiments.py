@@ -26,8 +26,10 @@ def test_every_yaml_loads(path):
         assert content["format"] == "par-expected/1"
     elif content.get("format") == COMPARISON_FORMAT:
         settings = read_settings(path, {})
-        assert given_contenders(settings, path, blocks=6)
-        assert load_config(settings.retrain, []) and (settings.search is None or load_config(settings.search, []))
+        recipe = load_config(settings.retrain, [])
+        assert given_contenders(
+            settings, path, (load_config(settings.search, []) if settings.search else recipe).model.blocks
+        )
     else:
         load_config(path, [])
 

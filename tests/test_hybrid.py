@@ -59,35 +59,38 @@ def test_the_library_text_holds_each_source_file_once_and_no_tests(tmp_path, mon
 
 def test_small_to_large_compares_the_order_of_patterns_at_two_sizes(text_folder, cache, tmp_path, monkeypatch, capsys):
     small = tmp_path / "small"
-    patterns = {"one": "ad", "two": "ld", "same-network": "adi", "random-0.4-2": "wd", "random-0.4-3": "dd"}
+    patterns = {"interleaved": "ad", "searched-0.4": "ld", "same-network": "adi"}
+    patterns |= {"random-0.4-2": "wd", "random-0.4-3": "dd"}
+    (small / "patterns").mkdir(parents=True)
     for index, (name, letters) in enumerate(patterns.items()):
-        (small / "patterns").mkdir(parents=True, exist_ok=True)
         content = {"format": "par-pattern/1", "blocks": expand(letters)}
         (small / "patterns" / f"{name}.yaml").write_text(yaml.safe_dump(content))
-        (small / "runs" / f"{letters}-1").mkdir(parents=True)
-        results = {"format": "par-results/1", "valid": {"nll_per_token": 3.0 + index}}
-        (small / "runs" / f"{letters}-1" / "results.yaml").write_text(yaml.safe_dump(results))
+        for seed, more in ((1, 0.1), (2, 0.3)):
+            (small / "runs" / f"{letters}-{seed}").mkdir(parents=True)
+            results = {"format": "par-results/1", "valid": {"nll_per_token": 3.0 + index + more}}
+            (small / "runs" / f"{letters}-{seed}" / "results.yaml").write_text(yaml.safe_dump(results))
     options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
-    options += ["model.d_model=16", "model.d_ffn=16", "train.steps=3", "train.segment=8", "train.memory=8"]
+    options += ["model.d_model=16", "model.d_ffn=16", "train.steps=2", "train.segment=8", "train.memory=8"]
     options += ["model.window=4", "train.threads=null"]
-    arguments = ["--small", small, "--out", tmp_path / "out", *options]
-    run_script(monkeypatch, "small_to_large", *arguments)
+    run_script(monkeypatch, "small_to_large", "--small", small, "--out", tmp_path / "out", *options)
     output = capsys.readouterr().out.splitlines()
-    rows = [line.split(" | ") for line in output if line.startswith("| ")]
-    losses = {row[0].strip("| "): [float(cell.strip(" |")) for cell in row[1:]] for row in rows[2:]}
-    assert [row[0].strip("| ") for row in rows[2:]] == ["ad", "ld", "wd"]  # best first; equal networks count once
+    rows = [line.strip("| ").split(" | ") for line in output if line.startswith("| ")][2:]
+    assert [row[:3] for row in rows] == [  # best first; equal networks count once; random-0.4-3 is left out
+        ["interleaved", "ad", "3.2000"],
+        ["searched-0.4", "ld", "4.2000"],
+        ["random-0.4-2", "wd", "6.2000"],
+    ]
+    assert rows[0][5] == rows[0][4]  # interleaved of the larger depth is interleaved, stacked
     summary = json.loads(output[-1])
-    for column, by in enumerate(("stretch", "stack"), start=1):
-        large = [losses[name][column] for name in ("ad", "ld", "wd")]
-        pairs = [(0, 1), (0, 2), (1, 2)]
-        tau = sum(1 if large[i] < large[j] else -1 for i, j in pairs) / 3
-        assert summary[by] == {
-            "patterns": 3,
-            "tau": pytest.approx(tau, abs=1e-3),
-            "regret": pytest.approx(large[0] - min(large), abs=2e-4),
-        }
-    trained = {json.loads(file.read_text())["pattern"] for file in (tmp_path / "out").glob("*-*.json")}
-    assert trained == {"aadd", "lldd", "wwdd", "adad", "ldld", "wdwd"}
+    for column, by in enumerate(("stretch", "stack"), start=3):
+        large = [float(row[column].split(" ± ")[0]) for row in rows]
+        tau = sum(1 if large[i] < large[j] else -1 for i, j in ((0, 1), (0, 2), (1, 2))) / 3
+        assert summary[by].keys() == {"all", "0.4"} and summary[by]["0.4"]["patterns"] == 2
+        assert summary[by]["all"]["tau"] == pytest.approx(tau, abs=1e-3)
+        assert summary[by]["all"]["regret"] == pytest.approx(large[0] - min(large), abs=2e-4)
+        assert summary[by]["all"]["noise"] > 0
+    trained = sorted(json.loads(file.read_text())["pattern"] for file in (tmp_path / "out").glob("*-*.json"))
+    assert trained == sorted(3 * ["aadd", "lldd", "wwdd", "adad", "ldld", "wdwd"])
 
 
 def test_small_to_large_names_a_folder_without_trainings(tmp_path, monkeypatch):
