@@ -328,7 +328,7 @@ def test_the_csv_has_its_documented_columns_and_the_figures():
     reader = csv.DictReader(io.StringIO(csv_text([INTERLEAVED, SEARCHED])))
     assert tuple(reader.fieldnames) == COLUMNS == (
         "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
-        "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
+        "valid_nll_mean", "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
     )  # fmt: skip
     first, second = reader
     assert (first["name"], first["blocks"], first["seeds"]) == ("interleaved", "adadad", "3")

@@ -1,10 +1,8 @@
 import json
 
 import pytest
-import yaml
 
 from nas.core.errors import InputError
-from nas.core.pattern import expand
 from tests.making import load_script
 
 
@@ -37,7 +35,7 @@ def test_each_document_of_the_recall_text_asks_for_all_its_pairs_in_another_orde
 
 
 def test_a_recall_text_without_room_for_its_documents_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="--words 100 must be at least 35840 with --pairs 64"):
+    with pytest.raises(InputError, match="--words 100 must be at least 25600 with --pairs 64"):
         run_script(monkeypatch, "recall", tmp_path / "text", "--words", 100)
     assert not (tmp_path / "text").exists()
 
@@ -58,23 +56,15 @@ def test_the_library_text_holds_each_source_file_once_and_no_tests(tmp_path, mon
 
 
 def test_small_to_large_compares_the_order_of_patterns_at_two_sizes(text_folder, cache, tmp_path, monkeypatch, capsys):
-    small = tmp_path / "small"
-    patterns = {"interleaved": "ad", "searched-0.4": "ld", "same-network": "adi"}
-    patterns |= {"random-0.4-2": "wd", "random-0.4-3": "dd"}
-    (small / "patterns").mkdir(parents=True)
-    for index, (name, letters) in enumerate(patterns.items()):
-        content = {"format": "par-pattern/1", "blocks": expand(letters)}
-        (small / "patterns" / f"{name}.yaml").write_text(yaml.safe_dump(content))
-        for seed, more in ((1, 0.1), (2, 0.3)):
-            (small / "runs" / f"{letters}-{seed}").mkdir(parents=True)
-            results = {"format": "par-results/1", "valid": {"nll_per_token": 3.0 + index + more}}
-            (small / "runs" / f"{letters}-{seed}" / "results.yaml").write_text(yaml.safe_dump(results))
+    rows = ["interleaved,ad", "searched-0.4,ld", "same-network,adi", "random-0.4-2,wd", "random-0.4-3,dd"]
+    lines = ["name,blocks,valid_nll_mean", *(f"{row},{3.2 + index}" for index, row in enumerate(rows))]
+    (small := tmp_path / "comparison.csv").write_text("\n".join(lines))
     options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
     options += ["model.d_model=16", "model.d_ffn=16", "train.steps=2", "train.segment=8", "train.memory=8"]
     options += ["model.window=4", "train.threads=null"]
     run_script(monkeypatch, "small_to_large", "--small", small, "--out", tmp_path / "out", *options)
     output = capsys.readouterr().out.splitlines()
-    rows = [line.strip("| ").split(" | ") for line in output if line.startswith("| ")][2:]
+    rows = [line.strip("| ").split(" | ") for line in output if line.startswith("| ")][1:]
     assert [row[:3] for row in rows] == [  # best first; equal networks count once; random-0.4-3 is left out
         ["interleaved", "ad", "3.2000"],
         ["searched-0.4", "ld", "4.2000"],
@@ -93,6 +83,6 @@ def test_small_to_large_compares_the_order_of_patterns_at_two_sizes(text_folder,
     assert trained == sorted(3 * ["aadd", "lldd", "wwdd", "adad", "ldld", "wdwd"])
 
 
-def test_small_to_large_names_a_folder_without_trainings(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="holds no finished training"):
+def test_small_to_large_names_a_file_that_is_no_comparison(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"is not a comparison\.csv; python -m nas.compare writes one"):
         run_script(monkeypatch, "small_to_large", "--small", tmp_path, "--out", tmp_path / "out")

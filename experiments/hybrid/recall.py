@@ -40,12 +40,12 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=2_000_000, help="in train (default: 2 million); 5%% in the others")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    least = round(4 * len(PAIRS) * arguments.pairs / OTHER_SPLITS)
+    sizes = PAIRS[: PAIRS.index(arguments.pairs) + 1]
+    least = round(4 * len(sizes) * arguments.pairs / OTHER_SPLITS)  # the other splits hold each size at least once
     if arguments.words < least:
         raise InputError(f"--words {arguments.words} must be at least {least} with --pairs {arguments.pairs}")
     generator = np.random.default_rng(arguments.seed)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    sizes = PAIRS[: PAIRS.index(arguments.pairs) + 1]
     for split, share in (("train", 1.0), ("valid", OTHER_SPLITS), ("test", OTHER_SPLITS)):
         each = share * arguments.words / len(sizes) / 4  # the pairs of all documents of a size; each takes four words
         pairs = generator.permutation(np.repeat(sizes, [round(each / size) for size in sizes]))

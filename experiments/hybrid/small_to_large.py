@@ -1,9 +1,10 @@
 """Does the order of patterns carry over to larger models?
 
-Command: `python experiments/hybrid/small_to_large.py --small RUN_DIR data.source=FOLDER`. RUN_DIR is a comparison.
+Command: `python experiments/hybrid/small_to_large.py --small comparison.csv data.source=FOLDER`, with the file that
+`python -m nas.compare` writes.
 
-The program makes each of its patterns twice as deep, by stretch and by stack, and trains it at twice the width with the
-same recipe. It trains the rules of that depth too, as a reference. Losses are means over SEEDS.
+The program makes each pattern of the comparison twice as deep, by stretch and by stack, and trains it at twice the
+width with the same recipe. It trains the rules of that depth too, as a reference. Losses are means over the seeds.
 
 - tau: Kendall's tau between the loss on valid at the small size and the loss on test at the large size.
 - regret: the large loss of the pattern that is best at the small size minus the lowest large loss, in nats per token.
@@ -15,6 +16,7 @@ Every finished training is a JSON file in OUT and is not repeated. Several proce
 trainings between them. The last line is JSON.
 """
 
+import csv
 import json
 import sys
 from functools import partial
@@ -24,64 +26,58 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from experiments.helpers import kendall_tau, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
-from nas.core.config_loading import load_config
+from nas.comparison.results import mean_and_standard_error
 from nas.core.errors import InputError, run_command
-from nas.core.files import read_yaml
-from nas.core.pattern import RESIZINGS, abbreviate, network, read_pattern
-from nas.core.run_folder import RESULTS
+from nas.core.pattern import RESIZINGS, abbreviate, expand, network
 from nas.derivation.baselines import RULES
 
 LARGER = ["model.d_model=128", "model.d_ffn=512"]  # twice the width of retrain.yaml
 DEPTH = 2
-SEEDS = (1, 2, 3)
-RANDOM = 2  # random patterns of each budget that take part; they have one seed at the small size
+RANDOM = 2  # random patterns of each budget that take part
 
 
 def main() -> None:
-    parser = job_parser(__doc__, "runs/small-to-large", "stretch-*")
-    parser.add_argument("--small", type=Path, required=True, help="run folder of a comparison with retrain.yaml")
+    parser = job_parser(__doc__, "runs/small-to-large", "*-1")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the large trainings")
+    parser.add_argument("--small", type=Path, required=True, help="comparison.csv of a comparison with retrain.yaml")
     arguments = parser.parse_intermixed_args()
     jobs, patterns = Jobs(arguments.out, arguments.overrides, arguments.only), small_patterns(arguments.small)
 
     def large(blocks: list[str]) -> list[float]:
         """The losses of a large pattern, for each seed that has been trained."""
-        names = {seed: f"{abbreviate(blocks)}-{seed}" for seed in SEEDS}
+        names = {seed: f"{abbreviate(blocks)}-{seed}" for seed in arguments.seeds}
         found = [jobs.do(name, partial(train, blocks, seed, arguments.overrides)) for seed, name in names.items()]
         return [result["nll"] for result in found if result]
 
-    print_row("pattern", "blocks", "small, valid", *(f"{by}, test" for by in (*RESIZINGS, "rule")))
-    print_row(*["---"] * (4 + len(RESIZINGS)))
+    print_row("pattern", "blocks", "small, valid", *(f"{by}, test" for by in (*RESIZINGS, "rule")), header=True)
     summary = {by: [] for by in RESIZINGS}
     for name, (group, blocks, small) in sorted(patterns.items(), key=lambda item: item[1][2]):
         count = DEPTH * len(blocks)
         rows = {by: large(resize(blocks, count)) for by, resize in RESIZINGS.items()}
         for by, losses in rows.items():
-            if len(losses) == len(SEEDS):
+            if len(losses) == len(arguments.seeds):
                 summary[by].append((group, small, losses))
         rule = large(RULES[name](count)) if name in RULES else []
         print_row(name, abbreviate(blocks), f"{small:.4f}", *map(mean_and_error, (*rows.values(), rule)))
     print(json.dumps({by: by_group(results) for by, results in summary.items()}))
 
 
-def small_patterns(run: Path) -> dict[str, tuple[str, list[str], float]]:
-    """{name: (group, blocks, nll per token on valid, a mean over the trained seeds)} of the comparison's patterns.
-
-    Of equal networks, only the first counts.
-    """
+def small_patterns(path: Path) -> dict[str, tuple[str, list[str], float]]:
+    """{name: (group, blocks, nll per token on valid)} of the patterns. Of equal networks, only the first counts."""
+    if path.suffix != ".csv" or not path.is_file():
+        raise InputError(f"--small {path} is not a comparison.csv; python -m nas.compare writes one to its run folder")
     patterns, networks = {}, set()
-    for file in sorted((run / "patterns").glob("*.yaml")):
-        name, blocks = file.stem, read_pattern(file)["blocks"]
-        kind, *rest = name.split("-")
-        left_out = kind == "random" and int(rest[-1]) > RANDOM
-        results = sorted((run / "runs").glob(f"{abbreviate(blocks)}-[0-9]*/{RESULTS}"))
-        if results and not left_out and network(blocks) not in networks:
-            networks.add(network(blocks))
-            group = rest[0] if kind in ("random", "searched") and rest else "rules"
-            losses = [read_yaml(path)["valid"]["nll_per_token"] for path in results]
-            patterns[name] = group, blocks, float(np.mean(losses))
-    if not patterns:
-        raise InputError(f"--small {run} holds no finished training; give the run folder of a comparison")
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            blocks = expand(row["blocks"])
+            kind, *rest = row["name"].split("-")
+            left_out = kind == "random" and int(rest[-1]) > RANDOM
+            if not left_out and network(blocks) not in networks:
+                networks.add(network(blocks))
+                group = rest[0] if kind in ("random", "searched") and rest else "rules"
+                patterns[row["name"]] = group, blocks, float(row["valid_nll_mean"])
     return patterns
 
 
@@ -93,13 +89,11 @@ def by_group(results: list[tuple[str, float, list[float]]]) -> dict:
 
 def agreement(results: list[tuple[str, float, list[float]]]) -> dict:
     """tau, regret and noise, as in the module's docstring, of (group, small loss, large losses)."""
-    from scipy.stats import kendalltau
-
     small, large = [one for _, one, _ in results], [float(np.mean(losses)) for _, _, losses in results]
-    errors = [np.std(losses, ddof=1) / len(losses) ** 0.5 for _, _, losses in results if len(losses) > 1]
+    errors = [error for _, _, losses in results if (error := mean_and_standard_error(losses)[1]) is not None]
     return {
         "patterns": len(results),
-        "tau": round(float(kendalltau(small, large).statistic), 3),
+        "tau": round(kendall_tau(small, large), 3),
         "regret": round(large[int(np.argmin(small))] - min(large), 4),
         "noise": round(float(np.mean(errors)), 4) if errors else None,
     }
@@ -107,28 +101,21 @@ def agreement(results: list[tuple[str, float, list[float]]]) -> dict:
 
 def train(blocks: list[str], seed: int, overrides: list[str]) -> dict:
     """nll per token on test after a training with retrain.yaml at LARGER sizes."""
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
     from nas.retraining.phase import train_pattern
-    from nas.training.device import device_context, set_up_device
     from nas.training.evaluation import evaluate_split
 
-    config = load_config(Path(__file__).with_name("retrain.yaml"), [*LARGER, f"seed={seed}", *overrides])
-    set_up_device(config.seed, config.train)
-    corpus, context = Corpus(prepare(config.data)), device_context(config.train)
+    options = [*LARGER, f"seed={seed}", *overrides]
+    config, corpus, context = open_experiment(Path(__file__).with_name("retrain.yaml"), options)
     model = train_pattern(blocks, config, corpus, context)
     figures = evaluate_split(config, model, model.blocks, corpus, "test", context)
     return {"pattern": abbreviate(blocks), "nll": figures["nll_per_token"]}
 
 
-def mean_and_error(losses: list[float]) -> str:
-    if len(losses) < 2:
-        return "".join(f"{loss:.4f}" for loss in losses)
-    return f"{np.mean(losses):.4f} ± {np.std(losses, ddof=1) / len(losses) ** 0.5:.4f}"
-
-
-def print_row(*cells: str) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
+def mean_and_error(losses: list[float]) -> str | None:
+    if not losses:
+        return None
+    mean, error = mean_and_standard_error(losses)
+    return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
 
 
 if __name__ == "__main__":

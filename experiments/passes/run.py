@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from experiments.helpers import open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
-from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 
@@ -47,8 +47,7 @@ def main() -> None:
         job = f"{name}-{passes:g}".replace(", ", "-").replace(" ", "-")
         return jobs.do(job, lambda: train([*arguments.overrides, f"train.epochs={passes:g}", *options]))
 
-    print_row("passes", *COLUMNS)
-    print_row(*["---"] * (1 + len(COLUMNS)))
+    print_row("passes", *COLUMNS, header=True)
     best = {}
     for passes in PASSES:
         row = {f"{name}, {passes:g} passes": result(name, passes, options) for name, options in COLUMNS.items()}
@@ -66,21 +65,12 @@ def main() -> None:
     print(json.dumps({"best_valid_nll": {name: round(nll, 4) for name, nll in best.items()}}))
 
 
-def print_row(*cells) -> None:
-    print("| " + " | ".join(cell or "" for cell in cells) + " |", flush=True)
-
-
 def train(overrides: list[str]) -> dict:
     """nll per token on valid: at each evaluation (`nlls`), the lowest (`best`), and of the last weights by memory."""
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
     from nas.retraining.phase import train_pattern
-    from nas.training.device import device_context, set_up_device
     from nas.training.evaluation import evaluate_split
 
-    config = load_config(Path(__file__).with_name("passes.yaml"), overrides)
-    set_up_device(config.seed, config.train)
-    corpus, context, nlls = Corpus(prepare(config.data)), device_context(config.train), []
+    (config, corpus, context), nlls = open_experiment(Path(__file__).with_name("passes.yaml"), overrides), []
 
     def evaluate(step, phase):
         if step * EVALUATIONS // phase.total_steps > (step - 1) * EVALUATIONS // phase.total_steps:

@@ -17,9 +17,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from experiments.helpers import kendall_tau, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.core.config import Config
-from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import abbreviate, expand, interleaved, network
 
@@ -27,6 +27,7 @@ BLOCKS, PATTERNS = 6, 20
 TRUTH = {800: (1,), 3200: (1,)}  # seeds of the trainings alone, by their steps
 SEEDS = (1, 2)  # of SuperNets
 CANDIDATES = ("attention", "dense", "identity")
+CONFIG = Path(__file__).with_name("ranking.yaml")
 EVALUATED_TOKENS = 65_536  # the first of valid
 JOINT = ["search.schedule=joint", "search.estimator=leave_one_out", "search.paths=4"]  # as in the paper; half warm-up
 SUPERNETS = {
@@ -55,76 +56,55 @@ def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) 
     return list(patterns.values())
 
 
-def kendall_tau(first: list[float], second: list[float]) -> float:
-    """Kendall's tau-b, which equals tau-a where no values are equal, as with measured losses."""
-    from scipy.stats import kendalltau
-
-    return float(kendalltau(first, second).statistic)
-
-
-def load_experiment(overrides: list[str]) -> tuple[Config, object]:
-    """(configuration, corpus) of ranking.yaml with overrides."""
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
-    from nas.training.device import set_up_device
-
-    config = load_config(Path(__file__).with_name("ranking.yaml"), overrides)
-    set_up_device(config.seed, config.train)
-    return config, Corpus(prepare(config.data))
-
-
-def evaluate(model, operations, config: Config, corpus) -> float:
+def evaluate(model, operations, config: Config, corpus, context) -> float:
     """nll per token on the first tokens of valid."""
-    from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
 
     tokens, train = corpus.tokens("valid")[: EVALUATED_TOKENS + 1], config.train
-    memory_blocks, device = count_memory_blocks(operations), device_context(train).device
-    total, counted = total_nll(model, tokens, 16, train.segment, train.memory, memory_blocks, device=device)
+    memory_blocks = count_memory_blocks(operations)
+    total, counted = total_nll(model, tokens, 16, train.segment, train.memory, memory_blocks, device=context.device)
     return total / counted
 
 
 def train_alone(pattern: list[str], overrides: list[str]) -> dict:
     """Train one pattern from scratch, and evaluate it."""
     from nas.retraining.phase import train_pattern
-    from nas.training.device import device_context
 
-    config, corpus = load_experiment(overrides)
+    config, corpus, context = open_experiment(CONFIG, overrides)
     started = time.perf_counter()
-    model = train_pattern(pattern, config, corpus, device_context(config.train))
+    model = train_pattern(pattern, config, corpus, context)
     seconds = time.perf_counter() - started
-    nll = evaluate(model, model.blocks, config, corpus)
+    nll = evaluate(model, model.blocks, config, corpus, context)
     return {"pattern": abbreviate(pattern), "nll": nll, "seconds": seconds}
 
 
-def evaluate_path(supernet, path: list[int], config: Config, corpus) -> float:
+def evaluate_path(supernet, path: list[int], config: Config, corpus, context) -> float:
     supernet.set_path(path)
-    return evaluate(supernet, supernet.operations_on(path), config, corpus)
+    return evaluate(supernet, supernet.operations_on(path), config, corpus, context)
 
 
 def search(name: str, seed: int, overrides: list[str]) -> dict:
     """Run one search. Its weights evaluate the random patterns; a sequential one then learns pi in several ways."""
     from nas.search.phase import SearchPhase
     from nas.search.supernet import build_supernet
-    from nas.training.device import device_context
 
     more = [*overrides, *SUPERNETS[name]]
-    config, corpus = load_experiment([*more, f"seed={seed}"])
-    supernet, context = build_supernet(config, corpus), device_context(config.train)
+    config, corpus, context = open_experiment(CONFIG, [*more, f"seed={seed}"])
+    supernet = build_supernet(config, corpus)
 
     def learn(options: list[str]) -> dict:
         """Train what the options ask for. Returns the pattern found, and its nll by the weights."""
-        config, _ = load_experiment([*more, *options])
+        config, *_ = open_experiment(CONFIG, [*more, *options])
         phase, started = SearchPhase(supernet, corpus, config, context), time.perf_counter()
         for step in range(1, phase.total_steps + 1):
             phase.step(step)
         seconds, path = time.perf_counter() - started, phase.paths.best(supernet.logits)
-        nll = evaluate_path(supernet, path, config, corpus)
+        nll = evaluate_path(supernet, path, config, corpus, context)
         return {"found": abbreviate(supernet.names(path)), "nll": nll, "seconds": seconds}
 
     found = {"own": learn([f"seed={seed}"])}
     paths = [[supernet.operations.index(name) for name in pattern] for pattern in reference_patterns()]
-    losses = [evaluate_path(supernet, path, config, corpus) for path in paths]
+    losses = [evaluate_path(supernet, path, config, corpus, context) for path in paths]
     if name == MATURE:
         for (how, options), again in itertools.product(LOGITS.items(), (1, 2)):
             found[f"{how}, seed {again}"] = learn(["search.weights_from=memory", f"seed={seed + 10 * again}", *options])
@@ -191,10 +171,6 @@ def report_searches(jobs: Jobs, means: dict[int, list[float]]) -> dict[str, list
             alone = [f"{np.mean(losses):.4f}", f"{np.mean(losses) - best:.4f}"] if losses else ["", ""]
             print_row(name, seed, how, found["found"], f"{found['nll']:.4f}", *alone, f"{found['seconds']:.0f}")
     return taus
-
-
-def print_row(*cells, header: bool = False) -> None:
-    print("| " + " | ".join(map(str, cells)) + " |" + ("\n|" + "---|" * len(cells) if header else ""))
 
 
 def main() -> None:

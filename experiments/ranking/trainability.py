@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from experiments.helpers import print_row
 from experiments.jobs import Jobs, job_parser
-from experiments.ranking.run import print_row, train_alone
+from experiments.ranking.run import train_alone
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 

@@ -25,6 +25,7 @@ COLUMNS = (
     "latency_ratio",
     "nll_mean",
     "nll_se",
+    "valid_nll_mean",
     "word_perplexity_mean",
     "word_perplexity_se",
     "search_hours",
@@ -181,9 +182,10 @@ def choose_metric(results: list[PatternResult]) -> Metric:
 
 
 def csv_record(result: PatternResult) -> dict:
-    """A row of comparison.csv. Losses are in nats per token, on test."""
+    """A row of comparison.csv. Losses are in nats per token, on test if the name does not say valid."""
     first = result.runs[0]
     nll, nll_error = mean_and_standard_error([run["test"]["nll_per_token"] for run in result.runs])
+    valid_nll, _ = mean_and_standard_error([run["valid"]["nll_per_token"] for run in result.runs])
     comparable = all(run["test"]["word_perplexity_comparable"] for run in result.runs)
     perplexity = mean_and_standard_error(result.values(WORD_PERPLEXITY)) if comparable else (None, None)
     return {
@@ -196,6 +198,7 @@ def csv_record(result: PatternResult) -> dict:
         "latency_ratio": result.latency_ratio,
         "nll_mean": nll,
         "nll_se": nll_error,
+        "valid_nll_mean": valid_nll,
         "word_perplexity_mean": perplexity[0],
         "word_perplexity_se": perplexity[1],
         "search_hours": result.search_hours,

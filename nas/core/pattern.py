@@ -65,8 +65,9 @@ def stretch(blocks: list[str], count: int) -> list[str]:
         new[name] += 1
     seen, stretched = Counter(), []
     for name in blocks:
-        before, seen[name] = seen[name] * new[name] // old[name], seen[name] + 1
-        stretched += [name] * (seen[name] * new[name] // old[name] - before)
+        placed = seen[name] * new[name] // old[name]  # spreads the new blocks of an operation evenly over its old ones
+        seen[name] += 1
+        stretched += [name] * (seen[name] * new[name] // old[name] - placed)
     return stretched
 
 

@@ -29,7 +29,7 @@ class Choice:
     Args:
         path: an operation's index for each block.
         budget: the ratio to the interleaved pattern's cost that was given.
-        attentions: the highest number of blocks that attend; None: any.
+        attentions: the highest number of limited_operations(); None: any.
         losses: with perturbation, nll per token without each operation [R, O] for each block.
         runs: with relearning, the runs with the pi of this budget.
         seconds: the time of relearning and trials.

@@ -31,7 +31,7 @@ def relearn(
     budget.
 
     Args:
-        attentions: the highest number of blocks that attend; None: any.
+        attentions: the highest number of limited_operations(); None: any.
     """
     for run in runs:
         if not run.can_evaluate_patterns:
