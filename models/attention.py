@@ -184,16 +184,40 @@ class RelativeAttention(nn.Module):
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        mask = causal_mask(length, context.shape[1], context.dtype, context.device)  # [L, K]
-        return self.output(join_heads(self.attend_masked(context, length, positions, mask)))  # [B, L, D]
+        return self.masked(context, length, positions)
 
-    def attend_masked(self, context: Tensor, length: int, positions: Positions, mask: Tensor) -> Tensor:
-        """Mixed values [H, B, L, E] under an additive mask that broadcasts to [H, B, L, K]."""
-        (query,) = split_heads(self.query(context[:, -length:]), self.heads)  # [H, B, L, E]
-        key_value = split_heads(self.key_value(context), self.heads, 2).contiguous()  # [2, H, B, K, E]
+    def masked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
+        """forward() with a mask of all keys."""
         position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
+        return self.attend_masked(context[:, -length:], self.project_keys(context), position, positions.start)
+
+    def project_keys(self, context: Tensor) -> Tensor:
+        """Keys and values [2, H, B, K, E] of a context [B, K, D]."""
+        return split_heads(self.key_value(context), self.heads, 2).contiguous()
+
+    def attend_masked(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
+        """Dense attention under mask().
+
+        Args:
+            x: [B, L, D], the queries' inputs.
+            key_value: [2, H, B, K, E], of the positions before x and of x.
+            position: [H, K, E], projected encodings of the distances K - 1, ..., 0; None without relative positions.
+            start: number of positions before x, modulo the stride of sparse attention.
+
+        Returns the results [B, L, D].
+        """
+        (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
+        mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)
         biases = self.content_bias, self.position_bias
-        mixed, _ = attend(query, key_value, position, *biases, mask, dropout=self.dropout)
+        mixed, _ = attend(query, key_value, position, *biases, mask, dropout=self.dropout)  # [H, B, L, E]
+        return self.output(join_heads(self.without_blind(mixed, mask)))
+
+    def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
+        """Additive mask that broadcasts to [H, B, L, K], for L queries that end a context of K keys."""
+        return causal_mask(length, keys, dtype, device)
+
+    def without_blind(self, mixed: Tensor, mask: Tensor) -> Tensor:
+        """Mixed values [H, B, L, E] without those of queries that see no key. Here each query sees itself."""
         return mixed
 
     @property

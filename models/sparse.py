@@ -130,22 +130,19 @@ class SparseAttention(RelativeAttention):
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
         compute = self.masked if uses_dense_mask(self.key_sets, context.shape[1], length) else self.blocked
-        return self.output(compute(context, length, positions))
+        return compute(context, length, positions)
 
-    def masked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """Dense attention under a mask, for few keys: [B, K, D] -> [B, L, D]."""
-        keys = context.shape[1]
+    def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
         unions = (self.key_sets,) if self.merged else tuple((key_set,) for key_set in self.key_sets)
-        place = (positions.start + length - keys) % self.stride
-        masks = dense_mask(unions, keys, length, place, context.dtype, context.device)  # [1 or 2, L, K]
-        mask = masks.repeat_interleave(self.heads // len(unions), dim=0)[:, None]  # [H, 1, L, K]
-        mixed = self.attend_masked(context, length, positions, mask)  # [H, B, L, E]
-        if not self.merged:  # a head without any key adds nothing
-            mixed = mixed * (mask == 0).any(dim=-1, keepdim=True)
-        return join_heads(mixed)
+        place = (start + length - keys) % self.stride
+        masks = dense_mask(unions, keys, length, place, dtype, device)  # [1 or 2, L, K]
+        return masks.repeat_interleave(self.heads // len(unions), dim=0)[:, None]  # [H, 1, L, K]
+
+    def without_blind(self, mixed: Tensor, mask: Tensor) -> Tensor:
+        return mixed if self.merged else mixed * (mask == 0).any(dim=-1, keepdim=True)
 
     def blocked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """Attention in groups, for many keys: [B, K, D] -> [B, L, D]."""
+        """forward() in groups, for many keys."""
         layout = lay_out(context.shape[1], length, positions.start, self.stride)
         if layout.before or layout.after:
             context = F.pad(context, (0, 0, layout.before, layout.after))  # [B, S * l, D]
@@ -165,7 +162,7 @@ class SparseAttention(RelativeAttention):
             mixed, _ = self.attend_to(near, slice(half), *inputs)
             far, far_lse = self.attend_to(*others, slice(half, None), *inputs)
             mixed = torch.cat([mixed, far * (far_lse > MASKED / 2)])  # a head without any key adds nothing
-        return join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length])
+        return self.output(join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length]))
 
     def attend_to(
         self,
@@ -213,6 +210,9 @@ class WindowAttention(SparseAttention):
         # The window moves with the query, so rows may begin anywhere. If they begin with the context, one layout fits
         # all segments.
         return super().forward(context, length, positions._replace(start=context.shape[1] - length))
+
+    def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
+        return super().mask(length, keys, keys - length, dtype, device)  # one mask fits all places in the stream
 
 
 def count_flops(

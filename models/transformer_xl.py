@@ -152,8 +152,7 @@ class TransformerXL(nn.Module):
         """
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
-        x = self.embedding(tokens)  # [B, L, D]
-        x = self.embedding_dropout(x if self.grid is None else x + self.grid(offset, length))
+        x = self.embedding_dropout(self.embed(tokens, offset))  # [B, L, D]
         encodings = None
         if self.relative:
             pairs = zip(self.blocks, blocks, strict=True)
@@ -168,6 +167,11 @@ class TransformerXL(nn.Module):
             extended.blocks.append(memory)
         hidden = self.dropout(self.final_norm(x))
         return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), extended
+
+    def embed(self, tokens: Tensor, offset: int) -> Tensor:
+        """Embeddings [B, L, D] of tokens [B, L]. offset: positions of the stream before them."""
+        x = self.embedding(tokens)
+        return x if self.grid is None else x + self.grid(offset, tokens.shape[1])
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:

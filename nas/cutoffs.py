@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.cutoffs import LayerCost, PlainCost, cluster_table, optimal_cutoffs, total_cost
 from nas.core.errors import InputError, run_command
+from nas.data.cutoffs import LayerCost, PlainCost, cluster_table, optimal_cutoffs, total_cost
 
 
 def read_counts(path: Path, clusters: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.cutoffs import LayerCost, PlainCost, optimal_cutoffs, total_cost
+from nas.data.cutoffs import LayerCost, PlainCost, optimal_cutoffs, total_cost
 from tests import reference
 
 ROOT = Path(__file__).parents[1]

@@ -84,7 +84,7 @@ def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, factorization,
     inputs = context_of(attention, segment, memory, start)
     expected = values_and_gradients(slow(attention, kind, summary, *inputs), inputs[0], attention)
     for compute in (attention.blocked, attention.masked):
-        results = values_and_gradients(attention.output(compute(*inputs)), inputs[0], attention)
+        results = values_and_gradients(compute(*inputs), inputs[0], attention)
         for a, b in zip(results, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 

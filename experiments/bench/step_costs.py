@@ -34,8 +34,8 @@ class StepCosts:
 
     def __init__(self, config, counts, value: int = BF16):
         """counts [V]: how often each word occurs; value: bytes of an operand or result of a product."""
-        from models.cutoffs import cluster_table
         from nas.costs.flops import count_flops
+        from nas.data.cutoffs import cluster_table
         from nas.training.build import count_parameters
 
         self.config, self.value, vocab_size = config, value, len(counts)

@@ -5,12 +5,12 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from models.cutoffs import cluster_table
 from models.operations import OPERATIONS
 from models.softmax import AdaptiveSoftmax
 from nas.core.config import Config
 from nas.core.pattern import OWN_OPTIONS
 from nas.costs.cost_table import FLOPS, CostTable
+from nas.data.cutoffs import cluster_table
 from nas.training.build import backbone_options, block_config, build_fixed
 from nas.training.evaluation import evaluation_lengths
 

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
-from models.cutoffs import LayerCost, optimal_cutoffs
 from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
 from nas.core.config_checks import short_segments_conflict
 from nas.core.errors import InputError
 from nas.data.corpus import Corpus
+from nas.data.cutoffs import LayerCost, optimal_cutoffs
 from nas.data.loader import ContextBatches
 from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows

@@ -1,0 +1,86 @@
+"""Read a stream piece by piece with kept keys, values and states, so that a new position costs one position.
+
+Shape letters as in models/attention.py.
+"""
+
+import torch
+from torch import Tensor
+
+from models.attention import Positions, sinusoidal_encodings
+from models.operations import Operation
+from models.transformer_xl import TransformerXL
+
+
+class KeyValueCache:
+    """The keys and values of the last positions that an attention has read.
+
+    Args:
+        operation: an operation that attends to keys.
+        positions: encodings of the distances context - 1, ..., 0.
+        context: as in Decoder.
+    """
+
+    def __init__(self, operation: Operation, positions: Positions, context: int):
+        self.operation, self.attention, self.context = operation, operation.attention, context
+        self.position = self.attention.project_positions(positions, slice(None))  # [H, K, E]
+        self.key_value = None  # [2, H, B, M, E]
+
+    def read(self, x: Tensor, start: int) -> Tensor:
+        """The operation's result [B, L, D] for the next positions x [B, L, D]. start: as in attend_masked()."""
+        inputs, length, reach = self.operation.prepare(x), x.shape[1], self.operation.reach
+        key_value = self.attention.project_keys(inputs)  # [2, H, B, L, E]
+        if self.key_value is not None:
+            kept = self.context - length if reach is None else min(self.context - length, reach)
+            old = self.key_value[:, :, :, max(0, self.key_value.shape[3] - kept) :]
+            key_value = torch.cat([old, key_value], dim=3)  # [2, H, B, K, E]
+        self.key_value = key_value
+        position = None if self.position is None else self.position[:, -key_value.shape[3] :]
+        return self.operation.finish(x, self.attention.attend_masked(inputs, key_value, position, start))
+
+
+class Decoder:
+    """Reads a stream with a model of fixed blocks, and predicts the next token.
+
+    It computes what the model computes for the same pieces, but projects each position to keys and values only once.
+    For a piece of L tokens, the model's memories have context - L positions.
+
+    context: the most positions that attention sees. The model is set to evaluation mode.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: TransformerXL, context: int):
+        self.model, self.context, self.offset = model.eval(), context, 0  # offset: positions read so far
+        weight, encodings = model.embedding.weight, None
+        if model.relative:
+            encodings = sinusoidal_encodings(context, model.d_model, weight.dtype, weight.device)
+        positions, self.memories = Positions(encodings), []  # for each block its KeyValueCache, its state, or None
+        for block in model.blocks:
+            has_keys = block.reach != 0 and not block.carries_state
+            self.memories.append(KeyValueCache(block.operation, positions, context) if has_keys else None)
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read the next tokens [B, L]. Returns the log-probabilities of the token after them [B, V].
+
+        Raises ValueError unless L is from 1 to `context`.
+        """
+        model, length = self.model, tokens.shape[1]
+        if not 1 <= length <= self.context:
+            raise ValueError(f"a piece of {length} tokens must have 1 to {self.context}")
+        x = model.embed(tokens, self.offset)  # [B, L, D]
+        for index, block in enumerate(model.blocks):
+            memory = self.memories[index]
+            if isinstance(memory, KeyValueCache):
+                x = x + memory.read(x, self.offset % model.stride)
+            else:
+                x, self.memories[index] = block(x, memory, None, self.context)
+        self.offset += length
+        return model.head.log_probabilities(model.final_norm(x[:, -1]))
+
+    def repeat(self, count: int) -> None:
+        """Repeat the stream of one row in `count` rows, which may then go on differently."""
+        for index, memory in enumerate(self.memories):
+            if isinstance(memory, KeyValueCache):
+                memory.key_value = memory.key_value.expand(-1, -1, count, -1, -1)
+            elif memory is not None:
+                self.memories[index] = memory.expand(count, -1, -1)

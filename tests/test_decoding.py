@@ -1,0 +1,111 @@
+import itertools
+
+import pytest
+import torch
+
+from models.decoding import Decoder
+from models.operations import OPERATIONS, BlockConfig
+from models.transformer_xl import build_pattern
+from tests.making import generator
+
+VOCAB, STREAM = 23, 40
+OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "summary": 2, "window": 6, "chunk": 4}
+PIECES = {
+    "one by one": [1] * STREAM,
+    "a prompt, then one by one": [17, 9, *[1] * 14],
+    "unequal": [3, 1, 12, 1, 1, 20, 2],
+}
+
+
+def model_of(pattern, grid=(), cutoffs=(), **options):
+    torch.manual_seed(3)
+    config = BlockConfig(**OPTIONS | options, relative=not grid)
+    model = build_pattern(pattern, config, VOCAB, grid=grid, cutoffs=cutoffs).double().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def stream(rows=2):
+    return torch.randint(VOCAB, (rows, STREAM), generator=generator(5))
+
+
+def by_the_model(model, tokens, pieces, context):
+    """Log-probabilities [V, P, B] after each of P pieces, from the model's nll of every possible next token."""
+    ends = list(itertools.accumulate(pieces))
+    results = []
+    for candidate in range(VOCAB):
+        memories, found = None, []
+        for start, end, following in zip([0, *ends], ends, [*pieces[1:], 0]):
+            targets = torch.full_like(tokens[:, start:end], candidate)
+            nll, memories = model(tokens[:, start:end], targets, memories, context - following)
+            found.append(-nll[:, -1])
+        results.append(torch.stack(found))
+    return torch.stack(results)
+
+
+def by_the_decoder(model, tokens, pieces, context):
+    decoder, ends = Decoder(model, context), list(itertools.accumulate(pieces))
+    read = [decoder.read(tokens[:, start:end]) for start, end in zip([0, *ends], ends)]
+    assert decoder.offset == sum(pieces)
+    return torch.stack(read).movedim(-1, 0)  # [V, P, B]
+
+
+@pytest.mark.usefixtures("each_device")
+@pytest.mark.parametrize("context", [STREAM, 24])
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("pattern", [[name, "dense", name] for name in OPERATIONS], ids=OPERATIONS)
+@torch.no_grad()
+def test_the_decoder_equals_the_model_for_the_same_pieces(pattern, pieces, context):
+    model, tokens = model_of(pattern), stream()
+    expected = by_the_model(model, tokens, pieces, context)
+    torch.testing.assert_close(by_the_decoder(model, tokens, pieces, context), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", set(OPERATIONS) - {"identity"})
+@torch.no_grad()
+def test_decoding_one_by_one_equals_the_model_over_the_whole_prefix(name):
+    model, tokens = model_of([name, "dense", name]), stream()
+    decoded = by_the_decoder(model, tokens, [1] * STREAM, STREAM)
+    for length in (1, 2, 13, STREAM):
+        whole = by_the_model(model, tokens[:, :length], [length], length)
+        torch.testing.assert_close(decoded[:, length - 1], whole[:, 0], rtol=0, atol=1e-10)
+
+
+OTHERS = {
+    "post": {"norm": "post"},
+    "half of the heads for each set": {"factorization": "heads", "heads": 4},
+    "images": {"grid": (2, 3, 1)},
+    "adaptive softmax": {"cutoffs": (4, 11)},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+@torch.no_grad()
+def test_the_decoder_equals_the_model_with_other_options(options):
+    names = [name for name in OPERATIONS if not (options.get("grid") and name == "linear")]
+    model, tokens, pieces = model_of(names, **options), stream(), PIECES["unequal"]
+    expected = by_the_model(model, tokens, pieces, 24)
+    torch.testing.assert_close(by_the_decoder(model, tokens, pieces, 24), expected, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_one_row_becomes_several_that_go_on_differently():
+    model, tokens = model_of(["attention", "linear", "dense", "window"]), stream(3)
+    tokens[:, :20] = tokens[:1, :20]
+    one = Decoder(model, 22)
+    one.read(tokens[:1, :20])
+    one.repeat(3)
+    several = Decoder(model, 22)
+    several.read(tokens[:, :20])
+    for place in range(20, 30):
+        log_p = one.read(tokens[:, place : place + 1])
+        torch.testing.assert_close(log_p, several.read(tokens[:, place : place + 1]), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [0, 6])
+def test_a_piece_of_another_length_is_refused(length):
+    decoder = Decoder(model_of(["attention"]), 5)
+    with pytest.raises(ValueError, match=f"a piece of {length} tokens must have 1 to 5"):
+        decoder.read(torch.zeros(1, length, dtype=torch.int64))
