@@ -119,6 +119,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
     from nas.core.provenance import check_text, provenance
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.data.vocabulary import VOCABULARY
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best, training_record
     from nas.training.build import build_fixed, passes_warning, resolve_cutoffs, warmup_warning
@@ -137,6 +138,7 @@ def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
         run.start(config, origin)
+        run.save(VOCABULARY, corpus.vocabulary)
         passes = passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train")))
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)

@@ -36,6 +36,7 @@ def search(config, run, context) -> None:
     from nas.costs.latency import current_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.data.vocabulary import VOCABULARY
     from nas.search.objective import describe_target
     from nas.search.outcome import report_outcome
     from nas.search.phase import SearchPhase, open_streams
@@ -69,6 +70,7 @@ def search(config, run, context) -> None:
     phase = SearchPhase(supernet, corpus, config, context, latency)
 
     run.start(config, provenance(config, corpus.meta, context))
+    run.save(VOCABULARY, corpus.vocabulary)
     run.write(FLOPS_TABLE, phase.flops.to_dict())
     if latency:
         run.write(LATENCY, latency.to_dict())

@@ -17,6 +17,7 @@ ROOMS = (
     "nas.derivation",
     "nas.comparison",
     "nas.reporting",
+    "nas.inference",
     "nas",
     "scripts",
 )
@@ -28,6 +29,7 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.data.sources",
     "nas.data.text_files",
     "nas.data.tokenizers",
+    "nas.data.vocabulary",
     "nas.costs.budget",
     "nas.costs.cost_table",
     "nas.costs.lattice",

@@ -17,6 +17,7 @@ from nas.data.corpus import Corpus
 from nas.data.loader import ContextBatches
 from nas.data.preprocess import prepare
 from nas.data.tokenizers import SentencePieceTokenizer, training_lines
+from nas.data.vocabulary import Vocabulary
 from nas.training.train_step import Stream
 from tests.making import assert_same_state
 
@@ -45,7 +46,7 @@ def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_mode
     choice = {**choice, "tokenizer": str(piece_model) if choice["tokenizer"] == "model" else choice["tokenizer"]}
     corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
     for split in ("train", "valid", "test"):
-        assert corpus.decode(corpus.tokens(split)) == (text_folder / f"{split}.txt").read_bytes()
+        assert corpus.vocabulary.decode(corpus.tokens(split)) == (text_folder / f"{split}.txt").read_bytes()
         assert corpus.meta["splits"][split]["lossless"]
 
 
@@ -53,7 +54,7 @@ def test_decoded_words_are_separated_by_single_spaces(text_folder, tmp_path):
     corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=None)))
     original = (text_folder / "valid.txt").read_text()
     expected = "\n".join(" ".join(line.split()) for line in original.split("\n"))
-    assert corpus.decode(corpus.tokens("valid")).decode() == expected
+    assert corpus.vocabulary.decode(corpus.tokens("valid")).decode() == expected
     about = corpus.meta["splits"]["valid"]
     assert about["words_kept"] and not about["lossless"]
 
@@ -62,7 +63,7 @@ def test_a_small_word_vocabulary_records_that_words_are_lost(text_folder, tmp_pa
     corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=12)))
     assert corpus.vocab_size == 12
     assert not corpus.meta["splits"]["valid"]["words_kept"]
-    assert b"<unk>" in corpus.decode(corpus.tokens("valid"))
+    assert b"<unk>" in corpus.vocabulary.decode(corpus.tokens("valid"))
 
 
 @pytest.mark.parametrize("change", [{"lowercase": True}, {"newline": "drop"}])
@@ -70,9 +71,34 @@ def test_lossy_options_are_recorded(change, text_folder, tmp_path):
     corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="bytes", **change)))
     about = corpus.meta["splits"]["test"]
     assert not about["lossless"] and not about["words_kept"]
-    decoded = corpus.decode(corpus.tokens("test"))
+    decoded = corpus.vocabulary.decode(corpus.tokens("test"))
     text = (text_folder / "test.txt").read_bytes()
     assert decoded == (text.lower() if "lowercase" in change else text.replace(b"\n", b""))
+
+
+@pytest.mark.parametrize("choice", [{"tokenizer": "bytes"}, {"tokenizer": "words"}, {"newline": "drop"}], ids=str)
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_the_vocabulary_encodes_as_the_preparation_does(choice, lowercase, text_folder, tmp_path):
+    choice = {"vocab_size": 310, "lowercase": lowercase, **choice}
+    corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
+    text = (text_folder / "valid.txt").read_text()
+    np.testing.assert_array_equal(corpus.vocabulary.encode(text), corpus.tokens("valid"))
+    np.testing.assert_array_equal(corpus.vocabulary.encode(text.encode()), corpus.tokens("valid"))
+    end = corpus.vocabulary.line_end
+    assert end is None if choice.get("newline") == "drop" else corpus.vocabulary.decode(np.array([end])) == b"\n"
+
+
+def test_a_damaged_vocabulary_and_text_that_is_not_utf_8_are_reported(text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words")))
+    with pytest.raises(InputError, match=r"the text is not UTF-8 \(byte 2\)"):
+        corpus.vocabulary.encode(b"ab\xff")
+    folder = corpus.folder / "vocabulary"
+    (folder / "words.txt").write_text("other")
+    with pytest.raises(InputError, match=r"words\.txt is missing or damaged"):
+        Vocabulary.load(folder)
+    (folder / "ids.npy").unlink()
+    with pytest.raises(InputError, match=r"ids\.npy is missing or damaged"):
+        Vocabulary.load(folder)
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "words", "sentencepiece"])
@@ -110,7 +136,10 @@ def test_a_large_vocabulary_needs_wider_tokens(tmp_path):
     path.write_text(text)
     corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))
     assert corpus.meta["dtype"] == "uint32"
-    assert corpus.decode(corpus.tokens("train")).decode() == text[: len(corpus.decode(corpus.tokens("train")))]
+    assert (
+        corpus.vocabulary.decode(corpus.tokens("train")).decode()
+        == text[: len(corpus.vocabulary.decode(corpus.tokens("train")))]
+    )
 
 
 def test_preparing_twice_is_a_cache_hit_and_changed_text_is_not(text_folder, tmp_path, monkeypatch):
@@ -161,7 +190,7 @@ def test_a_long_line_is_cut_between_words(tmp_path, monkeypatch):
     path = tmp_path / "line.txt"
     path.write_text("größer als weiß nicht was " * 100)
     corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))
-    assert set(corpus.decode(corpus.tokens("train")).decode().split()) <= {
+    assert set(corpus.vocabulary.decode(corpus.tokens("train")).decode().split()) <= {
         "größer",
         "als",
         "weiß",
@@ -173,7 +202,7 @@ def test_a_long_line_is_cut_between_words(tmp_path, monkeypatch):
 
 def test_the_embedded_corpus_repeats_no_paragraph(tmp_path):
     corpus = Corpus(prepare(options("pydoc", tmp_path, tokenizer="bytes")))
-    text = b"".join(corpus.decode(corpus.tokens(split)) for split in ("train", "valid", "test")).decode()
+    text = b"".join(corpus.vocabulary.decode(corpus.tokens(split)) for split in ("train", "valid", "test")).decode()
     paragraphs = [" ".join(p.split()) for p in text.split("\n\n")]
     assert len(paragraphs) == len(set(paragraphs)) > 500
 

@@ -103,13 +103,19 @@ def read_pattern(path: str | Path) -> dict:
         )
     if content["format"] != FORMAT:
         raise InputError(f"{path} has format {content['format']!r}; this version reads {FORMAT!r}")
-    blocks, known = content.get("blocks"), ", ".join(OPERATIONS)
+    check_blocks(content.get("blocks"), path, "blocks")
+    return content
+
+
+def check_blocks(blocks, path: Path, key: str = "pattern") -> list[str]:
+    """The blocks, if they are a list of known operations. Else raises InputError that names the file and the key."""
+    known = ", ".join(OPERATIONS)
     if not isinstance(blocks, list) or not blocks:
-        raise InputError(f"{path}: `blocks` must be a list of at least one operation of {known}")
+        raise InputError(f"{path}: `{key}` must be a list of at least one operation of {known}")
     for index, name in enumerate(blocks, start=1):
         if name not in OPERATIONS:
             raise InputError(
                 f"{path}: block {index} is {name!r}; known operations are {known}; the nearest is "
                 f"{nearest(name, OPERATIONS)}"
             )
-    return content
+    return blocks

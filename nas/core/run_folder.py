@@ -127,6 +127,11 @@ class RunFolder:
         write_yaml(self.path / name, content)
 
     @on_rank_0
+    def save(self, name: str, content) -> None:
+        """Let an object write itself into a folder of the run. content: has a method save(folder)."""
+        content.save(self.path / name)
+
+    @on_rank_0
     def append(self, name: str, line: dict) -> None:
         """Append a line to a JSON lines file."""
         with open(self.path / name, "a", encoding="utf-8") as file:

@@ -1,11 +1,12 @@
 """A prepared folder of tokens, read as memory maps."""
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from nas.core.files import read_yaml
-from nas.data.tokenizers import load_tokenizer
+from nas.data.vocabulary import VOCABULARY, Vocabulary
 
 
 class Corpus:
@@ -26,7 +27,6 @@ class Corpus:
         """Frequency of each id in the train split [vocab_size], descending."""
         return np.load(self.folder / "counts.npy")
 
-    def decode(self, ids: np.ndarray) -> bytes:
-        """The text of ids [tokens], as bytes."""
-        tokenizer = load_tokenizer(self.folder, self.meta["tokenizer"], self.meta["newline"] == "keep")
-        return tokenizer.decode(np.load(self.folder / "ids.npy")[ids])
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.load(self.folder / VOCABULARY)

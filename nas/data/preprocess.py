@@ -19,8 +19,9 @@ from nas.core.files import write_yaml
 from nas.data.sources import find_text
 from nas.data.text_files import SPLITS, is_text, sha256_of
 from nas.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
+from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
 
-FORMAT = "par-tokens/1"
+FORMAT = "par-tokens/2"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
 
 
@@ -28,8 +29,8 @@ def prepare(options: DataOptions) -> Path:
     """Folder of the prepared corpus, created if the cache does not hold it.
 
     The folder name is a digest of the text and the options. It holds train.bin, valid.bin and test.bin (ranked ids),
-    ids.npy (rank -> id of the tokenizer), counts.npy (train frequency by rank), meta.yaml and the tokenizer. Raises
-    InputError if the text or the options are unusable.
+    counts.npy (train frequency by rank), vocabulary/ and meta.yaml. Raises InputError if the text or the options are
+    unusable.
     """
     cache = Path(options.cache).expanduser()
     texts = find_text(options.source, cache)
@@ -73,21 +74,17 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     for split in SPLITS:
         counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
     ids = np.argsort(-counts["train"], kind="stable")
-    rank_of = np.empty(tokenizer.size, dtype=np.uint32)
-    rank_of[ids] = np.arange(tokenizer.size, dtype=np.uint32)
+    vocabulary = Vocabulary(tokenizer, ids, options.lowercase)
+    vocabulary.save(folder / VOCABULARY)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     for split in SPLITS:
-        rank_split(folder / f"{split}.ids", folder / f"{split}.bin", rank_of, dtype)
-    np.save(folder / "ids.npy", ids.astype(np.uint32))
+        rank_split(folder / f"{split}.ids", folder / f"{split}.bin", vocabulary.ranks, dtype)
     np.save(folder / "counts.npy", counts["train"][ids])
-    tokenizer.save(folder)
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.size,
         "dtype": dtype.name,
-        "tokenizer": tokenizer.kind,
-        "tokenizer_sha256": sha256_of(folder / tokenizer.file) if tokenizer.file else None,
-        "newline": options.newline,
+        "tokenizer_sha256": sha256_of(folder / VOCABULARY / tokenizer.file) if tokenizer.file else None,
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
@@ -153,16 +150,13 @@ def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> byt
 
 
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:
-    """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml.
-
-    Words of the text are counted as in WikiText: white space separates them, and each line adds one for its end.
-    """
+    """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml."""
     counts = np.zeros(tokenizer.size, dtype=np.int64)
     lossless = words_kept = options.newline == "keep" and not options.lowercase
     words, last = 0, b"\n"
     with open(target, "wb") as file:
         for chunk in read_chunks(path, options):
-            words += len(split_words(chunk)) + chunk.count(b"\n")
+            words += count_words(chunk)
             last = chunk[-1:]
             ids = tokenizer.encode(chunk)
             counts += np.bincount(ids, minlength=tokenizer.size)
@@ -179,11 +173,6 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> t
         "lossless": lossless,
         "words_kept": words_kept and is_text(path),
     }
-
-
-def split_words(text: bytes) -> list[str]:
-    """Split at white space, including that of Unicode."""
-    return text.decode("utf-8", errors="replace").split()
 
 
 def rank_split(source: Path, target: Path, rank_of: np.ndarray, dtype: np.dtype) -> None:

@@ -44,7 +44,7 @@ class LineTokenizer:
     """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end."""
 
     def __init__(self, size: int, keep_newline: bool):
-        self.newline = size if keep_newline else None
+        self.keep_newline, self.newline = keep_newline, size if keep_newline else None
         self.size = size + keep_newline
 
     def encode(self, data: bytes) -> np.ndarray:
@@ -186,7 +186,7 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
 
 
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
-    """The tokenizer that save() wrote into a prepared folder."""
+    """The tokenizer that save() wrote into a folder."""
     if kind == "bytes":
         return ByteTokenizer(keep_newline)
     if kind == "words":

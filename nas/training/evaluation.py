@@ -11,10 +11,11 @@ Several rows are read at once, and the results must not depend on their number. 
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nas.core.config import Config
 from nas.core.metrics import perplexity
@@ -24,8 +25,29 @@ from nas.training.build import image_size
 from nas.training.device import DeviceContext
 
 
+def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
+    """The summed nll of tokens[1:] in nats, and the number of these tokens. All ranks get the sums.
+
+    The arguments are those of read_stream().
+    """
+    total, counted = 0.0, 0
+    for nll, _ in read_stream(model, tokens, *lengths, **more):
+        total += nll.double().sum().item()
+        counted += len(nll)
+    total, counted = distributed.all_reduce_sum([total, counted])
+    return total, int(counted)
+
+
+def token_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> np.ndarray:
+    """The nll [N - 1] of each of tokens[1:], in nats, in one process. The arguments are those of read_stream()."""
+    result = np.full(len(tokens), np.nan)
+    for nll, places in read_stream(model, tokens, *lengths, **more):
+        result[places.cpu().numpy()] = nll.double().cpu().numpy()
+    return result[1:]
+
+
 @torch.no_grad()
-def total_nll(
+def read_stream(
     model: nn.Module,
     tokens: np.ndarray,
     batch_size: int,
@@ -34,13 +56,13 @@ def total_nll(
     memory_blocks: int | None,
     period: int = 1,
     device: torch.device | str = "cpu",
-) -> tuple[float, int]:
-    """The summed nll of tokens[1:] in nats, and the number of these tokens.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each step of the evaluation: the nll of the counted tokens [n] in nats, and their places in `tokens` [n].
 
     model(tokens [B, L], targets [B, L], memories, memory_length) returns (nll [B, L], memories). memory_blocks: the
     result of count_memory_blocks(). period: the model's output does not change if the stream is shifted by this number
-    of tokens. device: the device of the model. The ranks of a run divide the rows, and all ranks get the sums. The mode
-    of the model (train or eval) is restored. Raises ValueError if there are fewer than two tokens.
+    of tokens. device: the device of the model. The ranks of a run divide the rows. The mode of the model (train or
+    eval) is restored at the end. Raises ValueError if there are fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -62,7 +84,7 @@ def total_nll(
     offsets = torch.arange(segment + 1)[None, :]
     padded, own, offsets = padded.to(device), own.to(device), offsets.to(device)
 
-    was_training, total, counted, memories = model.training, 0.0, 0, None
+    was_training, memories = model.training, None
     model.eval()
     for step in range(warmup + per_row if len(own) else 0):
         places = (own[:, None] * per_row + step) * segment + offsets  # [rows, segment + 1]
@@ -71,11 +93,8 @@ def total_nll(
         counts = places[:, 1:] <= predictions
         if step < warmup:
             counts &= own[:, None] == 0
-        total += nll.double()[counts].sum().item()
-        counted += int(counts.sum())
+        yield nll[counts], places[:, 1:][counts]
     model.train(was_training)
-    total, counted = distributed.all_reduce_sum([total, counted])
-    return total, int(counted)
 
 
 def count_memory_blocks(blocks) -> int | None:
@@ -102,21 +121,25 @@ def evaluation_lengths(config: Config) -> tuple[int, int]:
 def evaluate_split(
     config: Config, model: nn.Module, blocks, corpus: Corpus, split: str, context: DeviceContext
 ) -> dict:
-    """The figures of a split at the configured lengths. blocks: the operations that the model runs.
-
-    Word perplexity and bits per byte refer to the original text.
-    """
-    segment, memory = evaluation_lengths(config)
-    lengths = (
-        config.evaluate.batch_size,
-        segment,
-        memory,
-        count_memory_blocks(blocks),
-        period_of(blocks, image_size(config)),
-    )
+    """The figures of a split at the configured lengths. blocks: the operations that the model runs."""
     with context.autocast(), context.disable_compile():
-        total, counted = total_nll(model, corpus.tokens(split), *lengths, context.device)
-    original = corpus.meta["splits"][split]
+        lengths = reading_lengths(config, blocks)
+        total, counted = total_nll(model, corpus.tokens(split), *lengths, device=context.device)
+    return figures(total, counted, corpus.meta["splits"][split])
+
+
+def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, int]:
+    """The arguments of read_stream() from batch_size to period, for a model of these blocks."""
+    lengths = config.evaluate.batch_size, *evaluation_lengths(config)
+    return *lengths, count_memory_blocks(blocks), period_of(blocks, image_size(config))
+
+
+def figures(total: float, counted: int, original: dict) -> dict:
+    """The figures of a text with a summed nll in nats. Word perplexity and bits per byte refer to the original text.
+
+    original: `words` and `bytes` of the text, and whether the tokens keep its words (`words_kept`) and itself
+    (`lossless`).
+    """
     return {
         "nll": total,
         "tokens": counted,

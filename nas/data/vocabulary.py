@@ -1,0 +1,104 @@
+"""The vocabulary of a model: a tokenizer, and the ranks that replace its ids."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nas.core.errors import InputError
+from nas.core.files import read_yaml, write_yaml
+from nas.data.text_files import sha256_of
+from nas.data.tokenizers import load_tokenizer
+
+FORMAT = "par-vocabulary/1"
+VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
+FILE, RANKS = "vocabulary.yaml", "ids.npy"
+
+
+def split_words(text: bytes) -> list[str]:
+    """Split at white space, including that of Unicode."""
+    return text.decode("utf-8", errors="replace").split()
+
+
+def count_words(text: bytes) -> int:
+    """The number of words as in WikiText: white space separates them, and each line adds one for its end.
+
+    The end of a last line without a line feed does not count.
+    """
+    return len(split_words(text)) + text.count(b"\n")
+
+
+class Vocabulary:
+    """Translates between text and token ids. The ids of models are ranks: 0 is the most frequent token of train.
+
+    Args:
+        tokenizer: from nas.data.tokenizers.
+        ids: [V], the tokenizer's id of each rank.
+        lowercase: whether encode() lowercases the text first.
+    """
+
+    def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):
+        self.tokenizer, self.ids, self.lowercase = tokenizer, ids.astype(np.uint32), lowercase
+        self.size = len(ids)
+        self.ranks = np.empty(self.size, dtype=np.uint32)
+        self.ranks[ids] = np.arange(self.size, dtype=np.uint32)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Text -> ids [tokens]. Raises InputError if bytes are not UTF-8, unless the tokens are bytes."""
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        if self.tokenizer.kind != "bytes":
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"the text is not UTF-8 (byte {error.start}); this model reads UTF-8 text") from None
+            data = text.lower().encode("utf-8") if self.lowercase else data
+        elif self.lowercase:
+            data = data.lower()
+        return self.ranks[self.tokenizer.encode(data)]
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """ids [tokens] -> text, as bytes."""
+        return self.tokenizer.decode(self.ids[ids])
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether encode() drops neither line ends nor the case of letters."""
+        return self.tokenizer.keep_newline and not self.lowercase
+
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether tokens may be single bytes of a character, which decode() can join only together."""
+        return self.tokenizer.kind == "sentencepiece"
+
+    @property
+    def line_end(self) -> int | None:
+        """The id of the line end; None if the tokens leave out line ends."""
+        ids = self.tokenizer.encode(b"\n")
+        return int(self.ranks[ids[-1]]) if len(ids) else None
+
+    def save(self, folder: Path) -> None:
+        """Write the files that load() reads."""
+        folder.mkdir(exist_ok=True)
+        self.tokenizer.save(folder)
+        np.save(folder / RANKS, self.ids)
+        file = self.tokenizer.file
+        content = {
+            "format": FORMAT,
+            "tokenizer": self.tokenizer.kind,
+            "size": self.size,
+            "newline": "keep" if self.tokenizer.keep_newline else "drop",
+            "lowercase": self.lowercase,
+            "sha256": {name: sha256_of(folder / name) for name in (RANKS, *([file] if file else []))},
+        }
+        write_yaml(folder / FILE, content)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Vocabulary":
+        """Raises InputError if a file is missing or damaged."""
+        content = read_yaml(folder / FILE)
+        if content.get("format") != FORMAT:
+            raise InputError(f"{folder / FILE} is damaged: it lacks `format: {FORMAT}`")
+        for name, digest in content["sha256"].items():
+            if not (folder / name).exists() or sha256_of(folder / name) != digest:
+                raise InputError(f"{folder / name} is missing or damaged: it is not the file of {FILE}")
+        tokenizer = load_tokenizer(folder, content["tokenizer"], content["newline"] == "keep")
+        return cls(tokenizer, np.load(folder / RANKS, allow_pickle=False), content["lowercase"])

@@ -1,0 +1,93 @@
+"""Continue a text with a trained model: `python -m nas.generate RUN_DIR --prompt "Once upon a time"`.
+
+RUN_DIR is the run folder of a training, or a folder that nas.export wrote. The program prints the prompt and the new
+text. It reads the prompt once; then each token costs one position. Without --prompt the text begins after a line end.
+"""
+
+import argparse
+import codecs
+import sys
+import time
+from pathlib import Path
+
+from nas.core.errors import InputError, run_command
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nas.generate", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="read the prompt from the standard input")
+    prompt.add_argument("--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="FILE", type=Path)
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="0: the most probable token (default: 1)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the most probable tokens that have the probability P together",
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="also write the new text, byte by byte; several: FILE.1, FILE.2, ..."
+    )
+    return parser.parse_args()
+
+
+def read_prompt(arguments: argparse.Namespace) -> bytes:
+    if arguments.stdin:
+        return sys.stdin.buffer.read()
+    if arguments.prompt_file:
+        try:
+            return arguments.prompt_file.read_bytes()
+        except OSError as error:
+            raise InputError(f"--prompt-file {arguments.prompt_file}: {error.strerror}") from None
+    return (arguments.prompt or "").encode("utf-8", "surrogateescape")
+
+
+def out_files(out: Path | None, samples: int) -> list[Path]:
+    if out is None:
+        return []
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.parent}")
+    return [out] if samples == 1 else [out.with_name(f"{out.name}.{number}") for number in range(1, samples + 1)]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    files, prompt = out_files(arguments.out, arguments.samples), read_prompt(arguments)
+
+    from nas import load_model
+    from nas.inference.sampling import Sampling
+
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    model = load_model(arguments.run, arguments.device)
+    samples, texts = arguments.samples, [b""] * arguments.samples
+    screen = codecs.getincrementaldecoder("utf-8")(errors="replace")  # bytes of a character may come one by one
+    if samples == 1:
+        print(screen.decode(prompt), end="", flush=True)
+    began = time.perf_counter()
+    for pieces in model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples):
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+        if samples == 1:
+            print(screen.decode(pieces[0]), end="", flush=True)
+    seconds = time.perf_counter() - began
+    print(screen.decode(b"", final=True))
+    if samples > 1:
+        for number, text in enumerate(texts, start=1):
+            print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
+    for file, text in zip(files, texts):
+        file.write_bytes(text)
+    speed = arguments.tokens * samples / seconds
+    print(f"{arguments.tokens * samples} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_command(main)

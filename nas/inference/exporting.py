@@ -1,0 +1,68 @@
+"""Write a folder with everything that another person needs to use a trained model, and nothing that runs code."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import jinja2
+from safetensors.torch import save
+
+from nas.core.errors import InputError
+from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
+from nas.core.pattern import FORMAT, abbreviate
+from nas.core.run_folder import PATTERN, RESULTS
+from nas.data.vocabulary import VOCABULARY
+from nas.inference.language_model import LanguageModel
+from nas.inference.loading import CONFIG, EXPORT_FORMAT, WEIGHTS, load_model
+from nas.reporting.pi_figures import pattern_strip
+
+CARD, PICTURE = "README.md", "pattern.png"
+TEMPLATE = Path(__file__).with_name("model_card.md")
+
+
+def export(run: Path, out: Path) -> LanguageModel:
+    """Export a finished training. Raises InputError if the run has not finished, or if the folder is not empty."""
+    if not (run / RESULTS).exists():
+        raise InputError(f"{run} holds no {RESULTS}; give the run folder of a finished training")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is not an empty folder; give another one")
+    model = load_model(run, "cpu")
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
+    with atomic_write(out / WEIGHTS) as file:
+        file.write(save(weights))
+    write_text(out / CONFIG, json.dumps(exported_config(model), indent=2) + "\n")
+    write_yaml(out / PATTERN, {"format": FORMAT, "blocks": model.pattern})
+    pattern_strip(model.pattern, out / PICTURE)
+    model.tokenizer.save(out / VOCABULARY)
+    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / "provenance.yaml")))
+    return model
+
+
+def exported_config(model: LanguageModel) -> dict:
+    """The content of config.json: what load_model() needs, without paths of the machine that trained the model."""
+    config = asdict(model.config)
+    lengths = {name: config["train"][name] for name in ("segment", "memory")}
+    sections = {"model": config["model"], "train": lengths, "evaluate": config["evaluate"]}
+    return {"format": EXPORT_FORMAT, "pattern": model.pattern, **sections}
+
+
+def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
+    """The text of README.md."""
+    config = model.config
+    template = jinja2.Template(
+        TEMPLATE.read_text("utf-8"), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    return template.render(
+        letters=abbreviate(model.pattern),
+        blocks=len(model.pattern),
+        d_model=config.model.d_model,
+        parameters=results["parameters"],
+        texts={split: results[split] for split in ("valid", "test")},
+        results=results,
+        source=Path(config.data.source).name,  # not the path, which belongs to one machine
+        provenance=provenance,
+        tokenizer=model.tokenizer.tokenizer.kind,
+        vocab_size=model.tokenizer.size,
+        optimizer=config.train.optimizer,
+    )

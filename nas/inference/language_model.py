@@ -1,0 +1,95 @@
+"""A trained model with its vocabulary, as one object."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.transformer_xl import TransformerXL
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.data.vocabulary import Vocabulary
+from nas.inference.generation import TextWriter, generate_tokens
+from nas.inference.sampling import Sampling
+from nas.inference.scoring import Score, score_text
+from nas.training.device import DeviceContext
+from nas.training.evaluation import evaluation_lengths
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A trained model.
+
+    Args:
+        module: the network, in evaluation mode on the device.
+        tokenizer: translates between text and token ids.
+        pattern: the operations of the blocks.
+        config: the configuration that it was trained with.
+        context: the device and the precision.
+    """
+
+    module: TransformerXL
+    tokenizer: Vocabulary
+    pattern: list[str]
+    config: Config
+    context: DeviceContext
+
+    def generate(
+        self,
+        prompt: str | bytes = "",
+        tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """Continue a prompt by a number of tokens. Returns the new text.
+
+        An empty prompt is a line end. Bytes that are no UTF-8 are replaced. temperature, top_k, top_p: see
+        nas.inference.sampling.Sampling. seed: repeats the text; None: another text in each call. Raises InputError if
+        an argument is out of range, or the prompt has no tokens.
+        """
+        (text,) = self.sample(prompt, tokens, Sampling(temperature, top_k, top_p), seed)
+        return text.decode("utf-8", errors="replace")
+
+    def sample(
+        self, prompt: str | bytes, tokens: int, sampling: Sampling, seed: int | None = None, samples: int = 1
+    ) -> list[bytes]:
+        """The new text of each sample, as bytes. The prompt is read once."""
+        texts = [b""] * samples
+        for pieces in self.stream(prompt, tokens, sampling, seed, samples):
+            texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+        return texts
+
+    def stream(
+        self, prompt: str | bytes, tokens: int, sampling: Sampling, seed: int | None = None, samples: int = 1
+    ) -> Iterator[list[bytes]]:
+        """Yield the new text of each sample after each token. A piece may be empty, see TextWriter."""
+        if tokens < 0 or samples < 1:
+            raise InputError(f"{tokens} tokens of {samples} samples: give at least 0 tokens and 1 sample")
+        ids = self.encode_prompt(prompt)
+        generator = torch.Generator()
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        writers = [TextWriter(self.tokenizer, ids) for _ in range(samples)]
+        lengths = evaluation_lengths(self.config)
+        drawn = generate_tokens(self.module, self.context, lengths, ids, samples, sampling, generator)
+        for _, chosen in zip(range(tokens), drawn):
+            yield [writer.write(token) for writer, token in zip(writers, chosen, strict=True)]
+        yield [writer.rest() for writer in writers]
+
+    def encode_prompt(self, prompt: str | bytes) -> np.ndarray:
+        """The tokens [tokens] of a prompt."""
+        ids = self.tokenizer.encode(prompt)
+        if len(ids):
+            return ids
+        if self.tokenizer.line_end is None:
+            raise InputError(
+                "the prompt has no tokens, and this vocabulary has no line end to begin with: give a prompt"
+            )
+        return np.array([self.tokenizer.line_end])
+
+    def score(self, text: str | bytes) -> Score:
+        """The nll of a text by the evaluation protocol, see nas.inference.scoring."""
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        return score_text(data, self.module, self.tokenizer, self.config, self.context)

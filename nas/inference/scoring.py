@@ -1,0 +1,66 @@
+"""The nll of a text, token by token and line by line, by the evaluation protocol."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.transformer_xl import TransformerXL
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.data.vocabulary import Vocabulary, count_words, split_words
+from nas.training.device import DeviceContext
+from nas.training.evaluation import figures, reading_lengths, token_nll
+
+
+@dataclass(frozen=True)
+class Score:
+    """The nll of a text.
+
+    Args:
+        lines: the lines of the text, with their ends.
+        ids: [N], the tokens.
+        line_of: [N], the index of each token's line.
+        nll: [N], in nats; NaN for the first token, which nothing predicts.
+        figures: those of results.yaml, of the whole text.
+    """
+
+    lines: list[bytes]
+    ids: np.ndarray
+    line_of: np.ndarray
+    nll: np.ndarray
+    figures: dict
+
+    def line_nll(self) -> np.ndarray:
+        """The summed nll of each line's tokens [lines], in nats."""
+        return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
+
+
+def score_text(
+    data: bytes, module: TransformerXL, vocabulary: Vocabulary, config: Config, context: DeviceContext
+) -> Score:
+    """Score a text, with the segment, the memory and the batch size of the configuration.
+
+    Raises InputError if the text has fewer than two tokens, or if it is not UTF-8 and the tokens are not bytes.
+    """
+    lines = split_lines(data)
+    encoded = [vocabulary.encode(line) for line in lines]
+    ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
+    if len(ids) < 2:
+        raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two")
+    line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
+    with context.autocast(), context.disable_compile():
+        nll = token_nll(module, ids, *reading_lengths(config, module.blocks), device=context.device)
+    decoded = vocabulary.decode(ids)
+    original = {
+        "words": count_words(data) + (not data.endswith(b"\n")),
+        "bytes": len(data),
+        "lossless": vocabulary.keeps_text and decoded == data,
+        "words_kept": vocabulary.keeps_text and split_words(decoded) == split_words(data),
+    }
+    return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), figures(float(nll.sum()), len(nll), original))
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines of a text with their ends. Only a line feed ends a line."""
+    *lines, last = data.split(b"\n")
+    return [line + b"\n" for line in lines] + ([last] if last else [])

@@ -1,0 +1,187 @@
+import codecs
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from nas.core.config import DataOptions
+from nas.core.errors import InputError
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.inference.generation import TextWriter
+from nas.inference.language_model import LanguageModel
+from nas.inference.sampling import Sampling
+from nas.training.build import build_fixed
+from nas.training.device import DeviceContext
+from tests.making import generator
+
+PATTERN = ["attention", "window", "dense", "linear", "sparse_strided"]
+CPU = DeviceContext(torch.device("cpu"), "fp32", False, 1)
+
+
+@pytest.fixture(params=["words", "bytes", "sentencepiece"])
+def model(request, small_config, text_folder, cache):
+    return model_of(small_config, text_folder, cache, tokenizer=request.param)
+
+
+def model_of(small_config, text_folder, cache, **data):
+    """An untrained model in float64. Its segment and memory have 8 tokens."""
+    options = DataOptions(source=str(text_folder), cache=str(cache), **{"vocab_size": 310, **data})
+    vocabulary, config = Corpus(prepare(options)).vocabulary, small_config("model.window=5")
+    torch.manual_seed(4)
+    module = build_fixed(PATTERN, config, vocabulary.size).double().eval()
+    return LanguageModel(module, vocabulary, PATTERN, config, CPU)
+
+
+def test_greedy_text_is_the_argmax_of_the_model_over_the_whole_prefix(model):
+    """Attention sees 16 positions here, so the whole text is in reach."""
+    prompt = model.tokenizer.decode(model.tokenizer.encode("my sister sees it")[:4])
+    written = model.generate(prompt, tokens=10, temperature=0).encode()
+    ids = model.tokenizer.encode(prompt)
+    expected = TextWriter(model.tokenizer, ids)
+    text = b""
+    for _ in range(10):
+        tokens = torch.from_numpy(ids.astype(np.int64))[None].expand(model.tokenizer.size, -1)
+        targets = tokens.roll(-1, 1).clone()
+        targets[:, -1] = torch.arange(model.tokenizer.size)
+        with torch.no_grad():
+            nll, _ = model.module(tokens, targets, None, 16)
+        ids = np.append(ids, nll[:, -1].argmin().item())
+        text += expected.write(int(ids[-1]))
+    assert written == (text + expected.rest()).decode(errors="replace").encode()
+
+
+def test_a_prompt_longer_than_the_memory_is_read_in_segments(model):
+    """The first new token is that of an evaluation with the same segment and memory."""
+    ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[:53]
+    candidates, memories = torch.arange(model.tokenizer.size), None
+    stream = torch.from_numpy(ids.astype(np.int64))[None].expand(len(candidates), -1)
+    for start in range(0, 53, 8):
+        tokens = stream[:, start : start + 8]
+        targets = torch.cat([tokens[:, 1:], candidates[:, None]], dim=1)
+        kept = 16 - min(8, 53 - start - 8)
+        with torch.no_grad():
+            nll, memories = model.module(tokens, targets, memories, kept)
+    (log_p,) = predictions(model, model.tokenizer.decode(ids), 1)
+    torch.testing.assert_close(log_p, -nll[:, -1], rtol=0, atol=1e-10)
+
+
+def predictions(model, prompt, tokens):
+    """The log-probabilities [V] from which each new token is drawn."""
+    seen = []
+
+    class Recording(Sampling):
+        def draw(self, log_p, generator):
+            seen.append(log_p[0])
+            return super().draw(log_p, generator)
+
+    model.sample(prompt, tokens, Recording(0))
+    return seen
+
+
+def test_tokens_are_drawn_as_often_as_the_distribution_says():
+    log_p = torch.randn(1, 12, generator=generator(1), dtype=torch.float64).log_softmax(1)
+    for sampling in (Sampling(), Sampling(0.5), Sampling(1.0, 5, 0.9)):
+        expected = sampling.probabilities(log_p)[0].numpy()
+        drawn = sampling.draw(log_p.expand(20_000, -1), generator(2)).numpy()
+        counts = np.bincount(drawn, minlength=12)
+        possible = expected > 0
+        assert counts[~possible].sum() == 0
+        assert stats.chisquare(counts[possible], 20_000 * expected[possible]).pvalue > 1e-3
+    np.testing.assert_allclose(Sampling().probabilities(log_p)[0], log_p.exp()[0], rtol=1e-12)
+
+
+def test_the_restrictions_are_exact():
+    log_p = torch.tensor([[0.1, 0.4, 0.1, 0.25, 0.15]], dtype=torch.float64).log()
+    for sampling, expected in (
+        (Sampling(top_k=2), [0, 0.4, 0, 0.25, 0]),
+        (Sampling(top_k=9), [0.1, 0.4, 0.1, 0.25, 0.15]),
+        (Sampling(top_k=4), [0.1, 0.4, 0, 0.25, 0.15]),  # of equal tokens, the first
+        (Sampling(top_p=0.4), [0, 0.4, 0, 0, 0]),
+        (Sampling(top_p=0.41), [0, 0.4, 0, 0.25, 0]),
+        (Sampling(top_p=1e-9), [0, 0.4, 0, 0, 0]),
+        (Sampling(top_p=1.0), [0.1, 0.4, 0.1, 0.25, 0.15]),
+        (Sampling(temperature=0.5, top_k=2), [0, 0.16, 0, 0.0625, 0]),
+        (Sampling(top_k=3, top_p=0.5), [0, 0.4, 0, 0, 0]),  # 0.4 of the 0.8 that remain
+        (Sampling(temperature=0), [0, 1, 0, 0, 0]),
+    ):
+        expected = torch.tensor([expected], dtype=torch.float64)
+        torch.testing.assert_close(sampling.probabilities(log_p), expected / expected.sum(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, "temperature -1.0 must be 0 or more"),
+        ({"temperature": float("nan")}, "temperature nan must be 0 or more"),
+        ({"top_k": 0}, "top-k 0 must be at least 1"),
+        ({"top_p": 0.0}, "top-p 0.0 must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top-p 1.5 must be above 0 and at most 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        Sampling(**options)
+
+
+def test_a_seed_repeats_the_text_and_another_changes_it(model):
+    first, again, other = (model.generate("the", 30, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert model.generate("the", 30) != model.generate("the", 30)
+    samples = model.sample("the", 30, Sampling(), 1, samples=3)
+    assert len(set(samples)) == 3
+
+
+def test_an_empty_prompt_begins_after_a_line_end(model):
+    assert model.generate("", 12, seed=3) == model.generate("\n", 12, seed=3)
+
+
+def test_an_empty_prompt_needs_a_line_end(small_config, text_folder, cache):
+    model = model_of(small_config, text_folder, cache, tokenizer="words", newline="drop")
+    with pytest.raises(InputError, match="the prompt has no tokens"):
+        model.generate("")
+    assert model.generate("my sister", 4, seed=1)
+
+
+def test_the_number_of_tokens_is_checked(model):
+    with pytest.raises(InputError, match="give at least 0 tokens and 1 sample"):
+        model.generate("the", -1)
+    assert model.generate("the", 0) == ""
+
+
+def test_the_pieces_of_a_stream_join_to_the_decoded_text(model):
+    """Whatever the tokens are: also bytes of incomplete characters, and spaces between words."""
+    prompt = model.tokenizer.encode("the naïve king\nmy sister")
+    source = np.random.default_rng(1)
+    for _ in range(20):
+        ids = source.integers(model.tokenizer.size, size=40)
+        writer = TextWriter(model.tokenizer, prompt)
+        written = b"".join([*(writer.write(int(token)) for token in ids), writer.rest()])
+        before = model.tokenizer.decode(prompt)
+        assert before + written == model.tokenizer.decode(np.concatenate([prompt, ids]))
+
+
+def test_a_character_of_several_tokens_is_written_once_it_is_complete(small_config, text_folder, cache):
+    model = model_of(small_config, text_folder, cache, tokenizer="sentencepiece")
+    ids = model.tokenizer.encode("a 好 b")
+    writer = TextWriter(model.tokenizer, ids[:0])
+    pieces = [writer.write(int(token)) for token in ids]
+    assert len(ids) > 5 and b"".join(pieces) == "a 好 b".encode()
+    for piece in pieces:
+        assert codecs.decode(piece, "utf-8") is not None
+
+
+def test_all_samples_share_the_reading_of_the_prompt(model):
+    """With temperature 0 each sample equals the single text."""
+    (one,) = model.sample("every child", 9, Sampling(0))
+    assert model.sample("every child", 9, Sampling(0), samples=3) == [one] * 3
+
+
+def test_a_memory_of_zero_still_sees_the_segment(small_config, text_folder, cache):
+    model = model_of(small_config, text_folder, cache, tokenizer="words")
+    without = replace(model, config=small_config("train.memory=0", "model.window=5"))
+    assert without.generate("the old man sees", 3, temperature=0) == model.generate(
+        "the old man sees", 3, temperature=0
+    )

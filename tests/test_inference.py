@@ -1,0 +1,207 @@
+"""A trained model in use: load_model, and the commands generate, score and export."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from nas import load_model
+from nas.core.errors import InputError
+from tests.processes import ROOT, run_command
+
+pytestmark = pytest.mark.slow
+TRAIN = ["train.steps=12", "model.window=6", "model.cutoffs=[5,20]", "model.tie_embeddings=true"]
+KINDS = {"words": [], "bytes": ["data.tokenizer=bytes"], "sentencepiece": ["data.tokenizer=sentencepiece"]}
+
+
+def module(name, *arguments):
+    done = run_command(["-m", f"nas.{name}", *arguments])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refuse(name, *arguments):
+    """The only line of stderr of a command that must end with status 2."""
+    done = run_command(["-m", f"nas.{name}", *arguments])
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_yaml):
+    """{tokenizer: run folder} of short trainings."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, linear, attention]\n")
+    for kind, options in KINDS.items():
+        more = ["data.vocab_size=310"] if kind == "sentencepiece" else []
+        command = [ROOT / "retrain.py", folder / "pattern.yaml", small_yaml, "--run", folder / kind]
+        done = run_command([*command, *TRAIN, *options, *more])
+        assert done.returncode == 0, done.stderr
+    return {kind: folder / kind for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """{tokenizer: exported folder}. Its run folder is not needed."""
+    folder = tmp_path_factory.mktemp("exported")
+    for kind, run in trained.items():
+        module("export", run, "--out", folder / kind)
+    return {kind: folder / kind for kind in trained}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_score_of_the_test_text_equals_the_results_of_the_run(kind, trained, text_folder):
+    score = load_model(trained[kind]).score((text_folder / "test.txt").read_bytes())
+    expected = yaml.safe_load((trained[kind] / "results.yaml").read_text())["test"]
+    assert score.figures.keys() == expected.keys()
+    for key, value in expected.items():
+        assert score.figures[key] == pytest.approx(value, rel=1e-9), key
+    assert np.isnan(score.nll[0]) and not np.isnan(score.nll[1:]).any()
+    assert score.line_nll().sum() == pytest.approx(expected["nll"])
+    assert len(score.lines) == (text_folder / "test.txt").read_text().count("\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_nll_of_a_line_is_that_of_its_tokens(kind, trained):
+    """Line by line, in one plain forward pass; the text is within a segment."""
+    model, text = load_model(trained[kind]), "it\nthe £5\n\nx"
+    score = model.score(text)
+    ids = torch.from_numpy(model.tokenizer.encode(text).astype(np.int64))[None]
+    if ids.shape[1] <= 9:
+        with torch.no_grad():
+            nll, _ = model.module(ids[:, :-1], ids[:, 1:], None, 8)
+        np.testing.assert_allclose(score.nll[1:], nll[0], rtol=1e-5)
+    ends = np.cumsum([len(model.tokenizer.encode(line)) for line in ("it\n", "the £5\n", "\n", "x")])
+    expected = [part.sum() for part in np.split(np.nan_to_num(score.nll), ends[:-1])]
+    np.testing.assert_allclose(score.line_nll(), expected)
+
+
+def test_the_score_command_prints_lines_tokens_and_figures(trained, tmp_path):
+    (tmp_path / "text.txt").write_text("my sister sees it .\nthe river\n")
+    score = load_model(trained["words"]).score((tmp_path / "text.txt").read_bytes())
+    lines = module("score", trained["words"], tmp_path / "text.txt").splitlines()
+    assert lines[1].split() == ["1", "6", f"{score.line_nll()[0]:.4f}", "my", "sister", "sees", "it", "."]
+    assert lines[2].split()[:3] == ["2", "3", f"{score.line_nll()[1]:.4f}"]
+    assert f"word perplexity {score.figures['word_perplexity']:.4f}, 9 words" in lines
+    tokens = [
+        json.loads(line)
+        for line in module("score", trained["words"], tmp_path / "text.txt", "--per-token").splitlines()
+    ]
+    assert [entry["token"] for entry in tokens[:3]] == ["my", "sister", "sees"] and tokens[5]["token"] == "\n"
+    assert tokens[0]["nll"] is None and [entry["line"] for entry in tokens] == [1] * 6 + [2] * 3
+    assert math.isclose(sum(entry["nll"] for entry in tokens[1:]), score.figures["nll"])
+
+
+def test_the_generate_command_prints_the_text_and_keeps_its_bytes(trained, tmp_path):
+    command = ["generate", trained["bytes"], "--tokens", 40, "--seed", 3]
+    printed = module(*command, "--prompt", "the naïve", "--out", tmp_path / "new")
+    new = (tmp_path / "new").read_bytes()
+    assert len(new) == 40 and printed == "the naïve" + new.decode(errors="replace") + "\n"
+    (tmp_path / "prompt").write_text("the naïve")
+    assert module(*command, "--prompt-file", tmp_path / "prompt") == printed
+    several = module(*command, "--prompt", "the", "--samples", 2, "--out", tmp_path / "several")
+    for number in (1, 2):
+        sample = (tmp_path / f"several.{number}").read_bytes()
+        assert len(sample) == 40
+        assert f"--- sample {number}\nthe{sample.decode(errors='replace')}\n" in several
+
+
+def test_generate_reads_the_prompt_from_the_standard_input(trained):
+    command = [sys.executable, "-m", "nas.generate", trained["words"], "-", "--tokens", "3", "--temperature", "0"]
+    done = subprocess.run(command, input=b"my sister", capture_output=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith(b"my sister ")
+    assert done.stdout.decode() == module("generate", trained["words"], "--prompt", "my sister", *command[-4:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_folder_gives_the_same_model(kind, trained, exported, text_folder):
+    files = {str(path.relative_to(exported[kind])) for path in exported[kind].rglob("*") if path.is_file()}
+    extra = {"words": {"vocabulary/words.txt"}, "sentencepiece": {"vocabulary/tokenizer.model"}, "bytes": set()}[kind]
+    assert files == extra | {
+        "model.safetensors", "config.json", "pattern.yaml", "pattern.png", "README.md", "vocabulary/ids.npy",
+        "vocabulary/vocabulary.yaml",
+    }  # fmt: skip
+    run, out = load_model(trained[kind]), load_model(exported[kind])
+    assert run.pattern == out.pattern == ["window", "dense", "linear", "attention"]
+    assert run.generate("the", 20, seed=1) == out.generate("the", 20, seed=1)
+    text = (text_folder / "valid.txt").read_bytes()
+    assert run.score(text).figures == out.score(text).figures
+    assert str(text_folder) not in (exported[kind] / "config.json").read_text()
+
+
+def test_the_model_card_tells_the_figures_and_leaves_the_licence_open(trained, exported):
+    card = (exported["words"] / "README.md").read_text()
+    results = yaml.safe_load((trained["words"] / "results.yaml").read_text())
+    assert "`wdla`" in card and f"{results['test']['word_perplexity']:.2f}" in card
+    assert "State one before you publish" in card and "](pattern.png)" in card
+
+
+def test_an_exported_pattern_can_be_trained_again(exported, small_yaml, tmp_path):
+    done = run_command(
+        [
+            ROOT / "retrain.py",
+            exported["words"] / "pattern.yaml",
+            small_yaml,
+            "--run",
+            tmp_path / "run",
+            "train.steps=2",
+        ]
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
+    copy = shutil.copytree(exported["words"], tmp_path / "copy")
+    weights = (copy / "model.safetensors").read_bytes()
+    for damage, message in (
+        (("model.safetensors", weights[:-7]), "model.safetensors is damaged"),
+        (("model.safetensors", b"x"), "model.safetensors is damaged"),
+        (("config.json", b"{"), "config.json is not YAML"),
+        (
+            ("config.json", b'{"format": "other/1"}'),
+            "config.json has format 'other/1'; this version reads 'par-model/1'",
+        ),
+        (("config.json", (copy / "config.json").read_bytes().replace(b'"linear"', b'"dense"', 1)), "does not fit its"),
+        (("vocabulary/ids.npy", b"x"), "ids.npy is missing or damaged"),
+    ):
+        name, content = damage
+        before = (copy / name).read_bytes()
+        (copy / name).write_bytes(content)
+        assert message in refuse("generate", copy, "--prompt", "the"), message
+        (copy / name).write_bytes(before)
+    assert load_model(copy).generate("the", 3, seed=1)
+    assert "holds neither best.pt nor model.safetensors" in refuse("score", tmp_path, ROOT / "README.md")
+
+
+def test_an_export_needs_a_finished_training_and_an_empty_folder(trained, exported, tmp_path):
+    assert "holds no results.yaml" in refuse("export", tmp_path, "--out", tmp_path / "out")
+    assert "is not an empty folder" in refuse("export", trained["words"], "--out", exported["words"])
+
+
+def test_mistakes_in_prompts_and_texts_are_named(trained, tmp_path):
+    (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
+    run = trained["words"]
+    assert "the text is not UTF-8 (byte 2)" in refuse("generate", run, "--prompt-file", tmp_path / "latin")
+    assert "No such file" in refuse("generate", run, "--prompt-file", tmp_path / "no")
+    assert "there is no folder" in refuse("generate", run, "--prompt", "x", "--out", tmp_path / "no" / "out")
+    assert "temperature -1.0 must be 0 or more" in refuse("generate", run, "--temperature", "-1")
+    (tmp_path / "one").write_text("x")
+    assert "the text has 1 tokens" in refuse("score", run, tmp_path / "one")
+    assert "cannot read" in refuse("score", run, tmp_path / "no")
+
+
+def test_importing_nas_imports_no_torch():
+    code = "import sys, nas; assert 'torch' not in sys.modules; assert callable(nas.load_model)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_folder_without_a_training_is_refused_in_python(tmp_path):
+    with pytest.raises(InputError, match="holds neither"):
+        load_model(tmp_path)
