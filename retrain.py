@@ -96,6 +96,7 @@ def main() -> None:
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import open_run
     from nas.retraining.phase import BEST
+    from nas.retraining.weights import with_origin
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
@@ -104,40 +105,46 @@ def main() -> None:
     for other in arguments.beside:
         if not (other / RESULTS).exists():
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
+    config, origin = with_origin(config, pattern_file["blocks"])
     run = open_run(arguments.run, config, "retrain", resume, {"pattern": pattern_file["blocks"]}, may_differ)
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
-        retrain(pattern_file, config, run, context, arguments.eval_only)
+        retrain(pattern_file, config, origin, run, context, arguments.eval_only)
         if arguments.beside:
             print_beside([*arguments.beside, run.path])
 
 
-def retrain(pattern_file: dict, config: Config, run, context, eval_only: bool) -> None:
-    """Run the stage, on each rank."""
+def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only: bool) -> None:
+    """Run the stage, on each rank. origin: the weights of train.init_from, or None."""
     from nas.core.provenance import check_text, provenance
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.data.vocabulary import VOCABULARY
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best, training_record
+    from nas.retraining.weights import set_weights
     from nas.training.build import build_fixed, passes_warning, resolve_cutoffs, warmup_warning
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
     config = resolve_cutoffs(config, corpus)
-    phase = RetrainPhase(build_fixed(pattern_file["blocks"], config, corpus.vocab_size), corpus, config, context)
-    origin = provenance(config, corpus.meta, context)
+    model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)
+    if origin:
+        set_weights(model, origin)
+        print(f"starting from the weights of {origin.file}, with their vocabulary")
+    phase = RetrainPhase(model, corpus, config, context)
+    record = provenance(config, corpus.meta, context)
 
     if eval_only:
         run.check_config(config)
-        check_text(run.path, origin)
+        check_text(run.path, record)
         results = evaluate_best(phase, run, pattern_file)
         out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
-        run.start(config, origin)
+        run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
         passes = passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train")))
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):

@@ -157,6 +157,63 @@ def test_an_exported_pattern_can_be_trained_again(exported, small_yaml, tmp_path
     assert done.returncode == 0, done.stderr
 
 
+def test_a_training_starts_from_the_weights_of_another(trained, exported, small_yaml, tmp_path):
+    """Before the first step it is that model, also with another text, whose tokens have other frequencies."""
+    other = tmp_path / "text"
+    other.mkdir()
+    for split, content in (("train", "a red fox\nthe river\n" * 99), ("valid", "it\n" * 30), ("test", "it sees\n" * 9)):
+        (other / f"{split}.txt").write_text(content)
+    pattern, results = exported["words"] / "pattern.yaml", {}
+    for origin in (trained["words"], exported["words"]):
+        run = tmp_path / f"from-{origin.parent.name}"
+        more = [f"data.source={other}", f"train.init_from={origin}", "train.steps=1", "train.warmup_steps=1"]
+        more += ["train.lr=1e-12", "train.muon_lr=1e-12", "train.weight_decay=0", *TRAIN[1:]]
+        done = run_command([ROOT / "retrain.py", pattern, small_yaml, "--run", run, *more])
+        assert done.returncode == 0, done.stderr
+        assert "starting from the weights of" in done.stdout
+        results[origin] = yaml.safe_load((run / "results.yaml").read_text())["test"]["nll"]
+        assert load_model(run).generate("the", 9, seed=1) == load_model(origin).generate("the", 9, seed=1)
+    expected = load_model(trained["words"]).score((other / "test.txt").read_bytes()).figures["nll"]
+    assert list(results.values()) == pytest.approx([expected] * 2, rel=1e-6)
+
+
+def test_a_training_starts_from_the_path_of_a_search(small_yaml, tmp_path):
+    search, run = tmp_path / "search", tmp_path / "run"
+    options = ["search.operations=[attention,window,dense]", "model.window=6", "model.tie_embeddings=true"]
+    done = run_command([ROOT / "search.py", small_yaml, "--run", search, *options])
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, attention]\n")
+    more = [*options, f"train.init_from={search}", "train.steps=1", "train.lr=1e-12", "train.muon_lr=1e-12"]
+    command = [ROOT / "retrain.py", tmp_path / "pattern.yaml", small_yaml, "--run", run, *more, "train.warmup_steps=1"]
+    done = run_command([*command, "train.weight_decay=0"])
+    assert done.returncode == 0, done.stderr
+
+    state = torch.load(search / "checkpoint.pt", weights_only=True)["phase"]["supernet"]
+    weights = load_model(run).module.state_dict()
+    for block, (operation, name) in enumerate([(1, "attention.query"), (2, "expand"), (0, "attention.output")]):
+        expected = state[f"backbone.blocks.{block}.candidates.{operation}.{name}.weight"]
+        torch.testing.assert_close(weights[f"blocks.{block}.operation.{name}.weight"], expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weights["embedding.weight"], state["backbone.embedding.weight"], rtol=1e-5, atol=1e-7)
+    (tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, linear]\n")
+    done = run_command([*command[:3], "--run", tmp_path / "other", *more])
+    assert (
+        done.returncode == 2 and "so it has no weights for wdl; give a pattern that was derived from it" in done.stderr
+    )
+
+
+def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pattern, tmp_path):
+    def message(pattern, *options):
+        done = run_command([ROOT / "retrain.py", pattern, small_yaml, "--run", tmp_path / "run", *options])
+        assert done.returncode == 2 and not (tmp_path / "run").exists()
+        return done.stderr
+
+    origin, own = f"train.init_from={trained['words']}", exported["words"] / "pattern.yaml"
+    assert "has the pattern wdla, not adi" in message(pattern, origin)
+    assert "has model.window=6, not 4; give the options of that model" in message(own, origin, *TRAIN[2:])
+    assert "has model.d_model=16, not 32" in message(own, origin, *TRAIN[1:], "model.d_model=32")
+    assert "holds neither best.pt nor model.safetensors" in message(own, f"train.init_from={tmp_path}")
+
+
 def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
     copy = shutil.copytree(exported["words"], tmp_path / "copy")
     weights = (copy / "model.safetensors").read_bytes()

@@ -24,7 +24,7 @@ class DataOptions:
         "pydoc",
         "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt (or .bin), or a file",
     )
-    tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, or a .model file")
+    tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, a .model or vocabulary")
     vocab_size: int | None = option(
         None, "pieces of sentencepiece (null: 8000, or the most the text allows), or words (null: all)", minimum=2
     )
@@ -78,6 +78,7 @@ class ModelOptions:
 
 @dataclass
 class TrainOptions:
+    init_from: str | None = option(None, "retrain: start from the weights of this training, search or exported folder")
     steps: int | None = option(1000, "training steps", minimum=1)
     epochs: float | None = option(None, "epochs over the training text, instead of steps", above=0)
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)

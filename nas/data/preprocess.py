@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from nas.core.files import write_yaml
 from nas.data.sources import find_text
 from nas.data.text_files import SPLITS, is_text, sha256_of
 from nas.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
+from nas.data.vocabulary import FILE as VOCABULARY_FILE
 from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
 
 FORMAT = "par-tokens/2"
@@ -57,10 +59,11 @@ def prepare(options: DataOptions) -> Path:
 def corpus_digest(texts: dict[str, Path], options: DataOptions) -> str:
     """16 hexadecimal digits that change with the text and with each option that changes the tokens."""
     tokenizer = Path(options.tokenizer).expanduser()
+    file = tokenizer / VOCABULARY_FILE if tokenizer.is_dir() else tokenizer
     key = {
         "format": FORMAT,
         "text": {split: sha256_of(path) for split, path in texts.items()},
-        "tokenizer": sha256_of(tokenizer) if tokenizer.is_file() else options.tokenizer,
+        "tokenizer": sha256_of(file) if file.is_file() else options.tokenizer,
         "vocab_size": options.vocab_size if options.tokenizer in ("sentencepiece", "words") else None,
         "lowercase": options.lowercase,
         "newline": options.newline,
@@ -70,16 +73,20 @@ def corpus_digest(texts: dict[str, Path], options: DataOptions) -> str:
 
 def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> None:
     """Write all files of a prepared corpus into an empty folder."""
-    tokenizer, counts, facts = make_tokenizer(texts["train"], options), {}, {}
+    given, counts, facts = read_vocabulary(options), {}, {}
+    if given:
+        kind, same = given.tokenizer.kind, {"lowercase": given.lowercase, "newline": given.newline}
+        options = replace(options, tokenizer=kind, **same)
+    tokenizer = given.tokenizer if given else make_tokenizer(texts["train"], options)
     for split in SPLITS:
         counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
-    ids = np.argsort(-counts["train"], kind="stable")
-    vocabulary = Vocabulary(tokenizer, ids, options.lowercase)
+    ranked = np.argsort(-counts["train"], kind="stable")
+    vocabulary = given or Vocabulary(tokenizer, ranked, options.lowercase)
     vocabulary.save(folder / VOCABULARY)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     for split in SPLITS:
         rank_split(folder / f"{split}.ids", folder / f"{split}.bin", vocabulary.ranks, dtype)
-    np.save(folder / "counts.npy", counts["train"][ids])
+    np.save(folder / "counts.npy", counts["train"][vocabulary.ids])
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.size,
@@ -88,6 +95,12 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
+
+
+def read_vocabulary(options: DataOptions) -> Vocabulary | None:
+    """The vocabulary of the folder data.tokenizer; None if it is not one. Its ids keep their ranks on any text."""
+    folder = Path(options.tokenizer).expanduser()
+    return Vocabulary.load(folder) if (folder / VOCABULARY_FILE).exists() else None
 
 
 def make_tokenizer(train: Path, options: DataOptions):
@@ -106,7 +119,8 @@ def make_tokenizer(train: Path, options: DataOptions):
     path = Path(options.tokenizer).expanduser()
     if not path.is_file():
         raise InputError(
-            f"data.tokenizer={options.tokenizer} must be sentencepiece, bytes, words or a .model file that exists"
+            f"data.tokenizer={options.tokenizer} must be sentencepiece, bytes, words, a .model file or a "
+            "vocabulary folder that exists"
         )
     return SentencePieceTokenizer.read(path, keep_newline)
 

@@ -60,6 +60,11 @@ class Vocabulary:
         return self.tokenizer.decode(self.ids[ids])
 
     @property
+    def newline(self) -> str:
+        """As data.newline."""
+        return "keep" if self.tokenizer.keep_newline else "drop"
+
+    @property
     def keeps_text(self) -> bool:
         """Whether encode() drops neither line ends nor the case of letters."""
         return self.tokenizer.keep_newline and not self.lowercase
@@ -85,7 +90,7 @@ class Vocabulary:
             "format": FORMAT,
             "tokenizer": self.tokenizer.kind,
             "size": self.size,
-            "newline": "keep" if self.tokenizer.keep_newline else "drop",
+            "newline": self.newline,
             "lowercase": self.lowercase,
             "sha256": {name: sha256_of(folder / name) for name in (RANKS, *([file] if file else []))},
         }

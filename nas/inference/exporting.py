@@ -13,8 +13,9 @@ from nas.core.pattern import FORMAT, abbreviate
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel
-from nas.inference.loading import CONFIG, EXPORT_FORMAT, WEIGHTS, load_model
+from nas.inference.loading import load_model
 from nas.reporting.pi_figures import pattern_strip
+from nas.retraining.weights import CONFIG, EXPORT_FORMAT, WEIGHTS
 
 CARD, PICTURE = "README.md", "pattern.png"
 TEMPLATE = Path(__file__).with_name("model_card.md")

@@ -1,0 +1,116 @@
+"""The weights of trained models: of a run folder of retrain.py, of an exported folder, or of a path of a search."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nas.core.config import Config, flat_config
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError
+from nas.core.files import read_yaml
+from nas.core.pattern import abbreviate, check_blocks
+from nas.core.run_folder import CHECKPOINT, OUTCOME
+from nas.data.vocabulary import VOCABULARY
+from nas.retraining.phase import BEST
+from nas.training.checkpoint import load_checkpoint
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
+EXPORT_FORMAT = "par-model/1"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model: its configuration, its pattern, its weights by the names of TransformerXL, and their file."""
+
+    config: Config
+    pattern: list[str]
+    weights: dict[str, Tensor]
+    file: Path
+
+
+def read_trained(folder: Path) -> Trained:
+    """The best weights of a training. folder: its run folder, or an exported folder.
+
+    Raises InputError if a file is missing, damaged or foreign.
+    """
+    exported = (folder / WEIGHTS).exists()
+    if not exported and not (folder / BEST).exists():
+        raise InputError(
+            f"{folder} holds neither {BEST} nor {WEIGHTS}; give the run folder of a training, or an exported folder"
+        )
+    file = folder / (CONFIG if exported else "config.yaml")
+    config, content = load_config(file, []), read_yaml(file)
+    if exported and content.get("format") != EXPORT_FORMAT:
+        raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
+    pattern = check_blocks(content.get("pattern"), file)
+    if exported:
+        return Trained(config, pattern, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
+    return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+
+
+def read_path(run: Path, pattern: list[str]) -> Trained:
+    """The weights of a finished search along the path of a pattern. Raises InputError if the search lacks the path."""
+    config, file = load_config(run / "config.yaml", []), run / CHECKPOINT
+    operations = config.search.operations
+    if len(pattern) != config.model.blocks or not set(pattern) <= set(operations):
+        raise InputError(
+            f"{run} has {config.model.blocks} blocks of {', '.join(operations)}, so it has no weights for "
+            f"{abbreviate(pattern)}; give a pattern that was derived from it"
+        )
+    weights = {}
+    for name, weight in load_checkpoint(file, "phase")["phase"]["supernet"].items():
+        kind, *parts = name.split(".")  # backbone.blocks.BLOCK.candidates.OPERATION.parameter, or backbone.parameter
+        if kind == "backbone" and parts[0] != "blocks":
+            weights[".".join(parts)] = weight
+        elif kind == "backbone" and operations[int(parts[3])] == pattern[int(parts[1])]:
+            weights[".".join(["blocks", parts[1], "operation", *parts[4:]])] = weight
+    return Trained(config, pattern, weights, file)
+
+
+def with_origin(config: Config, pattern: list[str]) -> tuple[Config, Trained | None]:
+    """The configuration of a training that starts from train.init_from, and these weights; None without the option.
+
+    The vocabulary and model.cutoffs=auto become those of the origin. Raises InputError if the origin is not finished,
+    or has another pattern or another model. Only dropout may differ.
+    """
+    if config.train.init_from is None:
+        return config, None
+    folder = Path(config.train.init_from)
+    origin = read_path(folder, pattern) if (folder / OUTCOME).exists() else read_trained(folder)
+    prefix = f"train.init_from={folder}"
+    if origin.pattern != pattern:
+        raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
+    if config.model.cutoffs == "auto":
+        config = replace(config, model=replace(config.model, cutoffs=origin.config.model.cutoffs))
+    old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
+    for key in new:
+        may_differ = key.startswith("model.dropout") or key in ("model.blocks", "model.clusters")
+        if key.startswith("model.") and not may_differ and old[key] != new[key]:
+            raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
+    return replace(config, data=replace(config.data, tokenizer=str(folder / VOCABULARY))), origin
+
+
+def set_weights(module: nn.Module, origin: Trained) -> None:
+    """Copy weights into a model. Raises InputError if their names or shapes are not those of the model.
+
+    The weights may lack the second name of a tensor that two layers share.
+    """
+    weights, prefix = origin.weights, f"{origin.file} does not fit its configuration"
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    for name, shape in shapes.items():
+        found = tuple(weights[name].shape) if name in weights else "nothing"
+        if found != shape:
+            raise InputError(f"{prefix}: {name} needs the shape {shape}, not {found}")
+    if unknown := weights.keys() - module.state_dict().keys():
+        raise InputError(f"{prefix}: the model has no {min(unknown)}")
+    module.load_state_dict({name: weights[name] for name in shapes}, strict=False)
