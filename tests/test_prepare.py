@@ -179,7 +179,7 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     fails("binary is not UTF-8 text .byte 5 of train.txt.; data.tokenizer=bytes reads any file", source=binary)
     kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]
     assert kept["lossless"] and not kept["words_kept"]
-    fails("must be sentencepiece, bytes, words, a .model file or a vocabulary folder that exists", tokenizer="wordpiece")
+    fails("bytes, words, a .model file or a vocabulary folder that exists", tokenizer="wordpiece")
     fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
     prepare(options(text_folder, tmp_path / "cache", vocab_size=None))  # as many pieces as the text allows
     fails("too small: the 256 bytes and the text's characters need", vocab_size=100)

@@ -78,9 +78,9 @@ class ModelOptions:
 
 @dataclass
 class TrainOptions:
-    init_from: str | None = option(None, "retrain: start from the weights of this training, search or exported folder")
     steps: int | None = option(1000, "training steps", minimum=1)
     epochs: float | None = option(None, "epochs over the training text, instead of steps", above=0)
+    init_from: str | None = option(None, "retrain: start from the weights of this training, search or exported folder")
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees; linear carries a state instead", minimum=0)
