@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -262,3 +263,11 @@ def test_importing_nas_imports_no_torch():
 def test_a_folder_without_a_training_is_refused_in_python(tmp_path):
     with pytest.raises(InputError, match="holds neither"):
         load_model(tmp_path)
+
+
+def test_the_example_in_the_documentation_runs(trained, capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
+    assert example.count("\n") <= 11
+    exec(example.replace("runs/retrain", str(trained["sentencepiece"])), {})
+    printed = capsys.readouterr().out
+    assert "b'The church'" in printed and "['window', 'dense', 'linear', 'attention'] 16" in printed
