@@ -119,6 +119,7 @@ def test_options_that_exclude_each_other_are_reported(load, overrides, message):
     ("text", "message"),
     [
         ("train: {stepz: 3}\n", "unknown key 'train.stepz'; the nearest is 'train.steps'"),
+        ("train: {learning_rate: 3}\n", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
         ("train: 3\n", "train is a section; give one of its keys, such as train.steps"),
         ("- a\n- b\n", "must hold sections"),
         ("train: {steps: [\n", "is not YAML"),

@@ -67,6 +67,18 @@ def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, sma
         open_run(run.path, small_config("model.activation=gelu"), "search", True)
 
 
+def test_a_run_goes_on_where_its_text_has_moved(tmp_path, small_config):
+    run = start(tmp_path / "run", small_config())
+    open_run(run.path, small_config("data.source=/elsewhere"), "search", True)
+
+
+def test_a_run_without_its_configuration_is_named(tmp_path, small_config):
+    run = start(tmp_path / "run", small_config())
+    (run.path / "config.yaml").unlink()
+    with pytest.raises(InputError, match=r"lacks config\.yaml, so its run cannot go on; restore the file"):
+        open_run(run.path, small_config(), "search", True)
+
+
 def test_auto_cutoffs_mean_the_recorded_cutoffs(tmp_path, small_config):
     given, final, other = (small_config(f"model.cutoffs={cutoffs}") for cutoffs in ("auto", "[4,9]", "[4,8]"))
     run = open_run(tmp_path / "run", given, "search", False)

@@ -18,6 +18,16 @@ from nas.core.files import yaml_message
 
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds")  # keys of a recorded configuration that are not options
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
+OTHER_NAMES = {
+    "learning_rate": "train.lr",
+    "max_steps": "train.steps",
+    "hidden_size": "model.d_model",
+    "num_heads": "model.heads",
+    "n_heads": "model.heads",
+    "num_layers": "model.blocks",
+    "n_layers": "model.blocks",
+    "layers": "model.blocks",
+}  # names of options in other programs
 TYPE_NAMES = {
     int: "a whole number",
     int | None: "a whole number or null",
@@ -147,7 +157,8 @@ def check_known(key: str, origin: str = "") -> None:
     below = [name for name in known if name.startswith(f"{key}.")]
     if below:
         raise InputError(f"{origin}{key} is a section; give one of its keys, such as {below[0]}")
-    same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    last = key.rpartition(".")[2]
+    same_name = [name for name in known if name.rpartition(".")[2] == last or name == OTHER_NAMES.get(last)]
     raise InputError(
         f"{origin}unknown key {key!r}; the nearest is {(same_name or [nearest(key, known)])[0]!r} (--help lists all)"
     )

@@ -22,7 +22,8 @@ LATENCY = "latency.yaml"  # the table of measured milliseconds
 FLOPS_TABLE = "flops.yaml"
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
-MAY_CHANGE = ("data.cache", "train.device", "train.compile", "train.grad_accum_steps")
+# The text is compared by its SHA-256, so its place may change.
+MAY_CHANGE = ("data.source", "data.cache", "train.device", "train.compile", "train.grad_accum_steps")
 
 # Options that only a search uses, so that other stages accept another value. All stages use search.latency.timing.
 ONLY_SEARCH = tuple(key for key, _ in options() if key.startswith("search.") and key != "search.latency.timing")
@@ -181,6 +182,11 @@ def open_run(
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
         run.check_config(config)
-    elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
-        raise InputError(f"--run {path} is not empty and holds no run; use another folder")
+    elif path.exists() and (names := {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}):
+        lost = "provenance.yaml" in names
+        raise InputError(
+            f"--run {path} lacks config.yaml, so its run cannot go on; restore the file, or use another folder"
+            if lost
+            else f"--run {path} is not empty and holds no run; use another folder"
+        )
     return run

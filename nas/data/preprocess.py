@@ -42,6 +42,7 @@ def prepare(options: DataOptions) -> Path:
     folder = cache / "tokens" / corpus_digest(texts, options)
     if (folder / "meta.yaml").exists():
         return folder
+    print(f"preparing the tokens of {options.source}, once", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
@@ -95,6 +96,7 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
+    print(f"{facts['train']['tokens']:,} training tokens, a vocabulary of {vocabulary.size:,}", flush=True)
 
 
 def read_vocabulary(options: DataOptions) -> Vocabulary | None:
