@@ -1,0 +1,32 @@
+"""The notebook runs from top to bottom, with small sizes."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[1] / "experiments" / "notebook" / "par.ipynb"
+
+
+def test_the_notebook_is_committed_without_outputs():
+    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["outputs"] == [] and cell["execution_count"] is None)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (settings,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    small = {"RUNS": str(tmp_path), "BLOCKS": 3, "WIDTH": 16, "STEPS": 30, "TOKENS": 8, "PIECES": 500, "TARGET": 0.95}
+    settings.source += "".join(f"\n{name} = {value!r}" for name, value in small.items())
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}
+    ).execute()
+
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = [kind for output in outputs for kind in output.get("data", {})]
+    assert "image/gif" in shown and "image/png" in shown and any("<iframe" in str(output) for output in outputs)
+    assert len(outputs[-1]["text"]) > len("The ")
+    assert (tmp_path / "report.html").exists() and (tmp_path / "searched" / "results.yaml").exists()
