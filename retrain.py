@@ -129,7 +129,8 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
-    corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
+    corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
+    print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
     config = resolve_cutoffs(config, corpus)
     model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)
     if origin:

@@ -46,7 +46,8 @@ def search(config, run, context) -> None:
     from nas.training.distributed import broadcast_from_main, first_on_each_node
     from nas.training.trainer import Trainer
 
-    corpus = Corpus(first_on_each_node(lambda: prepare(config.data)))
+    corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
+    print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
     config = resolve_cutoffs(config, corpus)
     options, counts = config.search, corpus.counts()
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured

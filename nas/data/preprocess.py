@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,8 @@ FORMAT = "par-tokens/2"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
 
 
-def prepare(options: DataOptions) -> Path:
-    """Folder of the prepared corpus, created if the cache does not hold it.
+def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: None) -> Path:
+    """Folder of the prepared corpus, created if the cache does not hold it. tell: is called before the work begins.
 
     The folder name is a digest of the text and the options. It holds train.bin, valid.bin and test.bin (ranked ids),
     counts.npy (train frequency by rank), vocabulary/ and meta.yaml. Raises InputError if the text or the options are
@@ -42,7 +42,7 @@ def prepare(options: DataOptions) -> Path:
     folder = cache / "tokens" / corpus_digest(texts, options)
     if (folder / "meta.yaml").exists():
         return folder
-    print(f"preparing the tokens of {options.source}, once", flush=True)
+    tell(f"preparing the tokens of {options.source}, once")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
@@ -96,7 +96,6 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
-    print(f"{facts['train']['tokens']:,} training tokens, a vocabulary of {vocabulary.size:,}", flush=True)
 
 
 def read_vocabulary(options: DataOptions) -> Vocabulary | None:
