@@ -10,6 +10,7 @@ from nas.core.config_loading import load_config
 from nas.core.pattern import read_pattern
 from nas.training.evaluation import total_nll
 from tests.making import load_script, make_retraining, make_search
+from tests.processes import ROOT, run_command
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["compare", "demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
@@ -118,3 +119,22 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
         assert len(result["nlls"]) == passes.EVALUATIONS and result["best"] == min(result["nlls"])
         # The last weights are evaluated with the memory of training too, and with others.
         assert result["memory"]["0"] != result["memory"]["32"]
+
+
+def test_inherited_weights_start_where_the_search_ended(small_yaml, text_folder, cache, tmp_path, monkeypatch, capsys):
+    inherit = load_script("inherit/run")
+    monkeypatch.setattr(inherit, "PATTERNS", ("adi",))
+    monkeypatch.setattr(inherit, "SEEDS", (1, 2))
+    done = run_command([ROOT / "search.py", small_yaml, "--run", tmp_path / "search", "model.dropout=0"])
+    assert done.returncode == 0, done.stderr
+    options = [f"data.source={text_folder}", f"data.cache={cache}", "model.d_model=16", "model.heads=2"]
+    options += ["model.d_ffn=24", "model.blocks=3", "train.batch_size=4", "train.segment=8", "train.memory=8"]
+    arguments = ["--search", str(tmp_path / "search"), "--out", str(tmp_path / "out"), "train.steps=20", *options]
+    monkeypatch.setattr("sys.argv", ["run.py", *arguments])
+    inherit.main()
+    printed = capsys.readouterr().out.splitlines()
+    starts = {json.loads(path.read_text())["nlls"][0]: path.name for path in (tmp_path / "out").glob("adi-*.json")}
+    best, other = sorted(starts)[0], sorted(starts)[1:]
+    assert "inherited" in starts[best] and len(starts) == 3 and min(other) > best + 0.1  # scratch differs by seed
+    assert json.loads(printed[-1])["final_nll"].keys() == {f"adi, {start}" for start in inherit.STARTS}
+    assert (tmp_path / "out" / "curves.png").exists()

@@ -145,6 +145,13 @@ def test_an_empty_prompt_needs_a_line_end(small_config, text_folder, cache):
     assert model.generate("my sister", 4, seed=1)
 
 
+def test_a_model_of_images_needs_a_prompt(small_config, text_folder, cache):
+    model = model_of(small_config, text_folder, cache, tokenizer="bytes")
+    images = replace(model, config=small_config("model.positions=grid", "model.grid=[2,2,3]", "data.tokenizer=bytes"))
+    with pytest.raises(InputError, match="a model of images cannot begin after a line end"):
+        images.generate("")
+
+
 def test_the_number_of_tokens_is_checked(model):
     with pytest.raises(InputError, match="give at least 0 tokens and 1 sample"):
         model.generate("the", -1)
