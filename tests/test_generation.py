@@ -156,6 +156,8 @@ def test_the_number_of_tokens_is_checked(model):
     with pytest.raises(InputError, match="give at least 0 tokens and 1 sample"):
         model.generate("the", -1)
     assert model.generate("the", 0) == ""
+    with pytest.raises(InputError, match="seed -1 must be from 0"):
+        model.generate("the", 1, seed=-1)
 
 
 def test_the_pieces_of_a_stream_join_to_the_decoded_text(model):

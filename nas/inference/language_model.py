@@ -68,6 +68,8 @@ class LanguageModel:
         """Yield the new text of each sample after each token. A piece may be empty, see TextWriter."""
         if tokens < 0 or samples < 1:
             raise InputError(f"{tokens} tokens of {samples} samples: give at least 0 tokens and 1 sample")
+        if seed is not None and not 0 <= seed < 2**63:
+            raise InputError(f"seed {seed} must be from 0 to 2**63 - 1")
         ids = self.encode_prompt(prompt)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
