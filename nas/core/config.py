@@ -99,7 +99,7 @@ class TrainOptions:
         0.2, "last share of the steps; the weights are averaged over it", minimum=0, maximum=1
     )
     short_share: float | None = option(
-        None, f"retrain: first share of the steps, on short segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
+        None, f"first share of the weights' steps, on short segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
     )
     short_parts: int = option(2, "short segments that a segment is divided into; they have no memory", minimum=2)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)

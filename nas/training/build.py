@@ -122,10 +122,7 @@ def count_steps(config: Config, stream_tokens: int) -> int:
 
 
 def short_share(config: Config) -> float:
-    """train.short_share, or its default.
-
-    A search has no short segments, because each of its attentions would then hardly train with a memory.
-    """
+    """train.short_share, or its default."""
     train = config.train
     if train.short_share is not None:
         return train.short_share
