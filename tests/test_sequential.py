@@ -49,12 +49,12 @@ def test_the_weights_train_first_and_then_the_logits(sequential_config):
 
 @pytest.mark.parametrize(("schedule", "share"), [(SEQUENTIAL, 0.5), (["search.warmup_steps=6"], 0)])
 def test_the_weights_train_on_short_segments_first_as_in_a_training(small_config, schedule, share):
-    phase = make_search(small_config(*schedule, "train.steps=6", "train.short_share=0.5"))
+    phase = make_search(small_config(*schedule, "train.steps=12", "train.short_share=0.5"))
     seen = []
-    for step in range(1, 7):
+    for step in range(1, 13):
         phase.step(step)
         seen.append(phase.stream.memories is None)
-    assert seen == [step <= 6 * share for step in range(1, 7)]
+    assert seen == [step <= 12 * share for step in range(1, 13)]
 
 
 def test_the_learning_rate_ends_with_the_weights_steps(sequential_config):

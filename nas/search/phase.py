@@ -79,9 +79,9 @@ class SearchPhase:
         self.schedule = make_schedule(config, len(corpus.tokens("train")))
         self.total_steps = self.schedule.total_steps
         supernet.backbone.to(context.device)
-        hard, short = options.sampling == "hard", short_share(config) if options.schedule == "sequential" else 0.0
+        steps, short = self.schedule.weights_steps, 0.0 if options.schedule == "joint" else short_share(config)
         self.train_weights = TrainStep(
-            supernet.backbone, config.train, self.schedule.weights_steps, context, hard, short
+            supernet.backbone, config.train, steps, context, options.sampling == "hard", short
         )
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.sampler = WeightsSampler(supernet, options, self.paths, self.generator)
