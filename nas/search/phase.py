@@ -19,7 +19,7 @@ from nas.search.sampling import PathDistribution, PathsWithinBudget, WeightsSamp
 from nas.search.schedule import make_schedule
 from nas.search.supernet import SuperNet
 from nas.training import distributed
-from nas.training.build import check_splits, image_size, open_stream, short_share
+from nas.training.build import check_splits, image_size, open_stream
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 from nas.training.train_step import BatchRunner, Stream, TrainStep
@@ -79,10 +79,8 @@ class SearchPhase:
         self.schedule = make_schedule(config, len(corpus.tokens("train")))
         self.total_steps = self.schedule.total_steps
         supernet.backbone.to(context.device)
-        steps, short = self.schedule.weights_steps, 0.0 if options.schedule == "joint" else short_share(config)
-        self.train_weights = TrainStep(
-            supernet.backbone, config.train, steps, context, options.sampling == "hard", short
-        )
+        hard, steps = options.sampling == "hard", self.schedule.weights_steps
+        self.train_weights = TrainStep(supernet.backbone, config.train, steps, context, hard, self.schedule.short_share)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.sampler = WeightsSampler(supernet, options, self.paths, self.generator)
         runner = BatchRunner(supernet, config.train, context)

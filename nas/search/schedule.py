@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.search.sampling import weight_groups
-from nas.training.build import count_steps
+from nas.training.build import count_steps, short_share
 
 MATURE_WITH_TRIALS = 0.5  # share of the retraining's steps in which each operation should train, if trials follow
 MATURE = 0.9  # the same without trials
@@ -19,7 +19,7 @@ class Schedule:
     weights_steps: the length of the weights' learning-rate schedule, 0 if the weights do not train; warmup_steps: the
     first steps, in which only the weights train, on uniform paths (in a sequential search, all of its weights_steps);
     total_steps: all steps; logits_share: the share of steps after the warm-up that train the logits; restarts: the
-    steps after which the logits begin anew.
+    steps after which the logits begin anew; short_share: the first share of the weights' steps, on short segments.
     """
 
     weights_steps: int
@@ -27,6 +27,7 @@ class Schedule:
     total_steps: int
     logits_share: float
     restarts: tuple[int, ...] = ()
+    short_share: float = 0.0
 
     def logits_learn(self, step: int) -> bool:
         """Whether the logits train at a step."""
@@ -62,7 +63,7 @@ def make_schedule(config: Config, train_tokens: int) -> Schedule:
     if options.schedule == "sequential":
         weights_steps = 0 if options.weights_from else count_steps(config, train_tokens)
         ends = [weights_steps + options.logits_steps * seed for seed in range(1, options.logits_seeds + 1)]
-        return Schedule(weights_steps, weights_steps, ends[-1], 1.0, tuple(ends[:-1]))
+        return Schedule(weights_steps, weights_steps, ends[-1], 1.0, tuple(ends[:-1]), short_share(config))
     total = count_steps(config, train_tokens)
     warmup = total // 2 if options.warmup_steps is None else options.warmup_steps
     schedule = Schedule(total, warmup, total, options.arch_fraction if options.split == "heldout" else 1.0)
