@@ -47,7 +47,8 @@ def gated_delta(
         The outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length = query.shape[-2]
-    chunk = min(chunk, length)
+    if length == 1:  # a new token of a generation
+        chunk = 1
     rest = -length % chunk
     if rest:  # positions without effect: they do not decay the state and add nothing to it
         query, key, value = (F.pad(x, (0, 0, 0, rest)) for x in (query, key, value))
