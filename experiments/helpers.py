@@ -17,6 +17,11 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, object, o
     return config, Corpus(prepare(config.data)), context
 
 
+def is_due(step: int, steps: int, times: int) -> bool:
+    """Whether an evaluation follows this step, if `times` of them divide a training of `steps` steps equally."""
+    return step * times // steps > (step - 1) * times // steps
+
+
 def kendall_tau(first: list[float], second: list[float]) -> float:
     """Kendall's tau-b, which equals tau-a where no values are equal, as with measured losses."""
     from scipy.stats import kendalltau

@@ -85,8 +85,8 @@ def main() -> None:
             print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
     for file, text in zip(files, texts):
         file.write_bytes(text)
-    speed = arguments.tokens * samples / seconds
-    print(f"{arguments.tokens * samples} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s", file=sys.stderr)
+    tokens = arguments.tokens * samples
+    print(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,3 +87,15 @@ def test_small_to_large_compares_the_order_of_patterns_at_two_sizes(text_folder,
 def test_small_to_large_names_a_file_that_is_no_comparison(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"is not a comparison\.csv; python -m nas.compare writes one"):
         run_script(monkeypatch, "small_to_large", "--small", tmp_path, "--out", tmp_path / "out")
+
+
+def test_the_order_of_the_supernet_is_compared_with_that_of_trainings_alone(tmp_path, monkeypatch, capsys):
+    (alone := tmp_path / "comparison.csv").write_text("name,blocks,valid_nll_mean\nx,ad,3.1\ny,wd,3.2\nz,di,3.0\n")
+    losses = {(0, 2): 4.0, (1, 2): 4.5, (2, 3): 4.2}  # ad, wd, di
+    search = SimpleNamespace(operations=["attention", "window", "dense", "identity"])
+    evaluator = SimpleNamespace(config=SimpleNamespace(search=search), path_nll=lambda path: losses[tuple(path)])
+    monkeypatch.setattr("nas.derivation.supernet_evaluator.load_evaluator", lambda run: evaluator)
+    run_script(monkeypatch, "supernet_order", "--search", tmp_path, "--alone", alone)
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert rows[2:] == ["| di | 3.0000 | 4.2000 |", "| ad | 3.1000 | 4.0000 |", "| wd | 3.2000 | 4.5000 |"]
+    assert json.loads(last) == {"patterns": 3, "tau": 0.333}  # ad and di are in the wrong order

@@ -29,13 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import kendall_tau, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.comparison.results import mean_and_standard_error
+from nas.comparison.spec import RANDOM, SEARCHED
 from nas.core.errors import InputError, run_command
 from nas.core.pattern import RESIZINGS, abbreviate, expand, network
 from nas.derivation.baselines import RULES
 
 LARGER = ["model.d_model=128", "model.d_ffn=512"]  # twice the width of retrain.yaml
 DEPTH = 2
-RANDOM = 2  # random patterns of each budget that take part
+RANDOM_PATTERNS = 2  # of each budget
 
 
 def main() -> None:
@@ -73,10 +74,10 @@ def small_patterns(path: Path) -> dict[str, tuple[str, list[str], float]]:
         for row in csv.DictReader(file):
             blocks = expand(row["blocks"])
             kind, *rest = row["name"].split("-")
-            left_out = kind == "random" and int(rest[-1]) > RANDOM
+            left_out = kind == RANDOM and int(rest[-1]) > RANDOM_PATTERNS
             if not left_out and network(blocks) not in networks:
                 networks.add(network(blocks))
-                group = rest[0] if kind in ("random", "searched") and rest else "rules"
+                group = rest[0] if kind in (RANDOM, SEARCHED) and rest else "rules"
                 patterns[row["name"]] = group, blocks, float(row["valid_nll_mean"])
     return patterns
 

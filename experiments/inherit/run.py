@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment, print_row
+from experiments.helpers import is_due, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.core.errors import run_command
 from nas.core.pattern import expand
@@ -71,7 +71,7 @@ def train(short: str, options: list[str]) -> dict:
         began = time.perf_counter()
         phase.step(step)
         seconds += time.perf_counter() - began
-        if step * EVALUATIONS // phase.total_steps > (step - 1) * EVALUATIONS // phase.total_steps:
+        if is_due(step, phase.total_steps, EVALUATIONS):
             times.append(seconds)
             nlls.append(phase.valid_figures()["nll_per_token"])
     return {"pattern": short, "seconds": times, "nlls": nlls}

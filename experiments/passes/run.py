@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment, print_row
+from experiments.helpers import is_due, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.core.errors import run_command
 from nas.core.pattern import expand
@@ -59,7 +59,7 @@ def main() -> None:
         if found := result(name, SETTINGS_PASSES, options):
             best[name] = found["best"]
             print_row(name, f"{found['best']:.4f} ({found['nlls'][-1]:.4f})")
-    print_row("memory", *map(str, MEMORIES))
+    print_row("memory", *MEMORIES)
     for found in jobs.all(f"*-{SETTINGS_PASSES}"):
         print_row(found["setting"], *(f"{found['memory'][str(memory)]:.4f}" for memory in MEMORIES))
     print(json.dumps({"best_valid_nll": {name: round(nll, 4) for name, nll in best.items()}}))
@@ -73,7 +73,7 @@ def train(overrides: list[str]) -> dict:
     (config, corpus, context), nlls = open_experiment(Path(__file__).with_name("passes.yaml"), overrides), []
 
     def evaluate(step, phase):
-        if step * EVALUATIONS // phase.total_steps > (step - 1) * EVALUATIONS // phase.total_steps:
+        if is_due(step, phase.total_steps, EVALUATIONS):
             nlls.append(phase.valid_figures()["nll_per_token"])
 
     model = train_pattern(expand(PATTERN), config, corpus, context, evaluate)

@@ -183,10 +183,9 @@ def open_run(
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
         run.check_config(config)
     elif path.exists() and (names := {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}):
-        lost = "provenance.yaml" in names
-        raise InputError(
-            f"--run {path} lacks config.yaml, so its run cannot go on; restore the file, or use another folder"
-            if lost
-            else f"--run {path} is not empty and holds no run; use another folder"
-        )
+        if "provenance.yaml" in names:
+            raise InputError(
+                f"--run {path} lacks config.yaml, so its run cannot go on; restore the file, or use another folder"
+            )
+        raise InputError(f"--run {path} is not empty and holds no run; use another folder")
     return run

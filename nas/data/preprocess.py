@@ -20,8 +20,7 @@ from nas.core.files import write_yaml
 from nas.data.sources import find_text
 from nas.data.text_files import SPLITS, is_text, sha256_of
 from nas.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
-from nas.data.vocabulary import FILE as VOCABULARY_FILE
-from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
+from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, count_words, split_words
 
 FORMAT = "par-tokens/2"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
@@ -81,8 +80,7 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     tokenizer = given.tokenizer if given else make_tokenizer(texts["train"], options)
     for split in SPLITS:
         counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
-    ranked = np.argsort(-counts["train"], kind="stable")
-    vocabulary = given or Vocabulary(tokenizer, ranked, options.lowercase)
+    vocabulary = given or Vocabulary(tokenizer, np.argsort(-counts["train"], kind="stable"), options.lowercase)
     vocabulary.save(folder / VOCABULARY)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     for split in SPLITS:

@@ -1,5 +1,6 @@
 """The vocabulary of a model: a tokenizer, and the ranks that replace its ids."""
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from nas.data.tokenizers import load_tokenizer
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
-FILE, RANKS = "vocabulary.yaml", "ids.npy"
+VOCABULARY_FILE, RANKS = "vocabulary.yaml", "ids.npy"
 
 
 def split_words(text: bytes) -> list[str]:
@@ -74,7 +75,7 @@ class Vocabulary:
         """Whether tokens may be single bytes of a character, which decode() can join only together."""
         return self.tokenizer.kind == "sentencepiece"
 
-    @property
+    @cached_property
     def line_end(self) -> int | None:
         """The id of the line end; None if the tokens leave out line ends."""
         ids = self.tokenizer.encode(b"\n")
@@ -94,16 +95,16 @@ class Vocabulary:
             "lowercase": self.lowercase,
             "sha256": {name: sha256_of(folder / name) for name in (RANKS, *([file] if file else []))},
         }
-        write_yaml(folder / FILE, content)
+        write_yaml(folder / VOCABULARY_FILE, content)
 
     @classmethod
     def load(cls, folder: Path) -> "Vocabulary":
         """Raises InputError if a file is missing or damaged."""
-        content = read_yaml(folder / FILE)
+        content = read_yaml(folder / VOCABULARY_FILE)
         if content.get("format") != FORMAT:
-            raise InputError(f"{folder / FILE} is damaged: it lacks `format: {FORMAT}`")
+            raise InputError(f"{folder / VOCABULARY_FILE} is damaged: it lacks `format: {FORMAT}`")
         for name, digest in content["sha256"].items():
             if not (folder / name).exists() or sha256_of(folder / name) != digest:
-                raise InputError(f"{folder / name} is missing or damaged: it is not the file of {FILE}")
+                raise InputError(f"{folder / name} is missing or damaged: it is not the file of {VOCABULARY_FILE}")
         tokenizer = load_tokenizer(folder, content["tokenizer"], content["newline"] == "keep")
         return cls(tokenizer, np.load(folder / RANKS, allow_pickle=False), content["lowercase"])

@@ -21,7 +21,7 @@ CARD, PICTURE = "README.md", "pattern.png"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
-def export(run: Path, out: Path) -> LanguageModel:
+def export(run: Path, out: Path) -> None:
     """Export a finished training. Raises InputError if the run has not finished, or if the folder is not empty."""
     if not (run / RESULTS).exists():
         raise InputError(f"{run} holds no {RESULTS}; give the run folder of a finished training")
@@ -37,7 +37,6 @@ def export(run: Path, out: Path) -> LanguageModel:
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)
     write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / "provenance.yaml")))
-    return model
 
 
 def exported_config(model: LanguageModel) -> dict:

@@ -74,8 +74,7 @@ class TextWriter:
             self.start_line()
             return rest + b"\n"
         self.line.append(token)
-        text = self.decode()
-        complete = text
+        complete = self.decode()
         while self.vocabulary.joins_bytes and complete.endswith(INCOMPLETE):
             complete = complete[: -len(INCOMPLETE)]
         new, self.written = complete[len(self.written) :], max(self.written, complete, key=len)
@@ -83,5 +82,6 @@ class TextWriter:
 
     def rest(self) -> bytes:
         """The text that still waits."""
-        new, self.written = self.decode()[len(self.written) :], self.decode()
+        text = self.decode()
+        new, self.written = text[len(self.written) :], text
         return new
