@@ -39,10 +39,10 @@ def search(config, run, context) -> None:
     from nas.data.vocabulary import VOCABULARY
     from nas.search.objective import describe_target
     from nas.search.outcome import report_outcome
-    from nas.search.phase import SearchPhase, open_streams
+    from nas.search.phase import SearchPhase
     from nas.search.schedule import describe_maturity, make_schedule, retraining_steps
     from nas.search.supernet import build_supernet, inherit_weights
-    from nas.training.build import passes_warning, resolve_cutoffs, warmup_warning
+    from nas.training.build import open_streams, passes_warning, resolve_cutoffs, warmup_warning
     from nas.training.distributed import broadcast_from_main, first_on_each_node
     from nas.training.trainer import Trainer
 

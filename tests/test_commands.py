@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,10 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     here = {"cwd": tmp_path}
     shown = succeed("search", "mine.yaml", "--run", "out/search", "train.log_every=2", **here)
     assert "likeliest pattern: " in shown
+    steps = [line for line in shown.splitlines() if re.match(r"step \d+/24  nll", line)]
+    shows_pattern = [bool(re.search(r"  likeliest pattern [adi]{3}  ", line)) for line in steps]
+    assert shows_pattern == sorted(shows_pattern)  # from the first step of the logits, after the warm-up
+    assert shows_pattern[:3] == [False] * 3 and shows_pattern[-1]
     for name in (
         "config.yaml",
         "provenance.yaml",

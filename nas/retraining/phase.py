@@ -47,6 +47,9 @@ class RetrainPhase:
     def scalars(self) -> dict[str, float]:
         return {"lr": self.train_weights.optimizer.lr}
 
+    def note(self, step: int) -> str:
+        return ""
+
     def record(self, run: RunFolder, step: int, logged: bool) -> None:
         pass
 

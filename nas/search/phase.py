@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nas.core.config import Config
+from nas.core.pattern import abbreviate
 from nas.core.run_folder import RunFolder
 from nas.costs.cost_table import CostTable
 from nas.costs.flops import count_flops
@@ -19,27 +20,13 @@ from nas.search.sampling import PathDistribution, PathsWithinBudget, WeightsSamp
 from nas.search.schedule import make_schedule
 from nas.search.supernet import SuperNet
 from nas.training import distributed
-from nas.training.build import check_splits, image_size, open_stream
+from nas.training.build import open_streams
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
-from nas.training.train_step import BatchRunner, Stream, TrainStep
+from nas.training.train_step import BatchRunner, TrainStep
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
-
-
-def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tuple[Stream, Stream | None]:
-    """The training text that the weights read and, with search.split=heldout, its end, which the logits read.
-
-    Raises InputError if a text is too short.
-    """
-    check_splits(config, corpus)
-    tokens, image = corpus.tokens("train"), image_size(config)
-    if config.search.split == "shared":
-        return open_stream(tokens, config, context), None
-    boundary = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
-    name = "held-out training (search.arch_fraction)"
-    return open_stream(tokens[:boundary], config, context), open_stream(tokens[boundary:], config, context, name)
 
 
 class SearchPhase:
@@ -195,6 +182,11 @@ class SearchPhase:
             "latency_ms": costs["expected_latency_ms"],
         }
         return {name: value for name, value in scalars.items() if value is not None}
+
+    def note(self, step: int) -> str:
+        """The likeliest pattern, from the first step that trains the logits."""
+        names = self.supernet.names(self.convergence.path)
+        return f"likeliest pattern {abbreviate(names)}" if step >= self.schedule.first_logits_step else ""
 
     def record(self, run: RunFolder, step: int, logged: bool) -> None:
         """Append pi to pi.jsonl, in a sequential search at every step that changes it."""

@@ -167,3 +167,17 @@ def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name
     rows = rank_rows(train.batch_size, train.grad_accum_steps)
     sizes = train.batch_size, train.segment, name, image_size(config)
     return Stream(ContextBatches(tokens, *sizes, rows, context.device))
+
+
+def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tuple[Stream, Stream | None]:
+    """The training text that the weights read and, with search.split=heldout, its end, which the logits read.
+
+    Raises InputError if a text is too short.
+    """
+    check_splits(config, corpus)
+    tokens, image = corpus.tokens("train"), image_size(config)
+    if config.search.split == "shared":
+        return open_stream(tokens, config, context), None
+    boundary = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
+    name = "held-out training (search.arch_fraction)"
+    return open_stream(tokens[:boundary], config, context), open_stream(tokens[boundary:], config, context, name)

@@ -40,6 +40,9 @@ class Phase(Protocol):
     def scalars(self) -> dict[str, float]:
         """The values that a log line shows in addition to the loss."""
 
+    def note(self, step: int) -> str:
+        """What a log line shows after them, such as the likeliest pattern."""
+
     def record(self, run: RunFolder, step: int, logged: bool) -> None:
         """Write the phase's own line about a step. logged: whether step 0, log_every or the last step asks for one."""
 
@@ -84,7 +87,7 @@ class Trainer:
         shown = sys.stderr.isatty() and distributed.is_main()
         bar = tqdm(total=steps, initial=self.step, unit="step", disable=not shown, dynamic_ncols=True)
         with StopSignal() as stop, bar, self.open_board() as board:
-            self.board, self.bar = board, bar
+            self.board = board
             if self.step == 0:
                 self.phase.record(self.run, 0, logged=True)
             while self.step < steps and not self.stopped:
@@ -150,18 +153,13 @@ class Trainer:
             split, nll = "heldout", scalars.pop("heldout_nll")
         self.run.metrics(self.step, self.tokens, split, nll, **scalars)
         self.write_board(split, {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in scalars.items())
+        shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note(self.step)]
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
         name = "nll" if split == "train" else "held-out nll"
-        text = (
-            f"step {self.step}/{self.phase.total_steps}  {name} {nll:.4f}  perplexity {perplexity(nll):.2f}  {shown}  "
-            f"{tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
+        self.say(
+            f"step {self.step}/{self.phase.total_steps}  {name} {nll:.4f}  perplexity {perplexity(nll):.2f}  "
+            f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
-        if self.bar.disable:
-            self.say(text)
-        else:  # on a terminal the progress bar shows the nll
-            self.run.log(text)
-            self.bar.set_postfix_str(f"nll {nll:.3f}")
         self.window_nll, self.window_tokens, self.rate_tokens, self.rate_seconds = 0.0, 0, 0, 0.0
 
     def log_valid(self) -> None:
