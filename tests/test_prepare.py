@@ -176,7 +176,7 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     short.write_text("a\n")
     fails("is empty", source=empty)
     fails("too short to split", source=short)
-    fails("binary is not UTF-8 text .byte 5 of train.txt.; data.tokenizer=bytes reads any file", source=binary)
+    fails("binary is not UTF-8 text .byte 5 of the train split.; data.tokenizer=bytes reads any file", source=binary)
     kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]
     assert kept["lossless"] and not kept["words_kept"]
     fails("bytes, words, a .model file or a vocabulary folder that exists", tokenizer="wordpiece")

@@ -156,7 +156,7 @@ def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> byt
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of {path.name}); "
+            f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} split); "
             "data.tokenizer=bytes reads any file"
         ) from None
     return text.lower().encode("utf-8") if options.lowercase else data
