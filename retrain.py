@@ -1,6 +1,7 @@
 """Stage 3: train a fixed layer pattern from scratch as an ordinary Transformer-XL, and evaluate it."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from nas.core.config import Config
@@ -49,7 +50,7 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
 def print_beside(runs: list[Path]) -> None:
     """Print a line for each finished run: pattern, perplexities on test, and costs beside the interleaved pattern."""
     print(f"\n{'on test:':<14}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
-    tokens, digests = set(), set()
+    tokens, digests, origins = set(), set(), set()
     for run in runs:
         results = read_yaml(run / RESULTS)
         test = results["test"]
@@ -61,10 +62,13 @@ def print_beside(runs: list[Path]) -> None:
         )
         tokens.add(results["train_tokens"])
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
+        origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")
     elif len(tokens) > 1:
         print(f"WARNING: these runs trained on different numbers of tokens: {', '.join(map(str, sorted(tokens)))}")
+    if len(origins) > 1:
+        print("WARNING: these runs started from different weights (train.init_from), so they are not trained alike")
 
 
 def print_results(results: dict) -> None:
@@ -105,7 +109,7 @@ def main() -> None:
     for other in arguments.beside:
         if not (other / RESULTS).exists():
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
-    config, origin = with_origin(config, pattern_file["blocks"])
+    config, origin = with_origin(config, pattern_file["blocks"], Path(arguments.run))
     run = open_run(arguments.run, config, "retrain", resume, {"pattern": pattern_file["blocks"]}, may_differ)
     if arguments.eval_only and not (run.path / BEST).exists():
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
@@ -129,7 +133,9 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
-    corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
+    own = run.path / VOCABULARY
+    data = replace(config.data, tokenizer=str(own)) if config.train.init_from and own.is_dir() else config.data
+    corpus = Corpus(first_on_each_node(lambda: prepare(data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
     config = resolve_cutoffs(config, corpus)
     model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)

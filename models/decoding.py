@@ -77,6 +77,10 @@ class Decoder:
         self.offset += length
         return model.head.log_probabilities(model.final_norm(x[:, -1]))
 
+    def forget_states(self) -> None:
+        """Set the states of linear attention to that of a stream's begin."""
+        self.memories = [memory if isinstance(memory, KeyValueCache) else None for memory in self.memories]
+
     def repeat(self, count: int) -> None:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
         for index, memory in enumerate(self.memories):

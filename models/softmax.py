@@ -13,11 +13,16 @@ from torch.nn import functional as F
 STATIC_LOGITS = 2**26  # largest N * V for which is_static() returns True on a GPU
 
 
+def linear_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W h + b: hidden [N, D], weight [V, D], bias [V] -> [N, V]."""
+    if torch.is_autocast_enabled(hidden.device.type):  # bf16 has too few digits for the sum of a logit and its bias
+        return F.linear(hidden, weight).float() + bias
+    return F.linear(hidden, weight, bias)
+
+
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(W h + b)[target]: hidden [N, D], weight [V, D], bias [V], targets [N] -> [N], in nats."""
-    if torch.is_autocast_enabled(hidden.device.type):  # bf16 has too few digits for the sum of a logit and its bias
-        return F.cross_entropy(F.linear(hidden, weight).float() + bias, targets, reduction="none")
-    return F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction="none")
+    return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
 
 
 class Tail(NamedTuple):
@@ -82,7 +87,7 @@ class FullSoftmax(nn.Module):
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
-        return F.linear(hidden, self.weight, self.bias).log_softmax(dim=-1)
+        return linear_logits(hidden, self.weight, self.bias).log_softmax(dim=-1)
 
     def flops(self) -> float:
         """FLOPs of a forward pass per token; a multiply-add counts as two."""
@@ -154,11 +159,11 @@ class AdaptiveSoftmax(nn.Module):
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
         head, *tails = self.layers()
-        head_log = F.linear(hidden, *head).log_softmax(dim=-1)
+        head_log = linear_logits(hidden, *head).log_softmax(dim=-1)
         parts = [head_log[:, : self.cluster_sizes[0]]]
         for i, layer in enumerate(tails, start=1):
             tail_log = head_log[:, self.cluster_sizes[0] + i - 1, None]  # [N, 1]
-            parts.append(tail_log + F.linear(self.project(hidden, i), *layer).log_softmax(dim=-1))
+            parts.append(tail_log + linear_logits(self.project(hidden, i), *layer).log_softmax(dim=-1))
         return torch.cat(parts, dim=-1)
 
     def flops(self, mass: list[float] | None = None) -> float:

@@ -70,11 +70,13 @@ def main() -> None:
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model = load_model(arguments.run, arguments.device)
     samples, texts = arguments.samples, [b""] * arguments.samples
+    new = model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples)
+    sys.stdout.reconfigure(errors="replace")  # a terminal may not know all characters
     screen = codecs.getincrementaldecoder("utf-8")(errors="replace")  # bytes of a character may come one by one
     if samples == 1:
         print(screen.decode(prompt), end="", flush=True)
     began = time.perf_counter()
-    for pieces in model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples):
+    for pieces in new:
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
         if samples == 1:
             print(screen.decode(pieces[0]), end="", flush=True)

@@ -7,6 +7,7 @@ import yaml
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import given_contenders, read_settings
 from nas.core.config_loading import load_config
+from nas.core.errors import InputError
 from nas.core.pattern import read_pattern
 from nas.training.evaluation import total_nll
 from tests.making import load_script, make_retraining, make_search
@@ -124,17 +125,24 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
 def test_inherited_weights_start_where_the_search_ended(small_yaml, text_folder, cache, tmp_path, monkeypatch, capsys):
     inherit = load_script("inherit/run")
     monkeypatch.setattr(inherit, "PATTERNS", ("adi",))
-    monkeypatch.setattr(inherit, "SEEDS", (1, 2))
-    done = run_command([ROOT / "search.py", small_yaml, "--run", tmp_path / "search", "model.dropout=0"])
-    assert done.returncode == 0, done.stderr
+    searches = [tmp_path / "search-1", tmp_path / "search-2"]
+    for seed, search in enumerate(searches, start=1):
+        done = run_command([ROOT / "search.py", small_yaml, "--run", search, "model.dropout=0", f"seed={seed}"])
+        assert done.returncode == 0, done.stderr
     options = [f"data.source={text_folder}", f"data.cache={cache}", "model.d_model=16", "model.heads=2"]
     options += ["model.d_ffn=24", "model.blocks=3", "train.batch_size=4", "train.segment=8", "train.memory=8"]
-    arguments = ["--search", str(tmp_path / "search"), "--out", str(tmp_path / "out"), "train.steps=20", *options]
+    arguments = ["--out", str(tmp_path / "out"), "train.steps=20", *options, "--searches", *map(str, searches)]
     monkeypatch.setattr("sys.argv", ["run.py", *arguments])
     inherit.main()
     printed = capsys.readouterr().out.splitlines()
-    starts = {json.loads(path.read_text())["nlls"][0]: path.name for path in (tmp_path / "out").glob("adi-*.json")}
-    best, other = sorted(starts)[0], sorted(starts)[1:]
-    assert "inherited" in starts[best] and len(starts) == 3 and min(other) > best + 0.1  # scratch differs by seed
+    losses = {path.stem: json.loads(path.read_text())["nlls"] for path in (tmp_path / "out").glob("adi-*.json")}
+    starts = {name: nlls[0] for name, nlls in losses.items()}
+    inherited = {start for name, start in starts.items() if "inherited" in name}
+    assert len(inherited) == 2 and len(set(starts.values())) == 4  # two searches, two seeds from scratch
+    assert min(starts[f"adi-scratch-{seed}"] for seed in (1, 2)) > max(inherited) + 0.1
+    assert len({nlls[-1] for nlls in losses.values()}) == 6
     assert json.loads(printed[-1])["final_nll"].keys() == {f"adi, {start}" for start in inherit.STARTS}
     assert (tmp_path / "out" / "curves.png").exists()
+    monkeypatch.setattr("sys.argv", ["run.py", *arguments[:-1], str(searches[0])])
+    with pytest.raises(InputError, match="holds results with"):  # of other searches
+        inherit.main()

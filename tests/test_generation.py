@@ -53,19 +53,44 @@ def test_greedy_text_is_the_argmax_of_the_model_over_the_whole_prefix(model):
     assert written == (text + expected.rest()).decode(errors="replace").encode()
 
 
-def test_a_prompt_longer_than_the_memory_is_read_in_segments(model):
+@pytest.mark.parametrize(("segment", "memory"), [(8, 8), (4, 6)])
+def test_a_prompt_longer_than_the_memory_is_read_in_segments(segment, memory, model, small_config):
     """The first new token is that of an evaluation with the same segment and memory."""
+    lengths = [f"evaluate.segment={segment}", f"evaluate.memory={memory}"]
+    model = replace(model, config=small_config("model.window=5", *lengths))
     ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[:53]
     candidates, memories = torch.arange(model.tokenizer.size), None
     stream = torch.from_numpy(ids.astype(np.int64))[None].expand(len(candidates), -1)
-    for start in range(0, 53, 8):
-        tokens = stream[:, start : start + 8]
+    for start in range(0, 53, segment):
+        tokens = stream[:, start : start + segment]
         targets = torch.cat([tokens[:, 1:], candidates[:, None]], dim=1)
-        kept = 16 - min(8, 53 - start - 8)
+        kept = segment + memory - min(segment, 53 - start - segment)  # as attention sees all positions of the next one
         with torch.no_grad():
             nll, memories = model.module(tokens, targets, memories, kept)
     (log_p,) = predictions(model, model.tokenizer.decode(ids), 1)
     torch.testing.assert_close(log_p, -nll[:, -1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_without_memory_whole_segments_are_read_as_in_an_evaluation(segments, small_config, text_folder, cache):
+    """The last token of a segment sees only the segment, also through the state of linear attention."""
+    model = model_of(small_config, text_folder, cache, tokenizer="words")
+    model = replace(model, config=small_config("model.window=5", "train.memory=0"))
+    ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[: 8 * segments]
+    tokens = torch.from_numpy(ids[-8:].astype(np.int64))[None].expand(model.tokenizer.size, -1)
+    targets = torch.cat([tokens[:, 1:], torch.arange(model.tokenizer.size)[:, None]], dim=1)
+    with torch.no_grad():
+        nll, _ = model.module(tokens, targets, None, 0)
+    (log_p,) = predictions(model, model.tokenizer.decode(ids), 1)
+    torch.testing.assert_close(log_p, -nll[:, -1], rtol=0, atol=1e-10)
+
+
+def test_generation_has_the_precision_of_the_model(small_config, text_folder, cache):
+    model = model_of(small_config, text_folder, cache, tokenizer="words")
+    model = replace(model, module=model.module.float())
+    (exact,) = predictions(model, "the old man", 1)
+    (rounded,) = predictions(replace(model, context=replace(CPU, precision="bf16")), "the old man", 1)
+    assert 1e-4 < (rounded - exact).abs().max() < 0.1
 
 
 def predictions(model, prompt, tokens):
@@ -105,10 +130,17 @@ def test_the_restrictions_are_exact():
         (Sampling(top_p=1.0), [0.1, 0.4, 0.1, 0.25, 0.15]),
         (Sampling(temperature=0.5, top_k=2), [0, 0.16, 0, 0.0625, 0]),
         (Sampling(top_k=3, top_p=0.5), [0, 0.4, 0, 0, 0]),  # 0.4 of the 0.8 that remain
+        (Sampling(temperature=0.5, top_p=0.55), [0, 0.16, 0, 0, 0]),  # 0.16 of 0.265
+        (Sampling(temperature=1e-310), [0, 1, 0, 0, 0]),
         (Sampling(temperature=0), [0, 1, 0, 0, 0]),
     ):
         expected = torch.tensor([expected], dtype=torch.float64)
         torch.testing.assert_close(sampling.probabilities(log_p), expected / expected.sum(), rtol=1e-12, atol=0)
+
+
+def test_a_prediction_of_nan_is_refused():
+    with pytest.raises(InputError, match="predicts NaN"):
+        Sampling().draw(torch.full((1, 3), torch.nan), generator(1))
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load, save
 
 from nas import load_model
 from nas.core.errors import InputError
@@ -84,6 +86,17 @@ def test_the_nll_of_a_line_is_that_of_its_tokens(kind, trained):
     np.testing.assert_allclose(score.line_nll(), expected)
 
 
+def test_a_text_without_a_last_line_end_has_no_word_for_it(trained):
+    model = load_model(trained["words"])
+    assert model.score("my sister sees it").figures["words"] == 4
+    assert model.score("my sister sees it\n").figures["words"] == 5
+
+
+def test_words_of_a_binary_text_are_not_compared(trained):
+    figures = load_model(trained["bytes"]).score(b"a b\0c d\n").figures
+    assert not figures["word_perplexity_comparable"] and figures["bits_per_byte_comparable"]
+
+
 def test_the_score_command_prints_lines_tokens_and_figures(trained, tmp_path):
     (tmp_path / "text.txt").write_text("my sister sees it .\nthe river\n")
     score = load_model(trained["words"]).score((tmp_path / "text.txt").read_bytes())
@@ -137,6 +150,27 @@ def test_an_exported_folder_gives_the_same_model(kind, trained, exported, text_f
     assert str(text_folder) not in (exported[kind] / "config.json").read_text()
 
 
+def test_a_model_of_images_is_exported_scored_and_trained_on(small_yaml, tmp_path):
+    images = np.random.default_rng(0).integers(0, 7, (60, 12), dtype=np.uint8)
+    (tmp_path / "data").mkdir()
+    for split, part in (("train", images[:40]), ("valid", images[40:50]), ("test", images[50:])):
+        (tmp_path / "data" / f"{split}.bin").write_bytes(part.tobytes())
+    (pattern := tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [attention, dense]\n")
+    options = ["model.positions=grid", "model.grid=[2,2,3]", "train.segment=12", "train.memory=0", "train.steps=3"]
+    command = [ROOT / "retrain.py", pattern, small_yaml, *options, "data.vocab_size=null", "train.warmup_steps=1"]
+    first = [*command, "--run", tmp_path / "run", "data.tokenizer=bytes", f"data.source={tmp_path / 'data'}"]
+    assert (done := run_command(first)).returncode == 0, done.stderr
+    module("export", tmp_path / "run", "--out", tmp_path / "out")
+    more = [*command, "--run", tmp_path / "more", f"train.init_from={tmp_path / 'out'}", "data.tokenizer=bytes"]
+    assert (done := run_command([*more, f"data.source={tmp_path / 'data'}"])).returncode == 0, done.stderr
+    scores = [load_model(tmp_path / name).score(images[50:].tobytes()) for name in ("run", "out", "more")]
+    assert scores[0].figures == scores[1].figures != scores[2].figures
+    assert not scores[0].figures["word_perplexity_comparable"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    module("export", tmp_path / "more", "--out", tmp_path / "more-out")
+    assert "from scratch" in card and "the weights of `out`" in (tmp_path / "more-out" / "README.md").read_text()
+
+
 def test_the_model_card_tells_the_figures_and_leaves_the_licence_open(trained, exported):
     card = (exported["words"] / "README.md").read_text()
     results = yaml.safe_load((trained["words"] / "results.yaml").read_text())
@@ -164,7 +198,7 @@ def test_a_training_starts_from_the_weights_of_another(trained, exported, small_
     other.mkdir()
     for split, content in (("train", "a red fox\nthe river\n" * 99), ("valid", "it\n" * 30), ("test", "it sees\n" * 9)):
         (other / f"{split}.txt").write_text(content)
-    pattern, results = exported["words"] / "pattern.yaml", {}
+    pattern, results = shutil.copy(exported["words"] / "pattern.yaml", tmp_path), {}
     for origin in (trained["words"], exported["words"]):
         run = tmp_path / f"from-{origin.parent.name}"
         more = [f"data.source={other}", f"train.init_from={origin}", "train.steps=1", "train.warmup_steps=1"]
@@ -174,6 +208,11 @@ def test_a_training_starts_from_the_weights_of_another(trained, exported, small_
         assert "starting from the weights of" in done.stdout
         results[origin] = yaml.safe_load((run / "results.yaml").read_text())["test"]["nll"]
         assert load_model(run).generate("the", 9, seed=1) == load_model(origin).generate("the", 9, seed=1)
+        if origin is exported["words"]:
+            origin.rename(tmp_path / "gone")  # the run holds all that it needs
+            done = run_command([ROOT / "retrain.py", pattern, small_yaml, "--run", run, "--eval-only", *more])
+            (tmp_path / "gone").rename(origin)
+            assert done.returncode == 0, done.stderr
     expected = load_model(trained["words"]).score((other / "test.txt").read_bytes()).figures["nll"]
     assert list(results.values()) == pytest.approx([expected] * 2, rel=1e-6)
 
@@ -217,11 +256,14 @@ def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pat
 
 def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
     copy = shutil.copytree(exported["words"], tmp_path / "copy")
-    weights = (copy / "model.safetensors").read_bytes()
+    weights, config = (copy / "model.safetensors").read_bytes(), (copy / "config.json").read_bytes()
     for damage, message in (
         (("model.safetensors", weights[:-7]), "model.safetensors is damaged"),
         (("model.safetensors", b"x"), "model.safetensors is damaged"),
+        (("model.safetensors", weights[:-9] + b"\1" + weights[-8:]), "model.safetensors is damaged"),
         (("config.json", b"{"), "config.json is not YAML"),
+        (("config.json", config.replace(b"[\n      5,\n      20\n    ]", b'"auto"')), "has model.cutoffs=auto"),
+        (("vocabulary/vocabulary.yaml", b"format: par-vocabulary/1\n"), "vocabulary.yaml is damaged"),
         (
             ("config.json", b'{"format": "other/1"}'),
             "config.json has format 'other/1'; this version reads 'par-model/1'",
@@ -235,6 +277,12 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
         assert message in refuse("generate", copy, "--prompt", "the"), message
         (copy / name).write_bytes(before)
     assert load_model(copy).generate("the", 3, seed=1)
+    unknown = save(load(weights) | {"another": torch.zeros(2)})
+    (copy / "model.safetensors").write_bytes(unknown)
+    (copy / "config.json").write_bytes(
+        config.replace(*(sha256(data).hexdigest().encode() for data in (weights, unknown)))
+    )
+    assert "the model has no another" in refuse("generate", copy, "--prompt", "the")
     assert "holds neither best.pt nor model.safetensors" in refuse("score", tmp_path, ROOT / "README.md")
 
 

@@ -97,7 +97,7 @@ def test_the_page_has_pictures_of_every_kind(page, runs):
     for heading in (
         "Comparison: ",
         "Search: ",
-        "Training from scratch: ",
+        "Training: ",
         "Confidence of each block",
         "Cost of each operation",
     ):

@@ -89,3 +89,15 @@ def test_flops_follow_the_mass_of_the_clusters():
     head, first, second = 2 * 8 * (3 + 2), 2 * 8 * 8, 2 * 8 * 12
     assert layer.flops([1.0, 0.0, 0.0]) == head
     assert layer.flops([0.5, 0.25, 0.25]) == pytest.approx(head + 0.25 * first + 0.25 * second)
+
+
+@pytest.mark.parametrize("layer", [FullSoftmax(8, 23), AdaptiveSoftmax(8, 23, [5, 12])], ids=["full", "adaptive"])
+def test_in_bf16_all_log_probabilities_have_the_digits_of_the_nll(layer):
+    """Large biases would lose their last digits in a bf16 sum."""
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=4)
+    hidden = torch.randn(6, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        log_p = layer.log_probabilities(hidden)
+        for token in range(23):
+            torch.testing.assert_close(log_p[:, token].float(), -layer(hidden, torch.full((6,), token)).float())

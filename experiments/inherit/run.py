@@ -1,9 +1,9 @@
-"""What is it worth to start from the weights of a search? `python experiments/inherit/run.py --search RUN_DIR`.
+"""What is it worth to start from the weights of a search? `python experiments/inherit/run.py --searches RUN_DIR ...`.
 
-RUN_DIR is a finished search with search.yaml. Each pattern is trained from scratch, and from the weights of its path in
-the SuperNet, with several seeds. Valid is evaluated at several times; the seconds do not include the evaluations. Every
-finished training is a JSON file in OUT and is not repeated. Several processes may share OUT if --only divides the
-trainings between them. The program writes curves.png to OUT. The last line is JSON.
+Each RUN_DIR is a finished search with search.yaml and another seed. Each pattern is trained from scratch with the seeds
+1, 2, ..., and from the weights of its path in each SuperNet. Valid is evaluated at several times; the seconds do not
+include the evaluations. Every finished training is a JSON file in OUT and is not repeated. Several processes may share
+OUT if --only divides the trainings between them. The program writes curves.png to OUT. The last line is JSON.
 """
 
 import json
@@ -18,13 +18,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import is_due, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
+from nas.comparison.results import mean_and_standard_error
 from nas.core.errors import run_command
 from nas.core.pattern import expand
+from nas.core.run_folder import CHECKPOINT
+from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
 
 PATTERNS = ("adadad", "aadadd", "iaiiad")
-SEEDS = (1, 2, 3)
 EVALUATIONS = 10
 SLOWER = ["train.lr=0.0033", "train.muon_lr=0.005"]  # a third of the defaults
 STARTS = {"scratch": [], "inherited": [], "inherited, a third of the rates": SLOWER}
@@ -34,19 +36,20 @@ COLOURS = dict(zip(STARTS, (GREY, BLUE, RED), strict=True))
 def main() -> None:
     parser = job_parser(__doc__, "runs/inherit/trainings", "*-scratch-*")
     parser.add_argument(
-        "--search", type=Path, required=True, metavar="RUN_DIR", help="a finished search with search.yaml"
+        "--searches", type=Path, nargs="+", required=True, metavar="RUN_DIR", help="finished searches with search.yaml"
     )
     arguments = parser.parse_intermixed_args()
-    jobs, results = Jobs(arguments.out, arguments.overrides, arguments.only), {}
-    same_tokens = f"data.tokenizer={arguments.search / VOCABULARY}"
-    for seed in SEEDS:
+    origins = [f"search={sha256_of(search / CHECKPOINT)}" for search in arguments.searches]
+    jobs, results = Jobs(arguments.out, [*arguments.overrides, *origins], arguments.only), {}
+    for seed, search in enumerate(arguments.searches, start=1):
+        same = [f"seed={seed}", f"data.tokenizer={search / VOCABULARY}", *arguments.overrides]
         for short in PATTERNS:
             for start, options in STARTS.items():
-                origin = [] if start == "scratch" else [f"train.init_from={arguments.search}"]
-                work = partial(train, short, [f"seed={seed}", same_tokens, *arguments.overrides, *options, *origin])
+                origin = [] if start == "scratch" else [f"train.init_from={search}"]
+                work = partial(train, short, [*same, *options, *origin])
                 if found := jobs.do(f"{short}-{start.replace(', ', '-').replace(' ', '-')}-{seed}", work):
                     results.setdefault((short, start), []).append(found)
-    finished = {key: found for key, found in results.items() if len(found) == len(SEEDS)}
+    finished = {key: found for key, found in results.items() if len(found) == len(arguments.searches)}
     draw(finished, arguments.out / "curves.png")
     print(json.dumps(report(finished)))
 
@@ -90,7 +93,9 @@ def report(results: dict[tuple[str, str], list[dict]]) -> dict:
             aim = np.mean([result["nlls"][-1] for result in scratch])
             reached = np.flatnonzero(nlls <= aim)
             needed = f"{reached[0]}/{EVALUATIONS}" if len(reached) else "not reached"
-        cells = (f"{nlls[int(step.split('/')[0])]:.4f}" for step in steps)
+        cells = [f"{nlls[int(step.split('/')[0])]:.4f}" for step in steps]
+        error = mean_and_standard_error([result["nlls"][-1] for result in found])[1]
+        cells[-1] += "" if error is None else f" ± {error:.4f}"
         print_row(short, start, *cells, f"{seconds[-1]:.0f}", needed)
     return {"final_nll": final}
 

@@ -87,7 +87,7 @@ def check_grid(config: Config) -> None:
         raise InputError(
             f"model.grid={grid} must give rows, columns and channels with model.positions=grid: [32, 32, 3]"
         )
-    if data.tokenizer != "bytes" or data.newline != "keep":
+    if data.tokenizer in ("sentencepiece", "words") or data.newline != "keep":  # a path is checked when it is read
         raise InputError("model.positions=grid counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
 
 

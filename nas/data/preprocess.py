@@ -18,11 +18,11 @@ from nas.core.config import DataOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.data.sources import find_text
-from nas.data.text_files import SPLITS, is_text, sha256_of
+from nas.data.text_files import SPLITS, is_text_file, sha256_of
 from nas.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, count_words, split_words
 
-FORMAT = "par-tokens/2"
+FORMAT = "par-tokens/3"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
 
 
@@ -166,11 +166,10 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> t
     """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml."""
     counts = np.zeros(tokenizer.size, dtype=np.int64)
     lossless = words_kept = options.newline == "keep" and not options.lowercase
-    words, last = 0, b"\n"
+    words = 0
     with open(target, "wb") as file:
         for chunk in read_chunks(path, options):
             words += count_words(chunk)
-            last = chunk[-1:]
             ids = tokenizer.encode(chunk)
             counts += np.bincount(ids, minlength=tokenizer.size)
             ids.tofile(file)
@@ -181,10 +180,10 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> t
     return counts, {
         "tokens": int(counts.sum()),
         "bytes": path.stat().st_size,
-        "words": words + (last != b"\n"),
+        "words": words,
         "sha256": sha256_of(path),
         "lossless": lossless,
-        "words_kept": words_kept and is_text(path),
+        "words_kept": words_kept and is_text_file(path),
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from nas.core.errors import InputError
 from nas.core.files import write_text
 from nas.data.downloads import ARCHIVES, fetch_archive
-from nas.data.text_files import find_splits, is_text, next_line_start, sha256_of, write_splits
+from nas.data.text_files import find_splits, is_text_file, next_line_start, sha256_of, write_splits
 
 STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
@@ -85,7 +85,7 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
     valid, test = (int(size * share) for share in SPLIT_SHARES)
     standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == STANDARD_BYTES else None
-    if standard or not is_text(path):
+    if standard or not is_text_file(path):
         valid, test = standard or (valid, test)
         folder = folder.with_name(f"{folder.name}-exact")
     else:

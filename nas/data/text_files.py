@@ -34,12 +34,15 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def is_text(path: Path) -> bool:
-    """Whether the first block of a file is UTF-8 without zero bytes."""
+def is_text_file(path: Path) -> bool:
     with open(path, "rb") as file:
-        block = file.read(BLOCK)
+        return is_text(file.read(BLOCK))
+
+
+def is_text(data: bytes) -> bool:
+    """Whether the first block is UTF-8 without zero bytes."""
     try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(block)
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(data[:BLOCK])
     except UnicodeDecodeError:
         return False
 

@@ -185,6 +185,10 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
                 yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
 
 
+# {kind: the file of save(), or None}
+TOKENIZER_FILES = {kind.kind: kind.file for kind in (ByteTokenizer, WordTokenizer, SentencePieceTokenizer)}
+
+
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
     """The tokenizer that save() wrote into a folder."""
     if kind == "bytes":

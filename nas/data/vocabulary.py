@@ -8,7 +8,7 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
 from nas.data.text_files import sha256_of
-from nas.data.tokenizers import load_tokenizer
+from nas.data.tokenizers import TOKENIZER_FILES, load_tokenizer
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
@@ -100,11 +100,17 @@ class Vocabulary:
     @classmethod
     def load(cls, folder: Path) -> "Vocabulary":
         """Raises InputError if a file is missing or damaged."""
-        content = read_yaml(folder / VOCABULARY_FILE)
+        path = folder / VOCABULARY_FILE
+        content = read_yaml(path)
         if content.get("format") != FORMAT:
-            raise InputError(f"{folder / VOCABULARY_FILE} is damaged: it lacks `format: {FORMAT}`")
-        for name, digest in content["sha256"].items():
+            raise InputError(f"{path} is damaged: it lacks `format: {FORMAT}`")
+        kind, digests = content.get("tokenizer"), content.get("sha256")
+        files = {RANKS, TOKENIZER_FILES.get(kind)} - {None}
+        whole = kind in TOKENIZER_FILES and isinstance(digests, dict) and set(digests) == files
+        if not whole or content.get("newline") not in ("keep", "drop") or "lowercase" not in content:
+            raise InputError(f"{path} is damaged: tokenizer, newline, lowercase or sha256 are missing or unknown")
+        for name, digest in digests.items():
             if not (folder / name).exists() or sha256_of(folder / name) != digest:
                 raise InputError(f"{folder / name} is missing or damaged: it is not the file of {VOCABULARY_FILE}")
-        tokenizer = load_tokenizer(folder, content["tokenizer"], content["newline"] == "keep")
+        tokenizer = load_tokenizer(folder, kind, content["newline"] == "keep")
         return cls(tokenizer, np.load(folder / RANKS, allow_pickle=False), content["lowercase"])

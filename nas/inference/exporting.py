@@ -11,6 +11,7 @@ from nas.core.errors import InputError
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT, abbreviate
 from nas.core.run_folder import PATTERN, RESULTS
+from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel
 from nas.inference.loading import load_model
@@ -32,19 +33,23 @@ def export(run: Path, out: Path) -> None:
     weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
     with atomic_write(out / WEIGHTS) as file:
         file.write(save(weights))
-    write_text(out / CONFIG, json.dumps(exported_config(model), indent=2) + "\n")
+    write_text(out / CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
     write_yaml(out / PATTERN, {"format": FORMAT, "blocks": model.pattern})
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)
     write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / "provenance.yaml")))
 
 
-def exported_config(model: LanguageModel) -> dict:
-    """The content of config.json: what load_model() needs, without paths of the machine that trained the model."""
-    config = asdict(model.config)
-    lengths = {name: config["train"][name] for name in ("segment", "memory")}
-    sections = {"model": config["model"], "train": lengths, "evaluate": config["evaluate"]}
-    return {"format": EXPORT_FORMAT, "pattern": model.pattern, **sections}
+def exported_config(model: LanguageModel, digest: str) -> dict:
+    """The content of config.json: what load_model() needs, without paths of the machine that trained the model.
+
+    digest: the SHA-256 of the weights.
+    """
+    config, vocabulary = asdict(model.config), model.tokenizer
+    train = {name: config["train"][name] for name in ("segment", "memory", "precision")}
+    data = {"tokenizer": vocabulary.tokenizer.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
+    sections = {"data": data, "model": config["model"], "train": train, "evaluate": config["evaluate"]}
+    return {"format": EXPORT_FORMAT, "pattern": model.pattern, "weights_sha256": digest, **sections}
 
 
 def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
@@ -60,6 +65,7 @@ def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
         parameters=results["parameters"],
         texts={split: results[split] for split in ("valid", "test")},
         results=results,
+        origin=config.train.init_from and Path(config.train.init_from).name,
         source=Path(config.data.source).name,  # not the path, which belongs to one machine
         provenance=provenance,
         tokenizer=model.tokenizer.tokenizer.kind,

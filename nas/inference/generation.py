@@ -27,12 +27,14 @@ def generate_tokens(
     """Read a prompt [tokens] once, and yield the next token of each sample without end.
 
     lengths: segment and memory. The prompt is read in segments, as in an evaluation. Then attention sees as many
-    positions as a segment's last query.
+    positions as a segment's last query. Without memory, the states of linear attention begin anew with each segment.
     """
     segment, memory = lengths
     decoder = Decoder(model, segment + memory)
 
     def read(tokens: np.ndarray | Tensor) -> Tensor:
+        if not memory and decoder.offset % segment == 0:
+            decoder.forget_states()
         with context.autocast(), context.disable_compile():
             return decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=context.device))
 

@@ -65,7 +65,10 @@ class LanguageModel:
     def stream(
         self, prompt: str | bytes, tokens: int, sampling: Sampling, seed: int | None = None, samples: int = 1
     ) -> Iterator[list[bytes]]:
-        """Yield the new text of each sample after each token. A piece may be empty, see TextWriter."""
+        """Yield the new text of each sample after each token. A piece may be empty, see TextWriter.
+
+        Raises InputError at once if an argument is out of range, or the prompt has no tokens.
+        """
         if tokens < 0 or samples < 1:
             raise InputError(f"{tokens} tokens of {samples} samples: give at least 0 tokens and 1 sample")
         if seed is not None and not 0 <= seed < 2**63:
@@ -76,9 +79,13 @@ class LanguageModel:
         writers = [TextWriter(self.tokenizer, ids) for _ in range(samples)]
         lengths = evaluation_lengths(self.config)
         drawn = generate_tokens(self.module, self.context, lengths, ids, samples, sampling, generator)
-        for _, chosen in zip(range(tokens), drawn):
-            yield [writer.write(token) for writer, token in zip(writers, chosen, strict=True)]
-        yield [writer.rest() for writer in writers]
+
+        def pieces() -> Iterator[list[bytes]]:
+            for _, chosen in zip(range(tokens), drawn):
+                yield [writer.write(token) for writer, token in zip(writers, chosen, strict=True)]
+            yield [writer.rest() for writer in writers]
+
+        return pieces()
 
     def encode_prompt(self, prompt: str | bytes) -> np.ndarray:
         """The tokens [tokens] of a prompt."""

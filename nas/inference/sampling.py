@@ -37,7 +37,8 @@ class Sampling:
         """The distribution [B, V] from which a token is drawn. log_p: [B, V], as the model predicts it."""
         if self.temperature == 0:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
-        scaled, order = (log_p / self.temperature).sort(dim=1, descending=True, stable=True)  # [B, V] each
+        below = log_p - log_p.amax(dim=1, keepdim=True)  # at most 0, so that no temperature is too low
+        scaled, order = (below / self.temperature).sort(dim=1, descending=True, stable=True)  # [B, V] each
         p = scaled.softmax(dim=1)
         if self.top_k is not None:
             p[:, self.top_k :] = 0
@@ -49,5 +50,10 @@ class Sampling:
         return torch.zeros_like(p).scatter_(1, order, p)
 
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
-        """One token [B] for each row of log_p [B, V]. It draws on the CPU, so a seed repeats on any device."""
+        """One token [B] for each row of log_p [B, V]. It draws on the CPU, so a seed repeats on any device.
+
+        Raises InputError if a log-probability is NaN.
+        """
+        if log_p.isnan().any():
+            raise InputError("the model predicts NaN instead of probabilities; its weights are damaged")
         return torch.multinomial(self.probabilities(log_p.double().cpu()), 1, generator=generator)[:, 0]

@@ -8,6 +8,7 @@ import numpy as np
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
+from nas.data.text_files import is_text
 from nas.data.vocabulary import Vocabulary, count_words, split_words
 from nas.training.device import DeviceContext
 from nas.training.evaluation import figures, reading_lengths, token_nll
@@ -53,10 +54,10 @@ def score_text(
         nll = token_nll(module, ids, *reading_lengths(config, module.blocks), device=context.device)
     decoded = vocabulary.decode(ids)
     original = {
-        "words": count_words(data) + (not data.endswith(b"\n")),
+        "words": count_words(data),
         "bytes": len(data),
         "lossless": vocabulary.keeps_text and decoded == data,
-        "words_kept": vocabulary.keeps_text and split_words(decoded) == split_words(data),
+        "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
     }
     return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), figures(float(nll.sum()), len(nll), original))
 

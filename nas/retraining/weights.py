@@ -13,6 +13,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, check_blocks
 from nas.core.run_folder import CHECKPOINT, OUTCOME
+from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint
@@ -45,8 +46,12 @@ def read_trained(folder: Path) -> Trained:
     config, content = load_config(file, []), read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
+    if config.model.cutoffs == "auto":
+        raise InputError(f"{file} has model.cutoffs=auto instead of the cutoffs of the model")
     pattern = check_blocks(content.get("pattern"), file)
     if exported:
+        if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
+            raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {CONFIG}")
         return Trained(config, pattern, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
     return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
 
@@ -77,27 +82,37 @@ def read_path(run: Path, pattern: list[str]) -> Trained:
     return Trained(config, pattern, weights, file)
 
 
-def with_origin(config: Config, pattern: list[str]) -> tuple[Config, Trained | None]:
-    """The configuration of a training that starts from train.init_from, and these weights; None without the option.
+def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:
+    """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
-    The vocabulary and model.cutoffs=auto become those of the origin. Raises InputError if the origin is not finished,
-    or has another pattern or another model. Only dropout may differ.
+    The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds the vocabulary,
+    the origin is not needed. Raises InputError if the origin is not finished, or has another pattern or another model.
+    Only dropout may differ.
     """
     if config.train.init_from is None:
         return config, None
+    if run and (run / VOCABULARY).is_dir() and (run / "config.yaml").exists():
+        begun = load_config(run / "config.yaml", [])
+        return with_vocabulary(config, begun, begun.data.tokenizer), None
     folder = Path(config.train.init_from)
     origin = read_path(folder, pattern) if (folder / OUTCOME).exists() else read_trained(folder)
     prefix = f"train.init_from={folder}"
     if origin.pattern != pattern:
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
-    if config.model.cutoffs == "auto":
-        config = replace(config, model=replace(config.model, cutoffs=origin.config.model.cutoffs))
+    config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
     for key in new:
         may_differ = key.startswith("model.dropout") or key in ("model.blocks", "model.clusters")
         if key.startswith("model.") and not may_differ and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
-    return replace(config, data=replace(config.data, tokenizer=str(folder / VOCABULARY))), origin
+    return config, origin
+
+
+def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
+    """The configuration with another tokenizer, and with the origin's cutoffs in place of model.cutoffs=auto."""
+    cutoffs = origin.model.cutoffs if config.model.cutoffs == "auto" else config.model.cutoffs
+    model, data = replace(config.model, cutoffs=cutoffs), replace(config.data, tokenizer=tokenizer)
+    return replace(config, model=model, data=data)
 
 
 def set_weights(module: nn.Module, origin: Trained) -> None:
@@ -108,7 +123,7 @@ def set_weights(module: nn.Module, origin: Trained) -> None:
     weights, prefix = origin.weights, f"{origin.file} does not fit its configuration"
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     for name, shape in shapes.items():
-        found = tuple(weights[name].shape) if name in weights else "nothing"
+        found = tuple(weights[name].shape) if isinstance(weights.get(name), Tensor) else "nothing"
         if found != shape:
             raise InputError(f"{prefix}: {name} needs the shape {shape}, not {found}")
     if unknown := weights.keys() - module.state_dict().keys():

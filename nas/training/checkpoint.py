@@ -10,6 +10,11 @@ from nas.core.errors import InputError, RunError
 from nas.core.files import atomic_write
 
 FORMAT = "par-checkpoint/2"
+# What torch.load() raises on damaged files, besides OSError
+DAMAGED = (
+    *(RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError),
+    *(pickle.UnpicklingError, zipfile.BadZipFile),
+)
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
@@ -33,7 +38,9 @@ def load_checkpoint(path: Path, key: str) -> dict:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile):
+    except (OSError, *DAMAGED) as error:
+        if isinstance(error, OSError) and error.filename:  # the file cannot be opened
+            raise
         raise InputError(
             f"{path} is damaged or not a checkpoint of this program; move it away and start again"
         ) from None
