@@ -16,13 +16,14 @@ OUTLIER = 4.0  # times the distance from the best mean to the median; points abo
 def comparison_plot(results: list[PatternResult], path: Path) -> None:
     """Mean and standard error over seeds of each contender, over its latency, with the Pareto front of the means.
 
-    If a latency was not measured, the x axis is FLOPs per token. Outliers are triangles at the upper edge.
+    The latency is the ratio to interleaved, because milliseconds of different rounds are not comparable. If a latency
+    was not measured, the x axis is FLOPs per token. Outliers are triangles at the upper edge.
     """
     metric, timed = choose_metric(results), all(result.latency for result in results)
     figure, axes = new_figure(7.5, 4.8)
     points, names = {}, {}  # by contender key, because contenders of one pattern are one point
     for result in results:
-        x = result.latency["median_ms"] if timed else result.runs[0]["flops_per_token"]
+        x = result.latency_ratio if timed else result.runs[0]["flops_per_token"]
         points[result.contender.key] = x, mean_and_standard_error(result.values(metric))[0]
         names.setdefault(result.contender.key, []).append(result.contender.name)
     shown, labels = without_outliers(points), []
@@ -42,7 +43,7 @@ def comparison_plot(results: list[PatternResult], path: Path) -> None:
         front = [r.contender.key for r in results if r.contender.key in shown and not dominating(r, results, metric)]
         steps = sorted({shown[key] for key in front})
         axes.step(*zip(*steps, strict=True), where="post", color="#333333", linewidth=0.8, linestyle=":", zorder=0)
-    axes.set(xlabel="latency (ms)" if timed else "FLOPs per token", ylabel=f"{metric.name} on test")
+    axes.set(xlabel="latency, ratio to interleaved" if timed else "FLOPs per token", ylabel=f"{metric.name} on test")
     axes.margins(0.14)
     figure.draw_without_rendering()  # place_labels needs the final positions
     place_labels(axes, labels)
