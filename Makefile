@@ -29,6 +29,7 @@ demo: setup
 	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/interleaved \
 		--resume --beside $(DEMO)/searched
 	@echo
+	@echo "The demonstration is too short to find a good pattern. It shows the commands."
 	@echo "The history of pi:    $(DEMO)/search/pi.gif"
 	@echo "The pattern it found: $(DEMO)/search/pattern.yaml"
 

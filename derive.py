@@ -165,7 +165,7 @@ def resize(file: Path, arguments: argparse.Namespace) -> None:
         for blocks in (old, new):
             ratio = f"{costs.ratio(blocks):.2f} of the interleaved pattern with {len(blocks)} blocks"
             print(f"{abbreviate(blocks)}: {costs.cost(blocks):.4g}, {ratio}")
-    print(f"written to {out}")
+    print(f"written to {out}\nnext: python retrain.py {out} CONFIG.yaml --run RUN_DIR")
 
 
 def measured_latency(runs: list[SearchRun]):

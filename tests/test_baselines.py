@@ -68,7 +68,7 @@ def test_hybrid_rules_within_a_cost_need_their_operations():
     budget = 1 / costs.cost(interleaved(6))
     rules = rules_within(6, ["attention", "window", "linear", "dense", "identity"], costs, 16.5 * budget)
     assert abbreviate(rules["local-global"]) == "wdwdad" and abbreviate(rules["linear-full"]) == "ldldai"
-    assert abbreviate(rules["interleaved of linear"]) == "ldldld"
+    assert abbreviate(rules["interleaved with linear"]) == "ldldld"
     assert {"local-global", "linear-full"}.isdisjoint(rules_within(6, ["attention", "window", "linear"], costs, 99.0))
     assert "local-global" not in rules_within(6, ["attention", "linear", "dense"], costs, 99.0)
 
@@ -77,8 +77,8 @@ def test_rules_within_a_cost_also_have_sparse_attention():
     costs = CostTable(MILLISECONDS, 3.0, COSTS.blocks | {"sparse_fixed": 2.0})
     rules = rules_within(4, ["attention", "sparse_fixed", "dense", "identity"], costs, 9.5 / costs.cost(interleaved(4)))
     expected = dict.fromkeys(("interleaved", "sandwich", "par", "one attention"), "adii")
-    expected |= {"interleaved of sparse_fixed": "fdfd", "sandwich of sparse_fixed": "ffdd"}
-    expected |= {"par of sparse_fixed": "fddd", "one attention of sparse_fixed": "fddd"}
+    expected |= {"interleaved with sparse_fixed": "fdfd", "sandwich with sparse_fixed": "ffdd"}
+    expected |= {"par with sparse_fixed": "fddd", "one attention with sparse_fixed": "fddd"}
     assert {name: abbreviate(pattern) for name, pattern in rules.items()} == expected
     names = list(rules_within(4, OPERATIONS, COSTS, 9.5 / COSTS.cost(interleaved(4))))
     assert names == ["interleaved", "sandwich", "par", "one attention"]

@@ -276,7 +276,9 @@ def test_a_budget_without_room_for_attention_causes_a_warning():
     assert "so the blocks may cost 58% of" in about  # 0.79 * 20 - 10 of 10
     assert "WARNING" in warning and "give search.latency.target=0.800 or more" in warning
     assert len(describe_target(options(0.8), 2, COSTS)) == 1
-    assert len(describe_target(options(0.5, operations=["dense", "identity"]), 2, COSTS)) == 1
+    assert len(describe_target(options(0.7, operations=["dense", "identity"]), 2, COSTS)) == 1
+    with pytest.raises(InputError, match=r"only ii is within search.latency.target=0.69, .* give 0.700 or more"):
+        describe_target(options(0.69), 2, COSTS)
     assert describe_target(options(0.1, mode="penalty"), 2, COSTS) == []
     assert describe_target(options(0.1, source="none"), 2, COSTS) == []
     costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})

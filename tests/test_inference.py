@@ -236,9 +236,8 @@ def test_a_training_starts_from_the_path_of_a_search(small_yaml, tmp_path):
     torch.testing.assert_close(weights["embedding.weight"], state["backbone.embedding.weight"], rtol=1e-5, atol=1e-7)
     (tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, linear]\n")
     done = run_command([*command[:3], "--run", tmp_path / "other", *more])
-    assert (
-        done.returncode == 2 and "so it has no weights for wdl; give a pattern that was derived from it" in done.stderr
-    )
+    assert "is a search; derive its pattern and train it" in refuse("generate", search)
+    assert done.returncode == 2 and "so it has no weights for wdl; give a pattern of as many blocks" in done.stderr
 
 
 def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pattern, tmp_path):
@@ -252,6 +251,7 @@ def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pat
     assert "has model.window=6, not 4; give the options of that model" in message(own, origin, *TRAIN[2:])
     assert "has model.d_model=16, not 32" in message(own, origin, *TRAIN[1:], "model.d_model=32")
     assert "holds neither best.pt nor model.safetensors" in message(own, f"train.init_from={tmp_path}")
+    assert "there is no folder" in message(own, f"train.init_from={tmp_path / 'no'}")
 
 
 def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):

@@ -179,7 +179,7 @@ def searched(tmp_path_factory, small_yaml):
     content["search"] = {"logits_steps": 8, "logits_seeds": 2, "paths": 4, "latency": latency}
     (folder / "mine.yaml").write_text(yaml.safe_dump(content))
     shown = succeed("search", folder / "mine.yaml", "--run", folder / "run")
-    assert "24 steps on uniform paths train each operation of a block 8 times" in shown
+    assert "24 steps of 32 tokens on uniform paths train each operation of a block 8 times" in shown
     assert "so the blocks may cost" in shown and "cost: the wall time of" in shown
     return folder / "mine.yaml", folder / "run"
 

@@ -129,7 +129,10 @@ def latency_report(latency: dict) -> list[str]:
     lines = [f"{line}; predicted {predicted:.2f} ms, {predicted_ratio:.2f}", *unsteady]
     difference = measured / predicted - 1
     if abs(difference) > TOLERANCE and not unsteady:
-        lines.append(f"WARNING: the measured latency differs from the prediction by {difference:+.0%}.")
+        lines.append(
+            f"WARNING: the measured latency differs from the prediction by {difference:+.0%}. Measure again on an idle "
+            "machine, or trust the measured ratio."
+        )
         baseline = latency.get("interleaved_median_ms", measured / ratio) / (predicted / predicted_ratio) - 1
         if abs(baseline) > TOLERANCE:
             lines[-1] += (

@@ -89,7 +89,7 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     plain["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
     rules = {}
     for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), plain.items()):
-        rules[name if kind == "attention" else f"{name} of {kind}"] = replace_attention(rule, kind)
+        rules[name if kind == "attention" else f"{name} with {kind}"] = replace_attention(rule, kind)
     rules |= {name: RULES[name] for name in ("local-global", "linear-full")}
     rules = {name: rule for name, rule in rules.items() if set(rule(blocks)) <= set(operations)}
     sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}

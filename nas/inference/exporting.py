@@ -41,15 +41,24 @@ def export(run: Path, out: Path) -> None:
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
-    """The content of config.json: what load_model() needs, without paths of the machine that trained the model.
+    """The content of config.json: the configuration, without paths of the machine that trained the model.
 
     digest: the SHA-256 of the weights.
     """
     config, vocabulary = asdict(model.config), model.tokenizer
-    train = {name: config["train"][name] for name in ("segment", "memory", "precision")}
-    data = {"tokenizer": vocabulary.tokenizer.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
-    sections = {"data": data, "model": config["model"], "train": train, "evaluate": config["evaluate"]}
+    own = {"tokenizer": vocabulary.tokenizer.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
+    sections = {
+        "data": {"source": Path(model.config.data.source).name, "vocab_size": config["data"]["vocab_size"], **own},
+        "model": config["model"],
+        "train": config["train"] | {"device": "auto", "init_from": origin_of(model)},
+        "evaluate": config["evaluate"],
+    }
     return {"format": EXPORT_FORMAT, "pattern": model.pattern, "weights_sha256": digest, **sections}
+
+
+def origin_of(model: LanguageModel) -> str | None:
+    """The name of train.init_from, without its path."""
+    return model.config.train.init_from and Path(model.config.train.init_from).name
 
 
 def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
@@ -65,7 +74,7 @@ def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
         parameters=results["parameters"],
         texts={split: results[split] for split in ("valid", "test")},
         results=results,
-        origin=config.train.init_from and Path(config.train.init_from).name,
+        origin=origin_of(model),
         source=Path(config.data.source).name,  # not the path, which belongs to one machine
         provenance=provenance,
         tokenizer=model.tokenizer.tokenizer.kind,

@@ -38,6 +38,10 @@ def read_trained(folder: Path) -> Trained:
     Raises InputError if a file is missing, damaged or foreign.
     """
     exported = (folder / WEIGHTS).exists()
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}")
+    if (folder / OUTCOME).exists():
+        raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
     if not exported and not (folder / BEST).exists():
         raise InputError(
             f"{folder} holds neither {BEST} nor {WEIGHTS}; give the run folder of a training, or an exported folder"
@@ -70,7 +74,7 @@ def read_path(run: Path, pattern: list[str]) -> Trained:
     if len(pattern) != config.model.blocks or not set(pattern) <= set(operations):
         raise InputError(
             f"{run} has {config.model.blocks} blocks of {', '.join(operations)}, so it has no weights for "
-            f"{abbreviate(pattern)}; give a pattern that was derived from it"
+            f"{abbreviate(pattern)}; give a pattern of as many blocks and of these operations"
         )
     weights = {}
     for name, weight in load_checkpoint(file, "phase")["phase"]["supernet"].items():

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from nas.core.config import LatencyOptions, SearchOptions
 from nas.core.errors import InputError
-from nas.core.pattern import ATTENDING, interleaved
+from nas.core.pattern import ATTENDING, abbreviate, interleaved
 from nas.costs.budget import patterns_within
 from nas.costs.cost_table import CostTable
 from nas.search.sampling import PathDistribution, PathsWithinBudget
@@ -18,10 +18,22 @@ def path_distribution(options: SearchOptions, blocks: int, costs: CostTable) -> 
 
 
 def describe_target(options: SearchOptions, blocks: int, costs: CostTable) -> list[str]:
-    """Sentences about what search.latency.target leaves for the blocks; none if the search has no target."""
+    """Sentences about what search.latency.target leaves for the blocks; none if the search has no target.
+
+    Raises InputError if only one pattern is within a budget.
+    """
     if options.latency.source == "none" or options.latency.mode == "penalty":
         return []
     target, baseline = options.latency.target, costs.cost(interleaved(blocks))
+    cheapest = costs.cheapest(options.operations, blocks)
+    others = [name for name in options.operations if name != cheapest[0]]
+    if others and options.latency.mode == "budget":
+        second = [*costs.cheapest(others, 1), *cheapest[1:]]
+        if costs.ratio(second) > target:
+            raise InputError(
+                f"only {abbreviate(cheapest)} is within search.latency.target={target:g}, so there is nothing to "
+                f"search; give {costs.least_budget(second)} or more"
+            )
     share = max(0.0, target * baseline - costs.overhead) / (baseline - costs.overhead)
     lines = [
         f"search.latency.target={target:g} is {target * baseline:.4g} of the interleaved pattern's {baseline:.4g} "

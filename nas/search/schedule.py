@@ -109,7 +109,9 @@ def describe_maturity(
         share: MATURE, or MATURE_WITH_TRIALS if trials follow.
     """
     updates, steps = updates_per_operation(config, weights_steps), retrain_steps or config.search.retrain_steps
-    text = f"{weights_steps:,} steps on uniform paths train each operation of a block {updates:,.0f} times"
+    tokens = config.train.batch_size * config.train.segment
+    text = f"{weights_steps:,} steps of {tokens:,} tokens on uniform paths train each operation of a block "
+    text += f"{updates:,.0f} times"
     if steps is None:
         return f"{text}: search.retrain_steps is not set, so patterns are assumed to train for as many steps"
     text += f", {updates / steps:.2f} of the {steps:,} steps for which patterns will be trained"
