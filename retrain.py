@@ -1,4 +1,4 @@
-"""Stage 3: train a fixed layer pattern from scratch as an ordinary Transformer-XL, and evaluate it."""
+"""Stage 3: train a fixed layer pattern as an ordinary Transformer-XL, and evaluate it."""
 
 import argparse
 from dataclasses import replace
@@ -133,8 +133,9 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
-    own = run.path / VOCABULARY
-    data = replace(config.data, tokenizer=str(own)) if config.train.init_from and own.is_dir() else config.data
+    data = config.data
+    if config.train.init_from and not origin:  # the run goes on, and the folder of the origin may be gone
+        data = replace(data, tokenizer=str(run.path / VOCABULARY))
     corpus = Corpus(first_on_each_node(lambda: prepare(data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
     config = resolve_cutoffs(config, corpus)

@@ -1,9 +1,12 @@
 """What several experiments share."""
 
+import csv
 from pathlib import Path
 
+from nas.comparison.results import mean_and_standard_error
 from nas.core.config import Config
 from nas.core.config_loading import load_config
+from nas.core.errors import InputError
 
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, object, object]:
@@ -17,19 +20,38 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, object, o
     return config, Corpus(prepare(config.data)), context
 
 
+def read_comparison(path: Path) -> list[dict[str, str]]:
+    """The rows of a comparison.csv. Raises InputError if the file is missing or something else."""
+    rows = []
+    if path.is_file():
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    if not rows or not {"name", "blocks", "valid_nll_mean"} <= rows[0].keys():
+        raise InputError(f"{path} is not a comparison.csv; python -m nas.compare writes one to its run folder")
+    return rows
+
+
+def mean_and_error(losses: list[float]) -> str | None:
+    """`mean ± standard error`, without the error of one value. None if there are no losses."""
+    if not losses:
+        return None
+    mean, error = mean_and_standard_error(losses)
+    return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
+
+
 def is_due(step: int, steps: int, times: int) -> bool:
     """Whether an evaluation follows this step, if `times` of them divide a training of `steps` steps equally."""
     return step * times // steps > (step - 1) * times // steps
 
 
 def kendall_tau(first: list[float], second: list[float]) -> float:
-    """Kendall's tau-b, which equals tau-a where no values are equal, as with measured losses."""
+    """Kendall's tau-b."""
     from scipy.stats import kendalltau
 
     return float(kendalltau(first, second).statistic)
 
 
 def print_row(*cells, header: bool = False) -> None:
-    """Print a row of a Markdown table. A cell of None is empty. header: whether the rows of the table follow."""
+    """Print a row of a Markdown table. A cell of None is empty. header: also print the line below a header."""
     row = "| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |"
     print(row + ("\n|" + "---|" * len(cells) if header else ""), flush=True)

@@ -53,10 +53,12 @@ class Decoder:
         weight, encodings = model.embedding.weight, None
         if model.relative:
             encodings = sinusoidal_encodings(context, model.d_model, weight.dtype, weight.device)
-        positions, self.memories = Positions(encodings), []  # for each block its KeyValueCache, its state, or None
+        positions = Positions(encodings)
+        self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
             has_keys = block.reach != 0 and not block.carries_state
-            self.memories.append(KeyValueCache(block.operation, positions, context) if has_keys else None)
+            self.caches.append(KeyValueCache(block.operation, positions, context) if has_keys else None)
+        self.states: list[Tensor | None] = [None] * len(self.caches)  # of linear attention
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
@@ -68,23 +70,20 @@ class Decoder:
         if not 1 <= length <= self.context:
             raise ValueError(f"a piece of {length} tokens must have 1 to {self.context}")
         x = model.embed(tokens, self.offset)  # [B, L, D]
-        for index, block in enumerate(model.blocks):
-            memory = self.memories[index]
-            if isinstance(memory, KeyValueCache):
-                x = x + memory.read(x, self.offset % model.stride)
+        for index, (block, cache) in enumerate(zip(model.blocks, self.caches, strict=True)):
+            if cache:
+                x = x + cache.read(x, self.offset % model.stride)
             else:
-                x, self.memories[index] = block(x, memory, None, self.context)
+                x, self.states[index] = block(x, self.states[index], None, self.context)
         self.offset += length
         return model.head.log_probabilities(model.final_norm(x[:, -1]))
 
     def forget_states(self) -> None:
-        """Set the states of linear attention to that of a stream's begin."""
-        self.memories = [memory if isinstance(memory, KeyValueCache) else None for memory in self.memories]
+        """Start linear attention anew, as at the start of a stream."""
+        self.states = [None] * len(self.states)
 
     def repeat(self, count: int) -> None:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
-        for index, memory in enumerate(self.memories):
-            if isinstance(memory, KeyValueCache):
-                memory.key_value = memory.key_value.expand(-1, -1, count, -1, -1)
-            elif memory is not None:
-                self.memories[index] = memory.expand(count, -1, -1)
+        for cache in filter(None, self.caches):
+            cache.key_value = cache.key_value.expand(-1, -1, count, -1, -1)
+        self.states = [None if state is None else state.expand(count, -1, -1) for state in self.states]

@@ -17,10 +17,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.generate", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="read the prompt from the standard input")
-    prompt.add_argument("--prompt", metavar="TEXT")
-    prompt.add_argument("--prompt-file", metavar="FILE", type=Path)
+    parser.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="read the prompt from the standard input")
+    parser.add_argument("--prompt", metavar="TEXT")
+    parser.add_argument("--prompt-file", metavar="FILE", type=Path)
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
     parser.add_argument(
         "--temperature", type=float, default=1.0, metavar="T", help="0: the most probable token (default: 1)"
@@ -30,15 +29,18 @@ def parse_arguments() -> argparse.Namespace:
         "--top-p",
         type=float,
         metavar="P",
-        help="draw from the most probable tokens that have the probability P together",
+        help="draw from the fewest tokens whose probabilities sum to at least P",
     )
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="also write the new text, byte by byte; several: FILE.1, FILE.2, ..."
+        "--out", metavar="FILE", type=Path, help="also write the new text, as bytes; several: FILE.1, FILE.2, ..."
     )
-    return parser.parse_args()
+    arguments = parser.parse_intermixed_args()
+    if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
+        parser.error("give only one of --prompt, --prompt-file and -")
+    return arguments
 
 
 def read_prompt(arguments: argparse.Namespace) -> bytes:
@@ -81,14 +83,15 @@ def main() -> None:
         if samples == 1:
             print(screen.decode(pieces[0]), end="", flush=True)
     seconds = time.perf_counter() - began
-    print(screen.decode(b"", final=True))
+    if samples == 1:
+        print(screen.decode(b"", final=True))
     if samples > 1:
         for number, text in enumerate(texts, start=1):
             print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
     for file, text in zip(files, texts):
         file.write_bytes(text)
     tokens = arguments.tokens * samples
-    print(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    print(f"{tokens} tokens in {seconds:.1f} s with the prompt, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 if __name__ == "__main__":

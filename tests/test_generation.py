@@ -214,15 +214,6 @@ def test_a_character_of_several_tokens_is_written_once_it_is_complete(small_conf
         assert codecs.decode(piece, "utf-8") is not None
 
 
-def test_all_samples_share_the_reading_of_the_prompt(model):
-    """With temperature 0 each sample equals the single text."""
+def test_at_temperature_zero_every_sample_is_the_single_text(model):
     (one,) = model.sample("every child", 9, Sampling(0))
     assert model.sample("every child", 9, Sampling(0), samples=3) == [one] * 3
-
-
-def test_a_memory_of_zero_still_sees_the_segment(small_config, text_folder, cache):
-    model = model_of(small_config, text_folder, cache, tokenizer="words")
-    without = replace(model, config=small_config("train.memory=0", "model.window=5"))
-    assert without.generate("the old man sees", 3, temperature=0) == model.generate(
-        "the old man sees", 3, temperature=0
-    )

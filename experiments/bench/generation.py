@@ -31,6 +31,7 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
     """{column: (a function that does a step, the tokens of a step)} of a pattern."""
     import torch
 
+    from models.decoding import Decoder
     from models.operations import BlockConfig
     from models.transformer_xl import build_pattern
     from nas.core.config import TrainOptions
@@ -47,8 +48,8 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
         _, memories = model(tokens[:, :length], tokens[:, 1 : length + 1], None, length)
 
     @torch.no_grad()
-    def read(begin: int, memories) -> None:
-        model(tokens[:, begin:context], tokens[:, begin + 1 :], memories, length)
+    def evaluate() -> None:
+        model(tokens[:, length:context], tokens[:, length + 1 :], memories, length)
 
     def generation(samples: int):
         generator = torch.Generator().manual_seed(0)
@@ -56,10 +57,10 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
         drawn = generate_tokens(model, device, (length, length), prompt, samples, Sampling(), generator)
         return lambda: next(drawn)
 
-    steps = {"evaluation": (lambda: read(length, memories), length)}
+    steps = {"evaluation": (evaluate, length)}
     for samples in SAMPLES:
         steps[f"{samples} sample{'s' if samples > 1 else ''}"] = generation(samples), samples
-    return steps | {"recomputed": (lambda: read(0, None), 1)}
+    return steps | {"recomputed": (lambda: Decoder(model, context).read(tokens[:, :context]), 1)}
 
 
 def main() -> None:

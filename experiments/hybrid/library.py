@@ -6,10 +6,15 @@ test.txt, and the others are in train.txt. The text depends on Python's version.
 """
 
 import argparse
+import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from nas.core.errors import run_command
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"}  # idlelib and lib2to3 hold test data
 SPLITS = {0: "valid", 10: "test"}  # by the index of a file modulo 20; the others are train
@@ -31,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

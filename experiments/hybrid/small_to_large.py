@@ -16,7 +16,6 @@ Every finished training is a JSON file in OUT and is not repeated. Several proce
 trainings between them. The last line is JSON.
 """
 
-import csv
 import json
 import sys
 from functools import partial
@@ -26,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import kendall_tau, open_experiment, print_row
+from experiments.helpers import kendall_tau, mean_and_error, open_experiment, print_row, read_comparison
 from experiments.jobs import Jobs, job_parser
 from nas.comparison.results import mean_and_standard_error
 from nas.comparison.spec import RANDOM, SEARCHED
-from nas.core.errors import InputError, run_command
+from nas.core.errors import run_command
 from nas.core.pattern import RESIZINGS, abbreviate, expand, network
 from nas.derivation.baselines import RULES
 
@@ -67,18 +66,15 @@ def main() -> None:
 
 def small_patterns(path: Path) -> dict[str, tuple[str, list[str], float]]:
     """{name: (group, blocks, nll per token on valid)} of the patterns. Of equal networks, only the first counts."""
-    if path.suffix != ".csv" or not path.is_file():
-        raise InputError(f"--small {path} is not a comparison.csv; python -m nas.compare writes one to its run folder")
     patterns, networks = {}, set()
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            blocks = expand(row["blocks"])
-            kind, *rest = row["name"].split("-")
-            left_out = kind == RANDOM and int(rest[-1]) > RANDOM_PATTERNS
-            if not left_out and network(blocks) not in networks:
-                networks.add(network(blocks))
-                group = rest[0] if kind in (RANDOM, SEARCHED) and rest else "rules"
-                patterns[row["name"]] = group, blocks, float(row["valid_nll_mean"])
+    for row in read_comparison(path):
+        blocks = expand(row["blocks"])
+        kind, *rest = row["name"].split("-")
+        left_out = kind == RANDOM and int(rest[-1]) > RANDOM_PATTERNS
+        if not left_out and network(blocks) not in networks:
+            networks.add(network(blocks))
+            group = rest[0] if kind in (RANDOM, SEARCHED) and rest else "rules"
+            patterns[row["name"]] = group, blocks, float(row["valid_nll_mean"])
     return patterns
 
 
@@ -110,13 +106,6 @@ def train(blocks: list[str], seed: int, overrides: list[str]) -> dict:
     model = train_pattern(blocks, config, corpus, context)
     figures = evaluate_split(config, model, model.blocks, corpus, "test", context)
     return {"pattern": abbreviate(blocks), "nll": figures["nll_per_token"]}
-
-
-def mean_and_error(losses: list[float]) -> str | None:
-    if not losses:
-        return None
-    mean, error = mean_and_standard_error(losses)
-    return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ SuperNet's weights on parts of valid. The last line is JSON, with Kendall's tau.
 """
 
 import argparse
-import csv
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import kendall_tau, print_row
-from nas.core.errors import run_command
+from experiments.helpers import kendall_tau, print_row, read_comparison
+from nas.core.errors import InputError, run_command
 from nas.core.pattern import expand
 
 
@@ -28,10 +27,11 @@ def main() -> None:
 
     from nas.derivation.supernet_evaluator import load_evaluator
 
-    with arguments.alone.open(encoding="utf-8", newline="") as file:
-        alone = {row["blocks"]: float(row["valid_nll_mean"]) for row in csv.DictReader(file)}
+    alone = {row["blocks"]: float(row["valid_nll_mean"]) for row in read_comparison(arguments.alone)}
     evaluator = load_evaluator(arguments.search)
     indices = {name: index for index, name in enumerate(evaluator.config.search.operations)}
+    if unknown := {name for short in alone for name in expand(short)} - indices.keys():
+        raise InputError(f"{arguments.search} has no {min(unknown)}; give the search of {arguments.alone}")
     shared = {short: evaluator.path_nll([indices[name] for name in expand(short)]) for short in alone}
     print_row("blocks", "alone", "SuperNet", header=True)
     for short in sorted(alone, key=alone.get):

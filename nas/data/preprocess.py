@@ -75,7 +75,7 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     """Write all files of a prepared corpus into an empty folder."""
     given, counts, facts = read_vocabulary(options), {}, {}
     if given:
-        kind, same = given.tokenizer.kind, {"lowercase": given.lowercase, "newline": given.newline}
+        kind, same = given.kind, {"lowercase": given.lowercase, "newline": given.newline}
         options = replace(options, tokenizer=kind, **same)
     tokenizer = given.tokenizer if given else make_tokenizer(texts["train"], options)
     for split in SPLITS:
@@ -85,7 +85,7 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     for split in SPLITS:
         rank_split(folder / f"{split}.ids", folder / f"{split}.bin", vocabulary.ranks, dtype)
-    np.save(folder / "counts.npy", counts["train"][vocabulary.ids])
+    np.save(folder / "counts.npy", counts["train"][vocabulary.tokenizer_ids])
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.size,

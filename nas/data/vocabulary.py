@@ -12,7 +12,7 @@ from nas.data.tokenizers import TOKENIZER_FILES, load_tokenizer
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
-VOCABULARY_FILE, RANKS = "vocabulary.yaml", "ids.npy"
+VOCABULARY_FILE, TOKENIZER_IDS = "vocabulary.yaml", "ids.npy"
 
 
 def split_words(text: bytes) -> list[str]:
@@ -33,12 +33,12 @@ class Vocabulary:
 
     Args:
         tokenizer: from nas.data.tokenizers.
-        ids: [V], the tokenizer's id of each rank.
+        ids: [V], the tokenizer's id of each id of the model.
         lowercase: whether encode() lowercases the text first.
     """
 
     def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):
-        self.tokenizer, self.ids, self.lowercase = tokenizer, ids.astype(np.uint32), lowercase
+        self.tokenizer, self.tokenizer_ids, self.lowercase = tokenizer, ids.astype(np.uint32), lowercase
         self.size = len(ids)
         self.ranks = np.empty(self.size, dtype=np.uint32)
         self.ranks[ids] = np.arange(self.size, dtype=np.uint32)
@@ -46,7 +46,7 @@ class Vocabulary:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Text -> ids [tokens]. Raises InputError if bytes are not UTF-8, unless the tokens are bytes."""
         data = text.encode("utf-8") if isinstance(text, str) else text
-        if self.tokenizer.kind != "bytes":
+        if self.kind != "bytes":
             try:
                 text = data.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -58,7 +58,12 @@ class Vocabulary:
 
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> text, as bytes."""
-        return self.tokenizer.decode(self.ids[ids])
+        return self.tokenizer.decode(self.tokenizer_ids[ids])
+
+    @property
+    def kind(self) -> str:
+        """sentencepiece, words or bytes."""
+        return self.tokenizer.kind
 
     @property
     def newline(self) -> str:
@@ -73,7 +78,7 @@ class Vocabulary:
     @property
     def joins_bytes(self) -> bool:
         """Whether tokens may be single bytes of a character, which decode() can join only together."""
-        return self.tokenizer.kind == "sentencepiece"
+        return self.kind == "sentencepiece"
 
     @cached_property
     def line_end(self) -> int | None:
@@ -85,15 +90,15 @@ class Vocabulary:
         """Write the files that load() reads."""
         folder.mkdir(exist_ok=True)
         self.tokenizer.save(folder)
-        np.save(folder / RANKS, self.ids)
+        np.save(folder / TOKENIZER_IDS, self.tokenizer_ids)
         file = self.tokenizer.file
         content = {
             "format": FORMAT,
-            "tokenizer": self.tokenizer.kind,
+            "tokenizer": self.kind,
             "size": self.size,
             "newline": self.newline,
             "lowercase": self.lowercase,
-            "sha256": {name: sha256_of(folder / name) for name in (RANKS, *([file] if file else []))},
+            "sha256": {name: sha256_of(folder / name) for name in (TOKENIZER_IDS, *([file] if file else []))},
         }
         write_yaml(folder / VOCABULARY_FILE, content)
 
@@ -105,7 +110,7 @@ class Vocabulary:
         if content.get("format") != FORMAT:
             raise InputError(f"{path} is damaged: it lacks `format: {FORMAT}`")
         kind, digests = content.get("tokenizer"), content.get("sha256")
-        files = {RANKS, TOKENIZER_FILES.get(kind)} - {None}
+        files = {TOKENIZER_IDS, TOKENIZER_FILES.get(kind)} - {None}
         whole = kind in TOKENIZER_FILES and isinstance(digests, dict) and set(digests) == files
         if not whole or content.get("newline") not in ("keep", "drop") or "lowercase" not in content:
             raise InputError(f"{path} is damaged: tokenizer, newline, lowercase or sha256 are missing or unknown")
@@ -113,4 +118,4 @@ class Vocabulary:
             if not (folder / name).exists() or sha256_of(folder / name) != digest:
                 raise InputError(f"{folder / name} is missing or damaged: it is not the file of {VOCABULARY_FILE}")
         tokenizer = load_tokenizer(folder, kind, content["newline"] == "keep")
-        return cls(tokenizer, np.load(folder / RANKS, allow_pickle=False), content["lowercase"])
+        return cls(tokenizer, np.load(folder / TOKENIZER_IDS, allow_pickle=False), content["lowercase"])

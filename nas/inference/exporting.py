@@ -46,7 +46,7 @@ def exported_config(model: LanguageModel, digest: str) -> dict:
     digest: the SHA-256 of the weights.
     """
     config, vocabulary = asdict(model.config), model.tokenizer
-    own = {"tokenizer": vocabulary.tokenizer.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
+    own = {"tokenizer": vocabulary.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
     sections = {
         "data": {"source": Path(model.config.data.source).name, "vocab_size": config["data"]["vocab_size"], **own},
         "model": config["model"],
@@ -77,7 +77,7 @@ def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
         origin=origin_of(model),
         source=Path(config.data.source).name,  # not the path, which belongs to one machine
         provenance=provenance,
-        tokenizer=model.tokenizer.tokenizer.kind,
+        tokenizer=model.tokenizer.kind,
         vocab_size=model.tokenizer.size,
         optimizer=config.train.optimizer,
     )

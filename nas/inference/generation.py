@@ -12,7 +12,7 @@ from nas.data.vocabulary import Vocabulary
 from nas.inference.sampling import Sampling
 from nas.training.device import DeviceContext
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}".encode()  # how a tokenizer decodes the first bytes of a character
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first bytes of a character
 
 
 def generate_tokens(
@@ -26,8 +26,9 @@ def generate_tokens(
 ) -> Iterator[list[int]]:
     """Read a prompt [tokens] once, and yield the next token of each sample without end.
 
-    lengths: segment and memory. The prompt is read in segments, as in an evaluation. Then attention sees as many
-    positions as a segment's last query. Without memory, the states of linear attention begin anew with each segment.
+    lengths: segment and memory. The prompt is read in segments, as in an evaluation. Then attention sees the last
+    segment + memory positions, the current one included. Without memory, the states of linear attention begin anew with
+    each segment.
     """
     segment, memory = lengths
     decoder = Decoder(model, segment + memory)
@@ -60,7 +61,10 @@ class TextWriter:
     def __init__(self, vocabulary: Vocabulary, prompt: np.ndarray):
         self.vocabulary, self.line = vocabulary, []
         for token in prompt:
-            self.start_line() if token == vocabulary.line_end else self.line.append(int(token))
+            if token == vocabulary.line_end:
+                self.start_line()
+            else:
+                self.line.append(int(token))
         self.written = self.decode()
 
     def start_line(self) -> None:
@@ -77,9 +81,11 @@ class TextWriter:
             return rest + b"\n"
         self.line.append(token)
         complete = self.decode()
-        while self.vocabulary.joins_bytes and complete.endswith(INCOMPLETE):
-            complete = complete[: -len(INCOMPLETE)]
-        new, self.written = complete[len(self.written) :], max(self.written, complete, key=len)
+        if self.vocabulary.joins_bytes:
+            complete = complete.decode().rstrip(INCOMPLETE).encode()
+        if len(complete) <= len(self.written):
+            return b""  # the character is not complete yet
+        new, self.written = complete[len(self.written) :], complete
         return new
 
     def rest(self) -> bytes:

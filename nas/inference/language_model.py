@@ -1,5 +1,6 @@
 """A trained model with its vocabulary, as one object."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ class LanguageModel:
         drawn = generate_tokens(self.module, self.context, lengths, ids, samples, sampling, generator)
 
         def pieces() -> Iterator[list[bytes]]:
-            for _, chosen in zip(range(tokens), drawn):
+            for chosen in itertools.islice(drawn, tokens):
                 yield [writer.write(token) for writer, token in zip(writers, chosen, strict=True)]
             yield [writer.rest() for writer in writers]
 

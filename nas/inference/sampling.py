@@ -10,7 +10,7 @@ from nas.core.errors import InputError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. The three restrictions apply in the order of the arguments.
+    """How the next token is drawn. They apply in the order of the arguments.
 
     Args:
         temperature: divides the log-probabilities; 0: always the most probable token.
@@ -50,7 +50,8 @@ class Sampling:
         return torch.zeros_like(p).scatter_(1, order, p)
 
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
-        """One token [B] for each row of log_p [B, V]. It draws on the CPU, so a seed repeats on any device.
+        """One token [B] for each row of log_p [B, V]. It draws on the CPU in float64, so the random numbers do not
+        depend on the device.
 
         Raises InputError if a log-probability is NaN.
         """

@@ -1,5 +1,6 @@
 """The weights of trained models: of a run folder of retrain.py, of an exported folder, or of a path of a search."""
 
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from nas.training.checkpoint import load_checkpoint
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
 EXPORT_FORMAT = "par-model/1"
+# Names of a SuperNet's weights (nas/search/supernet.py)
+BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ def read_trained(folder: Path) -> Trained:
             f"{folder} holds neither {BEST} nor {WEIGHTS}; give the run folder of a training, or an exported folder"
         )
     file = folder / (CONFIG if exported else "config.yaml")
-    config, content = load_config(file, []), read_yaml(file)
-    if exported and content.get("format") != EXPORT_FORMAT:
+    content = read_yaml(file)
+    if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
+    config = load_config(file, [])
     if config.model.cutoffs == "auto":
         raise InputError(f"{file} has model.cutoffs=auto instead of the cutoffs of the model")
     pattern = check_blocks(content.get("pattern"), file)
@@ -78,24 +82,25 @@ def read_path(run: Path, pattern: list[str]) -> Trained:
         )
     weights = {}
     for name, weight in load_checkpoint(file, "phase")["phase"]["supernet"].items():
-        kind, *parts = name.split(".")  # backbone.blocks.BLOCK.candidates.OPERATION.parameter, or backbone.parameter
-        if kind == "backbone" and parts[0] != "blocks":
-            weights[".".join(parts)] = weight
-        elif kind == "backbone" and operations[int(parts[3])] == pattern[int(parts[1])]:
-            weights[".".join(["blocks", parts[1], "operation", *parts[4:]])] = weight
+        if block := BLOCK_WEIGHT.fullmatch(name):
+            index, operation, parameter = int(block[1]), int(block[2]), block[3]
+            if operations[operation] == pattern[index]:
+                weights[f"blocks.{index}.operation.{parameter}"] = weight
+        elif name.startswith(BACKBONE):
+            weights[name.removeprefix(BACKBONE)] = weight
     return Trained(config, pattern, weights, file)
 
 
 def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:
     """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
-    The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds the vocabulary,
-    the origin is not needed. Raises InputError if the origin is not finished, or has another pattern or another model.
-    Only dropout may differ.
+    The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds a checkpoint,
+    the origin is not read. Raises InputError if the origin is not finished, or has another pattern or another model.
+    Only dropout, model.blocks (which the pattern gives) and model.clusters (which only makes cutoffs) may differ.
     """
     if config.train.init_from is None:
         return config, None
-    if run and (run / VOCABULARY).is_dir() and (run / "config.yaml").exists():
+    if run and (run / CHECKPOINT).exists():
         begun = load_config(run / "config.yaml", [])
         return with_vocabulary(config, begun, begun.data.tokenizer), None
     folder = Path(config.train.init_from)
@@ -122,7 +127,7 @@ def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
 def set_weights(module: nn.Module, origin: Trained) -> None:
     """Copy weights into a model. Raises InputError if their names or shapes are not those of the model.
 
-    The weights may lack the second name of a tensor that two layers share.
+    A tied weight may stand under one of its names only.
     """
     weights, prefix = origin.weights, f"{origin.file} does not fit its configuration"
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

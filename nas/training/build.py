@@ -102,7 +102,7 @@ def count_parameters(pattern: list[str], config: Config, vocab_size: int) -> int
 def check_splits(config: Config, corpus: Corpus) -> None:
     """Raises InputError if a split is too short to evaluate, or does not consist of whole images."""
     image = image_size(config)
-    if config.model.grid and corpus.vocabulary.tokenizer.kind != "bytes":
+    if config.model.grid and corpus.vocabulary.kind != "bytes":
         raise InputError(f"model.positions=grid counts bytes, but the tokens of {config.data.tokenizer} are not bytes")
     for split in ("train", "valid", "test"):
         tokens = len(corpus.tokens(split))

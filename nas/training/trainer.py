@@ -41,7 +41,7 @@ class Phase(Protocol):
         """The values that a log line shows in addition to the loss."""
 
     def note(self, step: int) -> str:
-        """What a log line shows after them, such as the likeliest pattern."""
+        """Text at the end of a log line's values, such as the likeliest pattern; "" for none."""
 
     def record(self, run: RunFolder, step: int, logged: bool) -> None:
         """Write the phase's own line about a step. logged: whether step 0, log_every or the last step asks for one."""
@@ -148,14 +148,13 @@ class Trainer:
             distributed.check_replicated(self.phase.replicated_state())
         tokens_per_s, scalars = self.rate_tokens / self.rate_seconds, self.phase.scalars()
         if self.window_tokens:
-            split, nll = "train", self.window_nll / self.window_tokens
+            split, name, nll = "train", "nll", self.window_nll / self.window_tokens
         else:  # only the logits have trained since the last line
-            split, nll = "heldout", scalars.pop("heldout_nll")
+            split, name, nll = "heldout", "heldout_nll", scalars.pop("heldout_nll")
         self.run.metrics(self.step, self.tokens, split, nll, **scalars)
         self.write_board(split, {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note(self.step)]
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
-        name = "nll" if split == "train" else "held-out nll"
         self.say(
             f"step {self.step}/{self.phase.total_steps}  {name} {nll:.4f}  perplexity {perplexity(nll):.2f}  "
             f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
