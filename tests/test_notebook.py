@@ -19,7 +19,15 @@ def test_the_notebook_is_committed_without_outputs():
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (settings,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    small = {"RUNS": str(tmp_path), "BLOCKS": 3, "WIDTH": 16, "STEPS": 30, "TOKENS": 8, "PIECES": 500, "TARGET": 0.95}
+    small = {
+        "RUNS": str(tmp_path),
+        "BLOCKS": 3,
+        "D_MODEL": 16,
+        "STEPS": 30,
+        "TOKENS": 8,
+        "VOCAB_SIZE": 500,
+        "TARGET": 0.95,
+    }
     settings.source += "".join(f"\n{name} = {value!r}" for name, value in small.items())
     NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}
