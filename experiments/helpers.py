@@ -2,14 +2,19 @@
 
 import csv
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nas.comparison.results import mean_and_standard_error
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 
+if TYPE_CHECKING:  # they import torch
+    from nas.data.corpus import Corpus
+    from nas.training.device import DeviceContext
 
-def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, object, object]:
+
+def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:
     """(configuration, corpus, device context) of a configuration file. Sets the seed and the device."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare

@@ -122,7 +122,9 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
         assert result["memory"]["0"] != result["memory"]["32"]
 
 
-def test_inherited_weights_start_where_the_search_ended(small_yaml, text_folder, cache, tmp_path, monkeypatch, capsys):
+def test_inherited_weights_start_below_random_ones_and_differ_by_search(
+    small_yaml, text_folder, cache, tmp_path, monkeypatch, capsys
+):
     inherit = load_script("inherit/run")
     monkeypatch.setattr(inherit, "PATTERNS", ("adi",))
     searches = [tmp_path / "search-1", tmp_path / "search-2"]

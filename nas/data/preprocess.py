@@ -20,7 +20,7 @@ from nas.core.files import write_yaml
 from nas.data.sources import find_text
 from nas.data.text_files import SPLITS, is_text_file, sha256_of
 from nas.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, WordTokenizer, training_lines
-from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, count_words, split_words
+from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, count_words, normalise, split_words
 
 FORMAT = "par-tokens/3"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
@@ -140,26 +140,21 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
                 while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
                     cut -= 1  # move before the continuation bytes of the last character
                 cut -= data[cut - 1] >= 0xC0
-            yield normalise(data[:cut], options, path, offset)
+            yield normalise_chunk(data[:cut], options, path, offset)
             rest, offset = data[cut:], offset + cut
     if rest:
-        yield normalise(rest, options, path, offset)
+        yield normalise_chunk(rest, options, path, offset)
 
 
-def normalise(data: bytes, options: DataOptions, path: Path, offset: int) -> bytes:
-    """Check that a chunk is UTF-8, and lowercase it if data.lowercase is on. offset: position of
-    the chunk in the file.
-    """
-    if options.tokenizer == "bytes":
-        return data.lower() if options.lowercase else data
+def normalise_chunk(data: bytes, options: DataOptions, path: Path, offset: int) -> bytes:
+    """normalise() of a chunk of a split. offset: position of the chunk in the file. Raises InputError."""
     try:
-        text = data.decode("utf-8")
+        return normalise(data, options.tokenizer, options.lowercase)
     except UnicodeDecodeError as error:
         raise InputError(
             f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} split); "
             "data.tokenizer=bytes reads any file"
         ) from None
-    return text.lower().encode("utf-8") if options.lowercase else data
 
 
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:

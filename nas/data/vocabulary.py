@@ -15,6 +15,14 @@ VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
 VOCABULARY_FILE, TOKENIZER_IDS = "vocabulary.yaml", "ids.npy"
 
 
+def normalise(data: bytes, kind: str, lowercase: bool) -> bytes:
+    """What a tokenizer encodes. kind: of the tokenizer. Raises UnicodeDecodeError unless kind is bytes."""
+    if kind == "bytes":
+        return data.lower() if lowercase else data
+    text = data.decode("utf-8")
+    return text.lower().encode("utf-8") if lowercase else data
+
+
 def split_words(text: bytes) -> list[str]:
     """Split at white space, including that of Unicode."""
     return text.decode("utf-8", errors="replace").split()
@@ -46,14 +54,10 @@ class Vocabulary:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Text -> ids [tokens]. Raises InputError if bytes are not UTF-8, unless the tokens are bytes."""
         data = text.encode("utf-8") if isinstance(text, str) else text
-        if self.kind != "bytes":
-            try:
-                text = data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(f"the text is not UTF-8 (byte {error.start}); this model reads UTF-8 text") from None
-            data = text.lower().encode("utf-8") if self.lowercase else data
-        elif self.lowercase:
-            data = data.lower()
+        try:
+            data = normalise(data, self.kind, self.lowercase)
+        except UnicodeDecodeError as error:
+            raise InputError(f"the text is not UTF-8 (byte {error.start}); this model reads UTF-8 text") from None
         return self.ranks[self.tokenizer.encode(data)]
 
     def decode(self, ids: np.ndarray) -> bytes:
