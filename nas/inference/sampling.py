@@ -38,7 +38,10 @@ class Sampling:
         if self.temperature == 0:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
         below = log_p - log_p.amax(dim=1, keepdim=True)  # at most 0, so that no temperature is too low
-        scaled, order = (below / self.temperature).sort(dim=1, descending=True, stable=True)  # [B, V] each
+        scaled = below / self.temperature
+        if self.top_k is None and self.top_p is None:
+            return scaled.softmax(dim=1)
+        scaled, order = scaled.sort(dim=1, descending=True, stable=True)  # [B, V] each
         p = scaled.softmax(dim=1)
         if self.top_k is not None:
             p[:, self.top_k :] = 0
