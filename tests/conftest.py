@@ -1,5 +1,6 @@
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ class MemoryCorpus:
     """The interface of Corpus that phases use, for arrays of tokens."""
 
     def __init__(self, vocab_size: int, train, valid, test=None):
-        self.vocab_size = vocab_size
+        self.vocab_size, self.vocabulary = vocab_size, SimpleNamespace(kind="bytes")
         self.splits = {"train": train, "valid": valid, "test": valid if test is None else test}
         about = {"words": 1, "bytes": 1, "words_kept": False, "lossless": False}
         self.meta = {"splits": {split: {**about, "tokens": len(self.splits[split])} for split in self.splits}}

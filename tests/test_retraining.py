@@ -129,6 +129,10 @@ def test_rows_of_a_batch_begin_with_an_image(small_config, memory_corpus):
     assert phase.stream.loader.rows.shape == (4, 150) and (phase.stream.loader.rows[:, 0] == [0, 150, 50, 200]).all()
     with pytest.raises(InputError, match=r"the valid split has 61 bytes, not a whole number of images of 30 .*FOLDER"):
         make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:61]))
+    words = memory_corpus(256, images, images[:60])
+    words.vocabulary.kind = "words"  # of a folder in data.tokenizer
+    with pytest.raises(InputError, match="model.positions=grid counts bytes"):
+        make_retraining(small_config(*GRID), ["attention"], words)
 
 
 def test_a_grid_model_learns_from_places(small_config, memory_corpus):
@@ -146,12 +150,13 @@ def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, cap
     about = {"pattern": ["dense"], "test": test, "latency": {"ratio_to_interleaved": 0.5}}
 
     def shown(*runs):
-        for name, tokens, digest in runs:
+        for name, tokens, digest, *origin in runs:
             run = tmp_path / name
             run.mkdir(exist_ok=True)
             results = about | {"train_tokens": tokens, "flops_ratio_to_interleaved": 0.7}
             write_yaml(run / "results.yaml", results)
             write_yaml(run / "provenance.yaml", {"data_sha256": {"train": digest}})
+            write_yaml(run / "config.yaml", {"train": {"init_from": origin[0] if origin else None}})
         retrain.print_beside([tmp_path / name for name, *_ in runs])
         return capsys.readouterr().out
 
@@ -159,3 +164,4 @@ def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, cap
     assert "on test:" in same and "WARNING" not in same and same.count("90.50       20.25        0.50      0.70") == 2
     assert "different numbers of tokens: 90, 100" in shown(("one", 100, "a"), ("two", 90, "a"))
     assert "read different texts" in shown(("one", 100, "a"), ("two", 90, "b"))
+    assert "started from different weights" in shown(("one", 100, "a"), ("two", 100, "a", "runs/search"))
