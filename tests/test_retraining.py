@@ -131,7 +131,7 @@ def test_rows_of_a_batch_begin_with_an_image(small_config, memory_corpus):
         make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:61]))
     words = memory_corpus(256, images, images[:60])
     words.vocabulary.kind = "words"  # of a folder in data.tokenizer
-    with pytest.raises(InputError, match="model.positions=grid counts bytes"):
+    with pytest.raises(InputError, match=r"model\.positions=grid counts bytes"):
         make_retraining(small_config(*GRID), ["attention"], words)
 
 
