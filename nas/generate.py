@@ -85,7 +85,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     if samples == 1:
         print(screen.decode(b"", final=True))
-    if samples > 1:
+    else:
         for number, text in enumerate(texts, start=1):
             print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
     for file, text in zip(files, texts):

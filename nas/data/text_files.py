@@ -35,6 +35,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_text_file(path: Path) -> bool:
+    """is_text() of a file."""
     with open(path, "rb") as file:
         return is_text(file.read(BLOCK))
 

@@ -48,17 +48,17 @@ def exported_config(model: LanguageModel, digest: str) -> dict:
     config, vocabulary = asdict(model.config), model.tokenizer
     own = {"tokenizer": vocabulary.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
     sections = {
-        "data": {"source": Path(model.config.data.source).name, "vocab_size": config["data"]["vocab_size"], **own},
+        "data": {"source": without_folder(config["data"]["source"]), "vocab_size": config["data"]["vocab_size"], **own},
         "model": config["model"],
-        "train": config["train"] | {"device": "auto", "init_from": origin_of(model)},
+        "train": config["train"] | {"device": "auto", "init_from": without_folder(config["train"]["init_from"])},
         "evaluate": config["evaluate"],
     }
     return {"format": EXPORT_FORMAT, "pattern": model.pattern, "weights_sha256": digest, **sections}
 
 
-def origin_of(model: LanguageModel) -> str | None:
-    """The name of train.init_from, without its path."""
-    return model.config.train.init_from and Path(model.config.train.init_from).name
+def without_folder(path: str | None) -> str | None:
+    """The last part of a path, because the folders belong to one machine."""
+    return path and Path(path).name
 
 
 def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
@@ -74,8 +74,8 @@ def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
         parameters=results["parameters"],
         texts={split: results[split] for split in ("valid", "test")},
         results=results,
-        origin=origin_of(model),
-        source=Path(config.data.source).name,  # not the path, which belongs to one machine
+        origin=without_folder(config.train.init_from),
+        source=without_folder(config.data.source),
         provenance=provenance,
         tokenizer=model.tokenizer.kind,
         vocab_size=model.tokenizer.size,

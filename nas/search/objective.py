@@ -41,7 +41,7 @@ def describe_target(options: SearchOptions, blocks: int, costs: CostTable) -> li
         f"{share:.0%} of what the interleaved pattern's blocks cost"
     ]
     if attending := [name for name in options.operations if name in ATTENDING]:
-        pattern = costs.cheapest(attending, 1) + costs.cheapest(options.operations, blocks - 1)
+        pattern = [*costs.cheapest(attending, 1), *cheapest[1:]]
         if costs.ratio(pattern) > target:
             lines.append(
                 f"WARNING: no pattern within search.latency.target={target:g} has an attention block; give "

@@ -110,8 +110,10 @@ def describe_maturity(
     """
     updates, steps = updates_per_operation(config, weights_steps), retrain_steps or config.search.retrain_steps
     tokens = config.train.batch_size * config.train.segment
-    text = f"{weights_steps:,} steps of {tokens:,} tokens on uniform paths train each operation of a block "
-    text += f"{updates:,.0f} times"
+    text = (
+        f"{weights_steps:,} steps of {tokens:,} tokens on uniform paths train each operation of a block "
+        f"{updates:,.0f} times"
+    )
     if steps is None:
         return f"{text}: search.retrain_steps is not set, so patterns are assumed to train for as many steps"
     text += f", {updates / steps:.2f} of the {steps:,} steps for which patterns will be trained"

@@ -10,11 +10,6 @@ from nas.core.errors import InputError, RunError
 from nas.core.files import atomic_write
 
 FORMAT = "par-checkpoint/2"
-# What torch.load() raises on damaged files, besides OSError
-DAMAGED = (
-    *(RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile),
-)
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
@@ -36,14 +31,14 @@ def load_checkpoint(path: Path, key: str) -> dict:
 
     Raises InputError if the file is damaged or holds something else.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, *DAMAGED) as error:
-        if isinstance(error, OSError) and error.filename:  # the file cannot be opened
-            raise
-        raise InputError(
-            f"{path} is damaged or not a checkpoint of this program; move it away and start again"
-        ) from None
+    damaged = OSError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError
+    with open(path, "rb") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (*damaged, pickle.UnpicklingError, zipfile.BadZipFile):
+            raise InputError(
+                f"{path} is damaged or not a checkpoint of this program; move it away and start again"
+            ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT or key not in state:
         raise InputError(f"{path} is not a {FORMAT} with `{key}`; another program, version or stage wrote it")
     return state
