@@ -22,7 +22,7 @@ from nas.derivation.runs import SearchRun, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
 from nas.search.estimators import risk_seeking_weights
-from nas.search.objective import describe_target
+from nas.search.objective import describe_target, path_distribution
 from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
 from nas.search.schedule import describe_maturity
@@ -278,7 +278,7 @@ def test_a_budget_without_room_for_attention_causes_a_warning():
     assert len(describe_target(options(0.8), 2, COSTS)) == 1
     assert len(describe_target(options(0.7, operations=["dense", "identity"]), 2, COSTS)) == 1
     with pytest.raises(InputError, match=r"only ii is within search.latency.target=0.69, .* give 0.700 or more"):
-        describe_target(options(0.69), 2, COSTS)
+        path_distribution(options(0.69), 2, COSTS)
     assert describe_target(options(0.1, mode="penalty"), 2, COSTS) == []
     assert describe_target(options(0.1, source="none"), 2, COSTS) == []
     costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})

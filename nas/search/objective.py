@@ -11,29 +11,27 @@ from nas.search.sampling import PathDistribution, PathsWithinBudget
 
 
 def path_distribution(options: SearchOptions, blocks: int, costs: CostTable) -> PathDistribution:
-    """The distribution of the paths that are drawn. Raises InputError if no path is within the budget."""
+    """The distribution of the paths that are drawn. Raises InputError if fewer than two paths are within the budget."""
     if options.latency.source == "none" or options.latency.mode != "budget":
         return PathDistribution()
-    return PathsWithinBudget(patterns_within(options.latency.target, blocks, options.operations, costs))
-
-
-def describe_target(options: SearchOptions, blocks: int, costs: CostTable) -> list[str]:
-    """Sentences about what search.latency.target leaves for the blocks; none if the search has no target.
-
-    Raises InputError if only one pattern is within a budget.
-    """
-    if options.latency.source == "none" or options.latency.mode == "penalty":
-        return []
-    target, baseline = options.latency.target, costs.cost(interleaved(blocks))
+    target = options.latency.target
+    paths = PathsWithinBudget(patterns_within(target, blocks, options.operations, costs))
     cheapest = costs.cheapest(options.operations, blocks)
-    others = [name for name in options.operations if name != cheapest[0]]
-    if others and options.latency.mode == "budget":
+    if others := [name for name in options.operations if name != cheapest[0]]:
         second = [*costs.cheapest(others, 1), *cheapest[1:]]
         if costs.ratio(second) > target:
             raise InputError(
                 f"only {abbreviate(cheapest)} is within search.latency.target={target:g}, so there is nothing to "
                 f"search; give {costs.least_budget(second)} or more"
             )
+    return paths
+
+
+def describe_target(options: SearchOptions, blocks: int, costs: CostTable) -> list[str]:
+    """Sentences about what search.latency.target leaves for the blocks; none if the search has no target."""
+    if options.latency.source == "none" or options.latency.mode == "penalty":
+        return []
+    target, baseline = options.latency.target, costs.cost(interleaved(blocks))
     share = max(0.0, target * baseline - costs.overhead) / (baseline - costs.overhead)
     lines = [
         f"search.latency.target={target:g} is {target * baseline:.4g} of the interleaved pattern's {baseline:.4g} "
@@ -41,7 +39,7 @@ def describe_target(options: SearchOptions, blocks: int, costs: CostTable) -> li
         f"{share:.0%} of what the interleaved pattern's blocks cost"
     ]
     if attending := [name for name in options.operations if name in ATTENDING]:
-        pattern = [*costs.cheapest(attending, 1), *cheapest[1:]]
+        pattern = [*costs.cheapest(attending, 1), *costs.cheapest(options.operations, blocks - 1)]
         if costs.ratio(pattern) > target:
             lines.append(
                 f"WARNING: no pattern within search.latency.target={target:g} has an attention block; give "
