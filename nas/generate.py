@@ -39,7 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_intermixed_args()
     if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
-        parser.error("give only one of --prompt, --prompt-file and -")
+        raise InputError("give only one of --prompt, --prompt-file and -")
     return arguments
 
 

@@ -11,6 +11,10 @@ from models.attention import causal_mask, sinusoidal_encodings
 from models.sparse import dense_mask, group_masks
 from nas.core.config_loading import load_config
 from tests.comparing import compare, write_comparison_yaml
+from tests.making import KINDS, TRAIN
+from tests.processes import succeed
+
+torch.set_num_threads(1)  # as the runs of the tests, because float32 sums depend on it
 
 SUBJECTS = ["the old man", "a red fox", "my sister", "the small ship", "every child", "one crow", "the café"]
 VERBS = ["sees", "follows", "remembers", "builds", "leaves", "paints", "calls"]
@@ -95,6 +99,41 @@ def finished_comparison(tmp_path_factory, small_yaml):
     done = compare(path, "--run", folder / "run", "--workers", 2)
     assert done.returncode == 0, done.stderr
     return path, folder / "run", done
+
+
+@pytest.fixture(scope="session")
+def searched(tmp_path_factory, small_yaml) -> Path:
+    """The run folder of a search. Tests do not change it."""
+    folder = tmp_path_factory.mktemp("searched") / "run"
+    succeed("search", small_yaml, "--run", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def retrained(tmp_path_factory, small_yaml, pattern) -> Path:
+    """The run folder of a training. Tests do not change it."""
+    folder = tmp_path_factory.mktemp("retrained") / "run"
+    succeed("retrain", pattern, small_yaml, "--run", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, small_yaml) -> dict[str, Path]:
+    """{tokenizer: run folder} of short trainings."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, linear, attention]\n")
+    for kind, options in KINDS.items():
+        succeed("retrain", folder / "pattern.yaml", small_yaml, "--run", folder / kind, *TRAIN, *options)
+    return {kind: folder / kind for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
+def exported(trained, tmp_path_factory) -> dict[str, Path]:
+    """{tokenizer: exported folder}. Its run folder is not needed."""
+    folder = tmp_path_factory.mktemp("exported")
+    for kind, run in trained.items():
+        succeed("export", run, "--out", folder / kind)
+    return {kind: folder / kind for kind in trained}
 
 
 NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""

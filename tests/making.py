@@ -32,6 +32,14 @@ STAGES = {
 }
 
 
+# Options of the trained models of the fixture `trained`
+TRAIN = ["train.steps=12", "model.window=6", "model.cutoffs=[5,20]", "model.tie_embeddings=true"]
+KINDS = {
+    "words": [],
+    "bytes": ["data.tokenizer=bytes"],
+    "sentencepiece": ["data.tokenizer=sentencepiece", "data.vocab_size=310"],
+}
+
 NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
 
@@ -110,3 +118,15 @@ def assert_same_state(one, two) -> None:
             assert_same_state(a, b)
     else:
         assert one == two
+
+
+def assert_same_run(one: Path, two: Path, weights_in: str) -> None:
+    """Assert that two run folders have bit-identical metrics, histories of pi and weights."""
+    for name in ("metrics.jsonl", "pi.jsonl"):
+        assert (one / name).exists() == (two / name).exists()
+        if (one / name).exists():
+            assert (one / name).read_bytes() == (two / name).read_bytes()
+    first, second = (torch.load(path / "checkpoint.pt", weights_only=True)["phase"][weights_in] for path in (one, two))
+    assert first.keys() == second.keys()
+    for key in first:
+        assert torch.equal(first[key], second[key]), key

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+STAGES = ("search", "derive", "retrain", "animate")
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf", "imageio.v3"]
 
 
@@ -36,6 +37,27 @@ def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subp
         if "error: latencies vary too much" in err.read_text():
             pytest.skip("other programs disturb this machine too much to measure latencies")
         return subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+
+
+def run(name: str, *arguments, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run a stage, such as `search`, or a module of nas, such as `generate`."""
+    return run_command([*([ROOT / f"{name}.py"] if name in STAGES else ["-m", f"nas.{name}"]), *arguments], cwd)
+
+
+def succeed(name: str, *arguments, **more) -> str:
+    """What a command prints, which must succeed."""
+    done = run(name, *arguments, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refuse(name: str, *arguments, status: int = 2, **more) -> str:
+    """The only line of stderr of a command that must fail with this status."""
+    done = run(name, *arguments, **more)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
 
 
 def work(arguments: list[str], cwd: Path, out: Path, err: Path) -> None:

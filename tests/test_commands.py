@@ -1,74 +1,19 @@
-"""The commands that users run: whole runs, bad input, kills and interruptions."""
+"""The four stages as a user types them: whole runs, and bad input."""
 
 import json
 import math
-import random
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from nas.core.pattern import expand, read_pattern
-from nas.costs.cost_table import read_costs
 from retrain import notice_other_sizes
-from tests.processes import ROOT, run_command
+from tests.making import assert_same_run
+from tests.processes import ROOT, refuse, run, succeed
 
 pytestmark = pytest.mark.slow
-
-PENALTY = ["search.latency.source=measured", "search.latency.mode=target", "search.latency.target=0.8"]
-
-
-def run(script, *arguments, cwd=ROOT):
-    return run_command([ROOT / f"{script}.py", *arguments], cwd)
-
-
-def succeed(script, *arguments, **more):
-    done = run(script, *arguments, **more)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def fail(status, script, *arguments, **more):
-    """Run a command that must fail with this status. Returns the only line of stderr."""
-    done = run(script, *arguments, **more)
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
-
-
-def same_run(one: Path, two: Path, weights_in: str) -> None:
-    """Bit for bit the same metrics, history of pi and weights."""
-    for name in ("metrics.jsonl", "pi.jsonl"):
-        assert (one / name).exists() == (two / name).exists()
-        if (one / name).exists():
-            assert (one / name).read_bytes() == (two / name).read_bytes()
-    first, second = (torch.load(path / "checkpoint.pt", weights_only=True)["phase"][weights_in] for path in (one, two))
-    assert first.keys() == second.keys()
-    for key in first:
-        assert torch.equal(first[key], second[key]), key
-
-
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory, small_yaml) -> Path:
-    folder = tmp_path_factory.mktemp("searched") / "run"
-    succeed("search", small_yaml, "--run", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def retrained(tmp_path_factory, small_yaml, pattern) -> Path:
-    folder = tmp_path_factory.mktemp("retrained") / "run"
-    succeed("retrain", pattern, small_yaml, "--run", folder)
-    return folder
 
 
 def test_the_four_stages_end_to_end(tmp_path, small_yaml):
@@ -171,7 +116,7 @@ def test_help_is_quick_and_needs_no_torch(script):
 
 def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     folder = tmp_path / "run"
-    message = fail(2, "search", small_yaml, "--run", folder, "train.stepz=3")
+    message = refuse("search", small_yaml, "--run", folder, "train.stepz=3")
     assert message == "error: unknown key 'train.stepz'; the nearest is 'train.steps' (--help lists all)"
     for bad in (
         "model.heads=3",
@@ -180,33 +125,33 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
         "data.tokenizer=wordpiece",
         "train.batch_size=9999",
     ):
-        fail(2, "search", small_yaml, "--run", folder, bad)
-        fail(2, "retrain", pattern, small_yaml, "--run", folder, bad)
-    assert "must stay below the vocabulary size" in fail(
-        2, "search", small_yaml, "--run", folder, "model.cutoffs=[9,99999]"
+        refuse("search", small_yaml, "--run", folder, bad)
+        refuse("retrain", pattern, small_yaml, "--run", folder, bad)
+    assert "must stay below the vocabulary size" in refuse(
+        "search", small_yaml, "--run", folder, "model.cutoffs=[9,99999]"
     )
-    assert "cannot read the pattern" in fail(2, "retrain", tmp_path / "none.yaml", small_yaml, "--run", folder)
+    assert "cannot read the pattern" in refuse("retrain", tmp_path / "none.yaml", small_yaml, "--run", folder)
     empty = tmp_path / "empty.yaml"
     empty.write_text("format: par-pattern/1\nblocks: [identity, identity]\n")
-    message = fail(2, "retrain", empty, small_yaml, "--run", folder)
+    message = refuse("retrain", empty, small_yaml, "--run", folder)
     assert message == "error: train.optimizer=muon needs blocks with weights; give train.optimizer=adamw"
     empty.write_text("format: par-pattern/1\nblocks: [linear, dense]\n")
     grid = ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,3,1]"]
-    message = fail(2, "retrain", empty, small_yaml, "--run", folder, *grid)
+    message = refuse("retrain", empty, small_yaml, "--run", folder, *grid)
     assert message == (
         "error: the operation linear needs model.positions=relative; remove linear from the operations, or the grid"
     )
-    assert message == fail(2, "search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
+    assert message == refuse("search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
     assert not folder.exists()
 
 
 def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     before = (searched / "metrics.jsonl").read_bytes()
-    assert "already holds a run; add --resume" in fail(2, "search", small_yaml, "--run", searched)
-    assert "another configuration: train.lr" in fail(
-        2, "search", small_yaml, "--run", searched, "--resume", "train.lr=1"
+    assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", searched)
+    assert "another configuration: train.lr" in refuse(
+        "search", small_yaml, "--run", searched, "--resume", "train.lr=1"
     )
-    assert "holds a search run" in fail(2, "retrain", pattern, small_yaml, "--run", searched, "--resume")
+    assert "holds a search run" in refuse("retrain", pattern, small_yaml, "--run", searched, "--resume")
     assert (searched / "metrics.jsonl").read_bytes() == before
     shown = succeed("search", small_yaml, "--run", searched, "--resume")  # a finished run does not change
     assert "continuing from step 24 of 24" in shown
@@ -219,7 +164,7 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
 
 def test_the_config_yaml_of_a_run_repeats_it(searched, tmp_path):
     succeed("search", searched / "config.yaml", "--run", tmp_path / "again")
-    same_run(searched, tmp_path / "again", "supernet")
+    assert_same_run(searched, tmp_path / "again", "supernet")
 
 
 def test_auto_cutoffs_are_resolved_in_search_retrain_and_resumption(small_yaml, tmp_path):
@@ -238,12 +183,12 @@ def test_auto_cutoffs_are_resolved_in_search_retrain_and_resumption(small_yaml, 
     # The given options and the resolved cutoffs are accepted, but not other cutoffs.
     succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4", "--resume")
     succeed("retrain", pattern, retrain / "config.yaml", "--run", retrain, "--resume")
-    assert "model.cutoffs" in fail(2, "search", small_yaml, "--run", search, "train.steps=12", "--resume")
+    assert "model.cutoffs" in refuse("search", small_yaml, "--run", search, "train.steps=12", "--resume")
 
 
 def test_a_run_with_a_full_softmax_does_not_resume_with_auto_cutoffs(searched, small_yaml):
-    assert "model.cutoffs ([] -> auto)" in fail(
-        2, "search", small_yaml, "--run", searched, "--resume", "model.cutoffs=auto"
+    assert "model.cutoffs ([] -> auto)" in refuse(
+        "search", small_yaml, "--run", searched, "--resume", "model.cutoffs=auto"
     )
 
 
@@ -256,10 +201,10 @@ def test_eval_only_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     assert (other["segment"], other["memory"]) == (5, 20)
     assert other["test"]["tokens"] == same["test"]["tokens"] and other["test"]["nll"] != same["test"]["nll"]
     assert (retrained / "results.yaml").read_bytes() == before
-    assert "another configuration: train.lr" in fail(
-        2, "retrain", pattern, small_yaml, "--run", retrained, "--eval-only", "train.lr=1"
+    assert "another configuration: train.lr" in refuse(
+        "retrain", pattern, small_yaml, "--run", retrained, "--eval-only", "train.lr=1"
     )
-    assert "holds no best.pt" in fail(2, "retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
+    assert "holds no best.pt" in refuse("retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
 
 
 @pytest.mark.parametrize(("blocks", "searched", "told"), [(2, True, True), (3, True, False), (2, False, False)])
@@ -268,256 +213,6 @@ def test_retrain_tells_that_model_blocks_is_not_used(blocks, searched, told, sma
     notice_other_sizes(content, small_config("model.blocks=3"))
     notice = "NOTICE: the pattern has 2 blocks; model.blocks=3 is not used\n"
     assert capsys.readouterr().out == (notice if told else "")
-
-
-def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
-    assert "is not a run folder" in fail(2, "derive", tmp_path / "none")
-    assert "is the folder of a retrain run, which has no pi.jsonl" in fail(2, "derive", retrained)
-    (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
-    assert "pi has not changed until step 0" in fail(2, "animate", tmp_path)
-    incomplete = shutil.copytree(searched, tmp_path / "incomplete")
-    (incomplete / "pi.jsonl").unlink()
-    assert "pi.jsonl of this search run is missing" in fail(2, "animate", incomplete)
-    assert "must end in .gif" in fail(2, "animate", searched, "--out", tmp_path / "x.mp4")
-
-
-def test_derive_makes_a_pattern_for_a_deeper_model(searched, tmp_path):
-    pattern, deeper = tmp_path / "mine.yaml", tmp_path / "mine-8-stretch.yaml"
-    pattern.write_text(
-        f"format: par-pattern/1\nblocks: [attention, dense, identity]\nderived_from: {{runs: [{searched}]}}\n"
-    )
-    shown = succeed("derive", pattern, "--blocks", 8, "--by", "stretch")
-    assert "pattern aaadddii: 8 blocks, stretched from the 3 blocks adi" in shown
-    assert "attention         1 of 3 (33%) ->   3 of 8 (38%)" in shown
-    assert f"written to {deeper}" in shown
-    costs = read_costs(searched / "flops.yaml", ["attention", "dense", "identity"])
-    ratio = costs.ratio(expand("aaadddii"))
-    assert f"{ratio:.2f} of the interleaved pattern with 8 blocks" in shown
-    content = read_pattern(deeper)
-    assert content["blocks"] == expand("aaadddii")
-    assert content["resized_from"] == {"file": str(pattern), "blocks": expand("adi"), "by": "stretch"}
-    shown = succeed("derive", pattern, "--blocks", 5, "--by", "stack", "--out", tmp_path / "other.yaml")
-    assert read_pattern(tmp_path / "other.yaml")["blocks"] == expand("adiad")
-    bad = {
-        ("--blocks", 3, "--by", "stack"): f"--blocks 3 must be more than the 3 blocks of {pattern}",
-        ("--blocks", 0, "--by", "stack"): f"--blocks 0 must be more than the 3 blocks of {pattern}",
-        ("--blocks", 8): "--blocks and --by belong together: --blocks 24 --by stretch or stack",
-        ("--blocks", 8, "--by", "stack", "--trials"): "--blocks takes one pattern file",
-        (): f"{pattern} is a file; give the --run folder of a search, or --blocks N --by stretch|stack",
-    }
-    for arguments, message in bad.items():
-        assert message in fail(2, "derive", pattern, *arguments)
-    assert f"{searched} is a folder" in fail(2, "derive", searched, "--blocks", 8, "--by", "stack")
-
-
-def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
-    out = tmp_path / "mine.yaml"
-    succeed("derive", searched, "--out", out)
-    succeed("derive", searched, "--out", out)  # the same pattern may be written again
-    edited = out.read_text().replace("blocks:", "# my own choice\nblocks:")
-    out.write_text(edited)
-    assert "exists and differs" in fail(2, "derive", searched, "--out", out)
-    assert out.read_text() == edited
-    succeed("derive", searched, "--out", out, "--force")
-    assert out.read_text() != edited
-
-
-@pytest.fixture(scope="module")
-def seeds(tmp_path_factory, small_yaml) -> list[Path]:
-    """Three seeds of a search with a penalty on measured latency."""
-    folder = tmp_path_factory.mktemp("seeds")
-    runs = [folder / f"seed{seed}" for seed in (1, 2, 3)]
-    for seed, run_dir in enumerate(runs, start=1):
-        succeed("search", small_yaml, "--run", run_dir, *PENALTY, f"seed={seed}")
-    return runs
-
-
-def test_a_search_with_measured_latency_keeps_its_table_and_resumes_with_it(seeds, small_yaml, tmp_path):
-    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
-    assert table["unit"] == "ms" and table["blocks"].keys() == {"attention", "dense", "identity"}
-    assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
-    first = json.loads((seeds[0] / "pi.jsonl").read_text().splitlines()[0])
-    assert first["expected_latency_ms"] == pytest.approx(table["overhead"] + sum(table["blocks"].values()))
-    stopped = tmp_path / "stopped"
-    shutil.copytree(seeds[0], stopped)
-    for name in ("checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
-        (stopped / name).unlink()
-    shown = succeed("search", small_yaml, "--run", stopped, "--resume", *PENALTY)  # from the start, with the same table
-    assert "measuring again" not in shown
-    same_run(seeds[0], stopped, "supernet")
-
-
-def test_deriving_from_three_seeds_gives_one_pattern_with_agreement_and_latency(seeds, tmp_path):
-    out = tmp_path / "three.yaml"
-    shown = succeed("derive", *seeds, "--out", out)
-    assert "agree" in shown.splitlines()[0] and "measured" in shown and "predicted" in shown
-    content = yaml.safe_load(out.read_text())
-    last = [json.loads((run / "pi.jsonl").read_text().splitlines()[-1])["pi"] for run in seeds]
-    for block, about in enumerate(content["confidence"]):
-        for index, name in enumerate(["attention", "dense", "identity"]):
-            assert about["pi"][name] == pytest.approx(sum(pi[block][index] for pi in last) / 3, abs=1e-6)
-        assert about["operation"] == max(about["pi"], key=about["pi"].get)
-        assert round(3 * about["agreement"]) in (0, 1, 2, 3)
-    assert content["latency"]["median_ms"] > 0 and content["latency"]["predicted_ms"] > 0
-    assert content["derived_from"]["runs"] == [str(run) for run in seeds]
-    succeed("derive", *seeds, "--out", out)  # again: only the measurement differs
-    succeed("derive", *seeds)
-    assert (seeds[0] / "pattern-of-3-seeds.yaml").exists()
-
-
-def test_each_budget_gives_a_pattern_and_all_give_a_table(seeds, small_yaml, tmp_path):
-    out = tmp_path / "p.yaml"
-    shown = succeed("derive", seeds[0], "--pareto", "0.7,1,0.85", "--out", out)
-    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
-    usual = table["overhead"] + 2 * table["blocks"]["attention"] + table["blocks"]["dense"]
-    for budget in ("0.7", "0.85", "1"):
-        content = yaml.safe_load((tmp_path / f"p-{budget}.yaml").read_text())
-        cost = table["overhead"] + sum(table["blocks"][name] for name in content["blocks"])
-        assert cost <= float(budget) * usual * (1 + 1e-9)
-        assert content["derived_from"]["latency_budget"] == float(budget)
-    assert "| budget | pattern |" in shown and "| 0.85 |" in (tmp_path / "p-pareto.md").read_text()
-    single = tmp_path / "single.yaml"
-    succeed("derive", seeds[0], "--latency-budget", "0.7", "--out", single)
-    assert (
-        yaml.safe_load(single.read_text())["blocks"] == yaml.safe_load((tmp_path / "p-0.7.yaml").read_text())["blocks"]
-    )
-    shown = succeed("retrain", single, small_yaml, "--run", tmp_path / "retrain")
-    results = yaml.safe_load((tmp_path / "retrain" / "results.yaml").read_text())
-    assert results["latency"]["predicted_ms"] == yaml.safe_load(single.read_text())["latency"]["predicted_ms"]
-    assert "measured" in shown and "predicted" in shown
-
-
-def test_derive_by_perturbation(seeds, tmp_path):
-    out = tmp_path / "p.yaml"
-    shown = succeed("derive", seeds[0], seeds[1], "--method", "perturbation", "--out", out)
-    assert "with one operation removed" in shown
-    for about in yaml.safe_load(out.read_text())["confidence"]:
-        losses = about["removal"]["nll_without"]
-        assert about["operation"] == max(losses, key=losses.get)
-
-
-def test_derive_reports_wrong_options_in_one_line(seeds, searched, small_yaml, tmp_path):
-    assert "no pattern fits a budget of 0.01: the cheapest costs" in fail(
-        2, "derive", seeds[0], "--latency-budget", "0.01"
-    )
-    assert "is not a budget" in fail(2, "derive", seeds[0], "--pareto", "0.5,x")
-    assert "must be one ratio" in fail(2, "derive", seeds[0], "--latency-budget", "0.5,1")
-    assert "--method budget needs --latency-budget or --pareto" in fail(2, "derive", seeds[0], "--method", "budget")
-    assert "--method argmax takes no budget" in fail(
-        2, "derive", seeds[0], "--method", "argmax", "--latency-budget", "1"
-    )
-    other = tmp_path / "other"
-    succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
-    assert "3 blocks of attention, dense, and" in fail(2, "derive", seeds[0], other)
-    (other / "checkpoint.pt").unlink()
-    assert "holds no checkpoint.pt with the SuperNet's weights" in fail(2, "derive", other, "--method", "perturbation")
-    too_low = ["search.latency.source=measured", "search.latency.target=0.01"]
-    assert "no pattern fits a budget of 0.01: the cheapest costs" in fail(
-        2, "search", small_yaml, "--run", tmp_path / "run", *too_low
-    )
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_latency_command_prints_and_writes_a_table(searched, small_yaml, tmp_path):
-    command = ["-m", "nas.latency", small_yaml, "--out", tmp_path / "latency.yaml"]
-    done = run_command(command)
-    assert done.returncode == 0, done.stderr
-    assert "embedding and output layer" in done.stdout and "interleaved, 3 blocks" in done.stdout
-    assert run_command(command).returncode == 2  # a table is not replaced
-    shutil.copytree(searched, tmp_path / "run")
-    before = succeed("derive", tmp_path / "run", "--out", tmp_path / "a.yaml")
-    (tmp_path / "latency.yaml").rename(tmp_path / "run" / "latency.yaml")
-    after = succeed("derive", tmp_path / "run", "--out", tmp_path / "b.yaml")
-    assert "predicted" not in before and "predicted" in after
-
-
-def test_damaged_and_foreign_checkpoints_are_refused(searched, small_yaml, tmp_path):
-    folder = tmp_path / "run"
-    succeed("search", small_yaml, "--run", folder)
-    whole = (folder / "checkpoint.pt").read_bytes()
-    (folder / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
-    message = fail(2, "search", small_yaml, "--run", folder, "--resume")
-    assert "checkpoint.pt is damaged or not a checkpoint of this program" in message
-
-
-def kill_at_random(arguments, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> None:
-    """Start a command and end it at a random moment after it has begun to log."""
-    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(random.uniform(*seconds))
-    assert process.poll() is None, "the run ended before the signal; increase its steps"
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    kill_at_random.status, kill_at_random.errors = process.returncode, errors.decode()
-
-
-LONG = ["train.steps=700", "train.checkpoint_every=20", "train.evaluate_every=150", "train.log_every=7"]
-
-
-@pytest.mark.parametrize("stage", ["search", "retrain"])
-def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern):
-    first = ["search.py"] if stage == "search" else ["retrain.py", str(pattern)]
-
-    def arguments(folder):
-        return [*first, str(small_yaml), "--run", str(folder), "--resume", "model.dropout=0.2", *LONG]
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run_command(arguments(whole)).returncode == 0
-    for _ in range(2):
-        kill_at_random(arguments(killed), killed, (0.0, 0.7))
-        assert kill_at_random.status == -signal.SIGKILL
-    assert run_command(arguments(killed)).returncode == 0
-    same_run(whole, killed, "supernet" if stage == "search" else "model")
-    if stage == "retrain":
-        one, two = (yaml.safe_load((folder / "results.yaml").read_text()) for folder in (whole, killed))
-        assert one["test"] == two["test"] and one["train_tokens"] == two["train_tokens"]
-        first_best, second_best = (torch.load(f / "best.pt", weights_only=True)["model"] for f in (whole, killed))
-        assert all(torch.equal(first_best[key], second_best[key]) for key in first_best)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    more = [*LONG, "train.checkpoint_every=100000"]
-    succeed("search", small_yaml, "--run", whole, *more)
-    command = ["search.py", str(small_yaml), "--run", str(stopped), *more]
-    kill_at_random(command, stopped, (0.0, 0.3), number)
-    assert kill_at_random.status == 130
-    assert "progress is saved; rerun the same command with --resume to continue" in kill_at_random.errors
-    assert len(kill_at_random.errors.strip().splitlines()) == 1
-    succeed("search", small_yaml, "--run", stopped, "--resume", *more)
-    same_run(whole, stopped, "supernet")
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
-    """A limit on the size of files simulates the full disk. Checkpoints exceed it, but lines of metrics do not."""
-    folder = tmp_path / "run"
-    more = ["train.steps=40", "train.checkpoint_every=10"]
-    code = (
-        "import sys, runpy, nas.training.trainer as t; original = t.Trainer.save\n"
-        "def save(self):\n"
-        "    original(self)\n"
-        "    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
-        "t.Trainer.save = save\n"
-        f"sys.argv = ['search.py', {str(small_yaml)!r}, '--run', {str(folder)!r}, *{more!r}]\n"
-        "runpy.run_path('search.py', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr and "File too large; the previous one is unchanged" in done.stderr
-    assert not (folder / "checkpoint.pt.part").exists()
-    succeed("search", small_yaml, "--run", folder, "--resume", *more)
-    whole = tmp_path / "whole"
-    succeed("search", small_yaml, "--run", whole, *more)
-    same_run(whole, folder, "supernet")
-
-
-def test_a_loss_that_is_not_finite_is_reported_in_one_line(tmp_path, small_yaml, pattern):
-    more = ["train.lr=1e30", "train.warmup_steps=0", "train.clip=0"]
-    message = fail(1, "retrain", pattern, small_yaml, "--run", tmp_path / "run", *more)
-    assert message.startswith("error: step ") and "no checkpoint yet" in message
 
 
 def test_the_prepare_command_prints_its_folder_and_counts(small_yaml):

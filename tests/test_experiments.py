@@ -11,7 +11,7 @@ from nas.core.errors import InputError
 from nas.core.pattern import read_pattern
 from nas.training.evaluation import total_nll
 from tests.making import load_script, make_retraining, make_search
-from tests.processes import ROOT, run_command
+from tests.processes import succeed
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["compare", "demo", "sparse-bytes", "wikitext2", "wikitext2-tensorflow", "wikitext103"]
@@ -129,8 +129,7 @@ def test_inherited_weights_start_below_random_ones_and_differ_by_search(
     monkeypatch.setattr(inherit, "PATTERNS", ("adi",))
     searches = [tmp_path / "search-1", tmp_path / "search-2"]
     for seed, search in enumerate(searches, start=1):
-        done = run_command([ROOT / "search.py", small_yaml, "--run", search, "model.dropout=0", f"seed={seed}"])
-        assert done.returncode == 0, done.stderr
+        succeed("search", small_yaml, "--run", search, "model.dropout=0", f"seed={seed}")
     options = [f"data.source={text_folder}", f"data.cache={cache}", "model.d_model=16", "model.heads=2"]
     options += ["model.d_ffn=24", "model.blocks=3", "train.batch_size=4", "train.segment=8", "train.memory=8"]
     arguments = ["--out", str(tmp_path / "out"), "train.steps=20", *options, "--searches", *map(str, searches)]

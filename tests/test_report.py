@@ -17,19 +17,12 @@ from nas.core.config import flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.reporting.page import changed_options, write_page
-from tests.processes import run_command
+from tests.processes import ROOT, succeed
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "<script>alert('x')</script>&\"quoted\""
-
-
-def command(script, *arguments):
-    done = run_command([*script, *arguments])
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +42,7 @@ def runs(tmp_path_factory, finished_comparison) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def page(runs, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    output = command(["-m", "nas.report"], *runs.values(), "--out", out, "--title", EVIL)
+    output = succeed("report", *runs.values(), "--out", out, "--title", EVIL)
     assert output.startswith(f"written to {out}")
     return out
 

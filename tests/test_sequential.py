@@ -17,7 +17,7 @@ from nas.search.sampling import fair_paths, weight_groups
 from nas.search.schedule import describe_maturity
 from nas.search.supernet import SuperNet
 from tests.making import generator, make_search
-from tests.test_commands import fail, succeed
+from tests.processes import refuse, succeed
 from tests.test_sampling import assert_unbiased
 
 SEQUENTIAL = [
@@ -230,8 +230,8 @@ def test_derive_keeps_the_budget_of_the_search_and_learns_pi_anew_for_others(sea
     assert tried["derived_from"]["trials"] == 2 and tried["flops_ratio_to_interleaved"] <= 0.8
     succeed("derive", run, "--trials", "--out", tmp_path / "auto.yaml")
     assert yaml.safe_load((tmp_path / "auto.yaml").read_text())["derived_from"]["trials"] == 4  # half of 8 steps
-    assert "tried.yaml exists" in fail(2, "derive", run, "--trials", "2", "--out", tmp_path / "tried.yaml")
-    assert "--trials 0 must be at least 1" in fail(2, "derive", run, "--trials", "0")
+    assert "tried.yaml exists" in refuse("derive", run, "--trials", "2", "--out", tmp_path / "tried.yaml")
+    assert "--trials 0 must be at least 1" in refuse("derive", run, "--trials", "0")
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_weights_that_do_not_fit_are_refused(searched, tmp_path, text_folder):
     mine, run = searched
 
     def refused(*more, source=run):
-        return fail(2, "search", mine, "--run", tmp_path / "refused", f"search.weights_from={source}", *more)
+        return refuse("search", mine, "--run", tmp_path / "refused", f"search.weights_from={source}", *more)
 
     assert "has model.d_ffn=24, not 32; give the options of that search" in refused("model.d_ffn=32")
     assert "has search.operations=" in refused("search.operations=[attention,dense]")
@@ -269,7 +269,7 @@ def test_a_text_that_has_changed_since_the_search_is_refused(searched, tmp_path)
     record = yaml.safe_load((run / "provenance.yaml").read_text())
     record["data_sha256"]["valid"] = "0"
     (tmp_path / "run/provenance.yaml").write_text(yaml.safe_dump(record))
-    message = fail(2, "derive", tmp_path / "run", "--out", tmp_path / "pattern.yaml")
+    message = refuse("derive", tmp_path / "run", "--out", tmp_path / "pattern.yaml")
     assert "was trained on another text: data_sha256 differs" in message
     assert not (tmp_path / "pattern.yaml").exists()
 
@@ -281,7 +281,7 @@ def test_logits_that_have_not_learned_are_refused(searched, tmp_path):
     shutil.copytree(run, tmp_path / "early")
     (tmp_path / "early/pi.jsonl").write_text("\n".join(line for line in lines if json.loads(line)["step"] <= 24) + "\n")
     (tmp_path / "early/outcome.yaml").unlink()
-    assert "pi is still uniform at step 24 of 40" in fail(2, "derive", tmp_path / "early")
+    assert "pi is still uniform at step 24 of 40" in refuse("derive", tmp_path / "early")
 
 
 def test_an_unknown_folder_of_weights_is_refused(sequential_config, tmp_path):

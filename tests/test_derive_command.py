@@ -1,0 +1,177 @@
+"""derive.py as a user types it, and latencies."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nas.core.pattern import expand, read_pattern
+from nas.costs.cost_table import read_costs
+from tests.making import assert_same_run
+from tests.processes import refuse, succeed
+
+pytestmark = pytest.mark.slow
+
+PENALTY = ["search.latency.source=measured", "search.latency.mode=target", "search.latency.target=0.8"]
+
+
+def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
+    assert "is not a run folder" in refuse("derive", tmp_path / "none")
+    assert "is the folder of a retrain run, which has no pi.jsonl" in refuse("derive", retrained)
+    (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
+    assert "pi has not changed until step 0" in refuse("animate", tmp_path)
+    incomplete = shutil.copytree(searched, tmp_path / "incomplete")
+    (incomplete / "pi.jsonl").unlink()
+    assert "pi.jsonl of this search run is missing" in refuse("animate", incomplete)
+    assert "must end in .gif" in refuse("animate", searched, "--out", tmp_path / "x.mp4")
+
+
+def test_derive_makes_a_pattern_for_a_deeper_model(searched, tmp_path):
+    pattern, deeper = tmp_path / "mine.yaml", tmp_path / "mine-8-stretch.yaml"
+    pattern.write_text(
+        f"format: par-pattern/1\nblocks: [attention, dense, identity]\nderived_from: {{runs: [{searched}]}}\n"
+    )
+    shown = succeed("derive", pattern, "--blocks", 8, "--by", "stretch")
+    assert "pattern aaadddii: 8 blocks, stretched from the 3 blocks adi" in shown
+    assert "attention         1 of 3 (33%) ->   3 of 8 (38%)" in shown
+    assert f"written to {deeper}" in shown
+    costs = read_costs(searched / "flops.yaml", ["attention", "dense", "identity"])
+    ratio = costs.ratio(expand("aaadddii"))
+    assert f"{ratio:.2f} of the interleaved pattern with 8 blocks" in shown
+    content = read_pattern(deeper)
+    assert content["blocks"] == expand("aaadddii")
+    assert content["resized_from"] == {"file": str(pattern), "blocks": expand("adi"), "by": "stretch"}
+    shown = succeed("derive", pattern, "--blocks", 5, "--by", "stack", "--out", tmp_path / "other.yaml")
+    assert read_pattern(tmp_path / "other.yaml")["blocks"] == expand("adiad")
+    bad = {
+        ("--blocks", 3, "--by", "stack"): f"--blocks 3 must be more than the 3 blocks of {pattern}",
+        ("--blocks", 0, "--by", "stack"): f"--blocks 0 must be more than the 3 blocks of {pattern}",
+        ("--blocks", 8): "--blocks and --by belong together: --blocks 24 --by stretch or stack",
+        ("--blocks", 8, "--by", "stack", "--trials"): "--blocks takes one pattern file",
+        (): f"{pattern} is a file; give the --run folder of a search, or --blocks N --by stretch|stack",
+    }
+    for arguments, message in bad.items():
+        assert message in refuse("derive", pattern, *arguments)
+    assert f"{searched} is a folder" in refuse("derive", searched, "--blocks", 8, "--by", "stack")
+
+
+def test_derive_does_not_replace_an_edited_pattern(searched, tmp_path):
+    out = tmp_path / "mine.yaml"
+    succeed("derive", searched, "--out", out)
+    succeed("derive", searched, "--out", out)  # the same pattern may be written again
+    edited = out.read_text().replace("blocks:", "# my own choice\nblocks:")
+    out.write_text(edited)
+    assert "exists and differs" in refuse("derive", searched, "--out", out)
+    assert out.read_text() == edited
+    succeed("derive", searched, "--out", out, "--force")
+    assert out.read_text() != edited
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory, small_yaml) -> list[Path]:
+    """Three seeds of a search with a penalty on measured latency."""
+    folder = tmp_path_factory.mktemp("seeds")
+    runs = [folder / f"seed{seed}" for seed in (1, 2, 3)]
+    for seed, run_dir in enumerate(runs, start=1):
+        succeed("search", small_yaml, "--run", run_dir, *PENALTY, f"seed={seed}")
+    return runs
+
+
+def test_a_search_with_measured_latency_keeps_its_table_and_resumes_with_it(seeds, small_yaml, tmp_path):
+    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
+    assert table["unit"] == "ms" and table["blocks"].keys() == {"attention", "dense", "identity"}
+    assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
+    first = json.loads((seeds[0] / "pi.jsonl").read_text().splitlines()[0])
+    assert first["expected_latency_ms"] == pytest.approx(table["overhead"] + sum(table["blocks"].values()))
+    stopped = tmp_path / "stopped"
+    shutil.copytree(seeds[0], stopped)
+    for name in ("checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
+        (stopped / name).unlink()
+    shown = succeed("search", small_yaml, "--run", stopped, "--resume", *PENALTY)  # from the start, with the same table
+    assert "measuring again" not in shown
+    assert_same_run(seeds[0], stopped, "supernet")
+
+
+def test_deriving_from_three_seeds_gives_one_pattern_with_agreement_and_latency(seeds, tmp_path):
+    out = tmp_path / "three.yaml"
+    shown = succeed("derive", *seeds, "--out", out)
+    assert "agree" in shown.splitlines()[0] and "measured" in shown and "predicted" in shown
+    content = yaml.safe_load(out.read_text())
+    last = [json.loads((run / "pi.jsonl").read_text().splitlines()[-1])["pi"] for run in seeds]
+    for block, about in enumerate(content["confidence"]):
+        for index, name in enumerate(["attention", "dense", "identity"]):
+            assert about["pi"][name] == pytest.approx(sum(pi[block][index] for pi in last) / 3, abs=1e-6)
+        assert about["operation"] == max(about["pi"], key=about["pi"].get)
+        assert round(3 * about["agreement"]) in (0, 1, 2, 3)
+    assert content["latency"]["median_ms"] > 0 and content["latency"]["predicted_ms"] > 0
+    assert content["derived_from"]["runs"] == [str(run) for run in seeds]
+    succeed("derive", *seeds, "--out", out)  # again: only the measurement differs
+    succeed("derive", *seeds)
+    assert (seeds[0] / "pattern-of-3-seeds.yaml").exists()
+
+
+def test_each_budget_gives_a_pattern_and_all_give_a_table(seeds, small_yaml, tmp_path):
+    out = tmp_path / "p.yaml"
+    shown = succeed("derive", seeds[0], "--pareto", "0.7,1,0.85", "--out", out)
+    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
+    usual = table["overhead"] + 2 * table["blocks"]["attention"] + table["blocks"]["dense"]
+    for budget in ("0.7", "0.85", "1"):
+        content = yaml.safe_load((tmp_path / f"p-{budget}.yaml").read_text())
+        cost = table["overhead"] + sum(table["blocks"][name] for name in content["blocks"])
+        assert cost <= float(budget) * usual * (1 + 1e-9)
+        assert content["derived_from"]["latency_budget"] == float(budget)
+    assert "| budget | pattern |" in shown and "| 0.85 |" in (tmp_path / "p-pareto.md").read_text()
+    single = tmp_path / "single.yaml"
+    succeed("derive", seeds[0], "--latency-budget", "0.7", "--out", single)
+    assert (
+        yaml.safe_load(single.read_text())["blocks"] == yaml.safe_load((tmp_path / "p-0.7.yaml").read_text())["blocks"]
+    )
+    shown = succeed("retrain", single, small_yaml, "--run", tmp_path / "retrain")
+    results = yaml.safe_load((tmp_path / "retrain" / "results.yaml").read_text())
+    assert results["latency"]["predicted_ms"] == yaml.safe_load(single.read_text())["latency"]["predicted_ms"]
+    assert "measured" in shown and "predicted" in shown
+
+
+def test_derive_by_perturbation(seeds, tmp_path):
+    out = tmp_path / "p.yaml"
+    shown = succeed("derive", seeds[0], seeds[1], "--method", "perturbation", "--out", out)
+    assert "with one operation removed" in shown
+    for about in yaml.safe_load(out.read_text())["confidence"]:
+        losses = about["removal"]["nll_without"]
+        assert about["operation"] == max(losses, key=losses.get)
+
+
+def test_derive_reports_wrong_options_in_one_line(seeds, searched, small_yaml, tmp_path):
+    assert "no pattern fits a budget of 0.01: the cheapest costs" in refuse(
+        "derive", seeds[0], "--latency-budget", "0.01"
+    )
+    assert "is not a budget" in refuse("derive", seeds[0], "--pareto", "0.5,x")
+    assert "must be one ratio" in refuse("derive", seeds[0], "--latency-budget", "0.5,1")
+    assert "--method budget needs --latency-budget or --pareto" in refuse("derive", seeds[0], "--method", "budget")
+    assert "--method argmax takes no budget" in refuse(
+        "derive", seeds[0], "--method", "argmax", "--latency-budget", "1"
+    )
+    other = tmp_path / "other"
+    succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
+    assert "3 blocks of attention, dense, and" in refuse("derive", seeds[0], other)
+    (other / "checkpoint.pt").unlink()
+    assert "holds no checkpoint.pt with the SuperNet's weights" in refuse("derive", other, "--method", "perturbation")
+    too_low = ["search.latency.source=measured", "search.latency.target=0.01"]
+    assert "no pattern fits a budget of 0.01: the cheapest costs" in refuse(
+        "search", small_yaml, "--run", tmp_path / "run", *too_low
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_latency_command_prints_and_writes_a_table(searched, small_yaml, tmp_path):
+    command = ["latency", small_yaml, "--out", tmp_path / "latency.yaml"]
+    printed = succeed(*command)
+    assert "embedding and output layer" in printed and "interleaved, 3 blocks" in printed
+    refuse(*command)  # a table is not replaced
+    shutil.copytree(searched, tmp_path / "run")
+    before = succeed("derive", tmp_path / "run", "--out", tmp_path / "a.yaml")
+    (tmp_path / "latency.yaml").rename(tmp_path / "run" / "latency.yaml")
+    after = succeed("derive", tmp_path / "run", "--out", tmp_path / "b.yaml")
+    assert "predicted" not in before and "predicted" in after

@@ -1,0 +1,101 @@
+"""Exported models: nas.export, and load_model on its folder."""
+
+import shutil
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load, save
+
+from nas import load_model
+from tests.making import KINDS
+from tests.processes import ROOT, refuse, succeed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_folder_gives_the_same_model(kind, trained, exported, text_folder):
+    files = {str(path.relative_to(exported[kind])) for path in exported[kind].rglob("*") if path.is_file()}
+    extra = {"words": {"vocabulary/words.txt"}, "sentencepiece": {"vocabulary/tokenizer.model"}, "bytes": set()}[kind]
+    assert files == extra | {
+        "model.safetensors", "config.json", "pattern.yaml", "pattern.png", "README.md", "vocabulary/ids.npy",
+        "vocabulary/vocabulary.yaml",
+    }  # fmt: skip
+    run, out = load_model(trained[kind]), load_model(exported[kind])
+    assert run.pattern == out.pattern == ["window", "dense", "linear", "attention"]
+    assert run.generate("the", 20, seed=1) == out.generate("the", 20, seed=1)
+    text = (text_folder / "valid.txt").read_bytes()
+    assert run.score(text).figures == out.score(text).figures
+    assert str(text_folder) not in (exported[kind] / "config.json").read_text()
+
+
+def test_a_model_of_images_is_exported_scored_and_trained_on(small_yaml, tmp_path):
+    images = np.random.default_rng(0).integers(0, 7, (60, 12), dtype=np.uint8)
+    (tmp_path / "data").mkdir()
+    for split, part in (("train", images[:40]), ("valid", images[40:50]), ("test", images[50:])):
+        (tmp_path / "data" / f"{split}.bin").write_bytes(part.tobytes())
+    (pattern := tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [attention, dense]\n")
+    options = ["model.positions=grid", "model.grid=[2,2,3]", "train.segment=12", "train.memory=0", "train.steps=3"]
+    options += ["data.tokenizer=bytes", f"data.source={tmp_path / 'data'}", "data.vocab_size=null"]
+    options += ["train.warmup_steps=1"]
+    succeed("retrain", pattern, small_yaml, *options, "--run", tmp_path / "run")
+    succeed("export", tmp_path / "run", "--out", tmp_path / "out")
+    origin = f"train.init_from={tmp_path / 'out'}"
+    succeed("retrain", pattern, small_yaml, *options, "--run", tmp_path / "more", origin)
+    scores = [load_model(tmp_path / name).score(images[50:].tobytes()) for name in ("run", "out", "more")]
+    assert scores[0].figures == scores[1].figures != scores[2].figures
+    assert not scores[0].figures["word_perplexity_comparable"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    succeed("export", tmp_path / "more", "--out", tmp_path / "more-out")
+    assert "from scratch" in card and "the weights of `out`" in (tmp_path / "more-out" / "README.md").read_text()
+
+
+def test_the_model_card_tells_the_figures_and_leaves_the_licence_open(trained, exported):
+    card = (exported["words"] / "README.md").read_text()
+    results = yaml.safe_load((trained["words"] / "results.yaml").read_text())
+    assert "`wdla`" in card and f"{results['test']['word_perplexity']:.2f}" in card
+    assert "State one before you publish" in card and "](pattern.png)" in card
+
+
+def test_an_exported_pattern_can_be_trained_again(exported, small_yaml, tmp_path):
+    succeed("retrain", exported["words"] / "pattern.yaml", small_yaml, "--run", tmp_path / "run", "train.steps=2")
+
+
+def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
+    copy = shutil.copytree(exported["words"], tmp_path / "copy")
+    weights, config = (copy / "model.safetensors").read_bytes(), (copy / "config.json").read_bytes()
+    for damage, message in (
+        (("model.safetensors", weights[:-7]), "model.safetensors is damaged"),
+        (("model.safetensors", b"x"), "model.safetensors is damaged"),
+        (("model.safetensors", weights[:-9] + b"\1" + weights[-8:]), "model.safetensors is damaged"),
+        (("config.json", b"{"), "config.json is not YAML"),
+        (("config.json", config.replace(b"[\n      5,\n      20\n    ]", b'"auto"')), "has model.cutoffs=auto"),
+        (("vocabulary/vocabulary.yaml", b"format: par-vocabulary/1\n"), "vocabulary.yaml is damaged"),
+        (
+            ("config.json", b'{"format": "other/1", "architectures": []}'),
+            "config.json has format 'other/1'; this version reads 'par-model/1'",
+        ),
+        (("config.json", (copy / "config.json").read_bytes().replace(b'"linear"', b'"dense"', 1)), "does not fit its"),
+        (("vocabulary/ids.npy", b"x"), "ids.npy is missing or damaged"),
+    ):
+        name, content = damage
+        before = (copy / name).read_bytes()
+        (copy / name).write_bytes(content)
+        assert message in refuse("generate", copy, "--prompt", "the"), message
+        (copy / name).write_bytes(before)
+    assert load_model(copy).generate("the", 3, seed=1)
+    unknown = save(load(weights) | {"another": torch.zeros(2)})
+    (copy / "model.safetensors").write_bytes(unknown)
+    (copy / "config.json").write_bytes(
+        config.replace(*(sha256(data).hexdigest().encode() for data in (weights, unknown)))
+    )
+    assert "the model has no another" in refuse("generate", copy, "--prompt", "the")
+    assert "holds neither best.pt nor model.safetensors" in refuse("score", tmp_path, ROOT / "README.md")
+
+
+def test_an_export_needs_a_finished_training_and_an_empty_folder(trained, exported, tmp_path):
+    assert "holds no results.yaml" in refuse("export", tmp_path, "--out", tmp_path / "out")
+    assert "is not an empty folder" in refuse("export", trained["words"], "--out", exported["words"])

@@ -1,0 +1,83 @@
+"""Trainings that start from the weights of a training, an export or a search."""
+
+import shutil
+
+import pytest
+import torch
+import yaml
+
+from nas import load_model
+from tests.making import TRAIN
+from tests.processes import refuse, succeed
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_training_starts_from_the_weights_of_another(trained, exported, small_yaml, tmp_path):
+    """Before the first step it is that model, also with another text, whose tokens have other frequencies."""
+    other = tmp_path / "text"
+    other.mkdir()
+    for split, content in (("train", "a red fox\nthe river\n" * 99), ("valid", "it\n" * 30), ("test", "it sees\n" * 9)):
+        (other / f"{split}.txt").write_text(content)
+    pattern, results = shutil.copy(exported["words"] / "pattern.yaml", tmp_path), {}
+    copy = shutil.copytree(exported["words"], tmp_path / "copy")
+    for origin in (trained["words"], copy):
+        run = tmp_path / f"from-{origin.name}"
+        more = [f"data.source={other}", f"train.init_from={origin}", "train.steps=1", "train.warmup_steps=1"]
+        more += ["train.lr=1e-12", "train.muon_lr=1e-12", "train.weight_decay=0", *TRAIN[1:]]
+        assert "starting from the weights of" in succeed("retrain", pattern, small_yaml, "--run", run, *more)
+        results[origin] = yaml.safe_load((run / "results.yaml").read_text())["test"]["nll"]
+        assert load_model(run).generate("the", 9, seed=1) == load_model(origin).generate("the", 9, seed=1)
+    shutil.rmtree(copy)  # the run holds all that it needs
+    succeed("retrain", pattern, small_yaml, "--run", run, "--eval-only", *more)
+    expected = load_model(trained["words"]).score((other / "test.txt").read_bytes()).figures["nll"]
+    assert list(results.values()) == pytest.approx([expected] * 2, rel=1e-6)
+
+
+def test_a_run_without_a_checkpoint_starts_again_from_the_weights_of_its_origin(
+    trained, exported, small_yaml, tmp_path
+):
+    run = tmp_path / "run"
+    command = ["retrain", exported["words"] / "pattern.yaml", small_yaml, "--run", run]
+    command += [f"train.init_from={trained['words']}", *TRAIN, "train.log_every=1"]
+    succeed(*command)
+    first = (run / "metrics.jsonl").read_text().splitlines()[0]
+    for name in ("checkpoint.pt", "best.pt", "results.yaml", "metrics.jsonl"):
+        (run / name).unlink()
+    assert "starting from the weights of" in succeed(*command, "--resume")
+    assert (run / "metrics.jsonl").read_text().splitlines()[0] == first
+
+
+def test_a_training_starts_from_the_path_of_a_search(small_yaml, tmp_path):
+    search, run = tmp_path / "search", tmp_path / "run"
+    options = ["search.operations=[attention,window,dense]", "model.window=6", "model.tie_embeddings=true"]
+    succeed("search", small_yaml, "--run", search, *options)
+    (tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, attention]\n")
+    more = [*options, f"train.init_from={search}", "train.steps=1", "train.lr=1e-12", "train.muon_lr=1e-12"]
+    command = ["retrain", tmp_path / "pattern.yaml", small_yaml, *more]
+    succeed(*command, "--run", run, "train.warmup_steps=1", "train.weight_decay=0")
+
+    state = torch.load(search / "checkpoint.pt", weights_only=True)["phase"]["supernet"]
+    weights = load_model(run).module.state_dict()
+    for block, (operation, name) in enumerate([(1, "attention.query"), (2, "expand"), (0, "attention.output")]):
+        expected = state[f"backbone.blocks.{block}.candidates.{operation}.{name}.weight"]
+        torch.testing.assert_close(weights[f"blocks.{block}.operation.{name}.weight"], expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weights["embedding.weight"], state["backbone.embedding.weight"], rtol=1e-5, atol=1e-7)
+    (tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, linear]\n")
+    message = refuse(*command, "--run", tmp_path / "other")
+    assert "so it has no weights for wdl; give a pattern of as many blocks" in message
+    assert "is a search; derive its pattern and train it" in refuse("generate", search)
+
+
+def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pattern, tmp_path):
+    def message(pattern, *options):
+        line = refuse("retrain", pattern, small_yaml, "--run", tmp_path / "run", *options)
+        assert not (tmp_path / "run").exists()
+        return line
+
+    origin, own = f"train.init_from={trained['words']}", exported["words"] / "pattern.yaml"
+    assert "has the pattern wdla, not adi" in message(pattern, origin)
+    assert "has model.window=6, not 4; give the options of that model" in message(own, origin, *TRAIN[2:])
+    assert "has model.d_model=16, not 32" in message(own, origin, *TRAIN[1:], "model.d_model=32")
+    assert "holds neither best.pt nor model.safetensors" in message(own, f"train.init_from={tmp_path}")
+    assert "there is no folder" in message(own, f"train.init_from={tmp_path / 'no'}")

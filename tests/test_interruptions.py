@@ -1,0 +1,109 @@
+"""Runs that are killed, interrupted, or run out of disk."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.making import assert_same_run
+from tests.processes import ROOT, refuse, succeed
+
+pytestmark = pytest.mark.slow
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(searched, small_yaml, tmp_path):
+    folder = tmp_path / "run"
+    succeed("search", small_yaml, "--run", folder)
+    whole = (folder / "checkpoint.pt").read_bytes()
+    (folder / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
+    message = refuse("search", small_yaml, "--run", folder, "--resume")
+    assert "checkpoint.pt is damaged or not a checkpoint of this program" in message
+
+
+def kill_at_random(command, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> None:
+    """Start a command and end it at a random moment after it has begun to log."""
+    stage, *arguments = command
+    process = subprocess.Popen(
+        [sys.executable, f"{stage}.py", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(random.uniform(*seconds))
+    assert process.poll() is None, "the run ended before the signal; increase its steps"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    kill_at_random.status, kill_at_random.errors = process.returncode, errors.decode()
+
+
+LONG = ["train.steps=700", "train.checkpoint_every=20", "train.evaluate_every=150", "train.log_every=7"]
+
+
+@pytest.mark.parametrize("stage", ["search", "retrain"])
+def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern):
+    first = ["search"] if stage == "search" else ["retrain", str(pattern)]
+
+    def command(folder):
+        return [*first, str(small_yaml), "--run", str(folder), "--resume", "model.dropout=0.2", *LONG]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    succeed(*command(whole))
+    for _ in range(2):
+        kill_at_random(command(killed), killed, (0.0, 0.7))
+        assert kill_at_random.status == -signal.SIGKILL
+    succeed(*command(killed))
+    assert_same_run(whole, killed, "supernet" if stage == "search" else "model")
+    if stage == "retrain":
+        one, two = (yaml.safe_load((folder / "results.yaml").read_text()) for folder in (whole, killed))
+        assert one["test"] == two["test"] and one["train_tokens"] == two["train_tokens"]
+        first_best, second_best = (torch.load(f / "best.pt", weights_only=True)["model"] for f in (whole, killed))
+        assert all(torch.equal(first_best[key], second_best[key]) for key in first_best)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    more = [*LONG, "train.checkpoint_every=100000"]
+    succeed("search", small_yaml, "--run", whole, *more)
+    command = ["search", str(small_yaml), "--run", str(stopped), *more]
+    kill_at_random(command, stopped, (0.0, 0.3), number)
+    assert kill_at_random.status == 130
+    assert "progress is saved; rerun the same command with --resume to continue" in kill_at_random.errors
+    assert len(kill_at_random.errors.strip().splitlines()) == 1
+    succeed("search", small_yaml, "--run", stopped, "--resume", *more)
+    assert_same_run(whole, stopped, "supernet")
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
+    """A limit on the size of files simulates the full disk. Checkpoints exceed it, but lines of metrics do not."""
+    folder = tmp_path / "run"
+    more = ["train.steps=40", "train.checkpoint_every=10"]
+    code = (
+        "import sys, runpy, nas.training.trainer as t; original = t.Trainer.save\n"
+        "def save(self):\n"
+        "    original(self)\n"
+        "    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
+        "t.Trainer.save = save\n"
+        f"sys.argv = ['search.py', {str(small_yaml)!r}, '--run', {str(folder)!r}, *{more!r}]\n"
+        "runpy.run_path('search.py', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr and "File too large; the previous one is unchanged" in done.stderr
+    assert not (folder / "checkpoint.pt.part").exists()
+    succeed("search", small_yaml, "--run", folder, "--resume", *more)
+    whole = tmp_path / "whole"
+    succeed("search", small_yaml, "--run", whole, *more)
+    assert_same_run(whole, folder, "supernet")
+
+
+def test_a_loss_that_is_not_finite_is_reported_in_one_line(tmp_path, small_yaml, pattern):
+    more = ["train.lr=1e30", "train.warmup_steps=0", "train.clip=0"]
+    message = refuse("retrain", pattern, small_yaml, "--run", tmp_path / "run", *more, status=1)
+    assert message.startswith("error: step ") and "no checkpoint yet" in message
