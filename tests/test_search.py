@@ -39,8 +39,8 @@ def test_the_logits_get_their_share_of_the_steps(small_config, fraction):
 
 def test_the_training_curve_has_only_training_text(small_config):
     phase = make_search(small_config("search.warmup_steps=0", "search.arch_fraction=0.5"))
-    assert phase.step(1)[0] is not None and "heldout_nll" not in phase.scalars()
-    assert phase.step(2) == (None, 32) and phase.scalars()["heldout_nll"] > 0
+    assert phase.step(1)[0] is not None and "heldout_nll" not in phase.scalars(1)
+    assert phase.step(2) == (None, 32) and phase.scalars(2)["heldout_nll"] > 0
 
 
 def test_heldout_text_is_contiguous_and_unseen_by_the_weights(small_config):
@@ -135,7 +135,7 @@ def test_the_expected_cost_is_logged(small_config):
     run = types.SimpleNamespace(append=lambda name, line: lines.append(line))
     phase.record(run, 0, logged=True)
     assert lines[0]["expected_latency_ms"] == pytest.approx(1.0 + 3 * (3.0 + 1.0 + 0.1) / 3)
-    assert phase.scalars()["latency_ms"] == lines[0]["expected_latency_ms"]
+    assert phase.scalars(phase.total_steps)["latency_ms"] == lines[0]["expected_latency_ms"]
     make_search(small_config()).record(run, 0, logged=True)
     assert lines[1]["expected_latency_ms"] is None and "pi_within_budget" not in lines[1]
 

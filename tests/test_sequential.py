@@ -44,6 +44,8 @@ def test_the_weights_train_first_and_then_the_logits(sequential_config):
         moved = any(not torch.equal(a, b) for a, b in zip(weights, phase.supernet.backbone.parameters(), strict=True))
         assert moved == (nll is not None) == (step <= 6)
         assert torch.equal(logits, phase.supernet.logits) == (step <= 6)
+        about_logits = {"heldout_nll", "temperature", "entropy"}
+        assert phase.scalars(step).keys() & {"lr", *about_logits} == ({"lr"} if step <= 6 else about_logits)
     assert phase.annealed_temperature(14) == 0.1
 
 

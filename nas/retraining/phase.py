@@ -44,7 +44,7 @@ class RetrainPhase:
     def replicated_state(self) -> dict[str, Tensor]:
         return {"the sums of the weights": self.train_weights.optimizer.parameter_sums()}
 
-    def scalars(self) -> dict[str, float]:
+    def scalars(self, step: int) -> dict[str, float]:
         return {"lr": self.train_weights.optimizer.lr}
 
     def note(self, step: int) -> str:

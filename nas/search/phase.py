@@ -170,17 +170,20 @@ class SearchPhase:
             "expected_flops_ratio": self.flops.expected_ratio(pi, names).item(),
         }
 
-    def scalars(self) -> dict[str, float]:
-        pi = self.paths.marginals(self.supernet.logits)
-        costs = self.expected_costs(pi)
-        scalars = {
-            "heldout_nll": self.heldout_nll,
-            "lr": self.train_weights.optimizer.lr if self.schedule.weights_steps else None,
-            "temperature": self.estimator.temperature,
-            "entropy": float(entropy(pi.numpy()).mean()),
-            "flops_ratio": costs["expected_flops_ratio"],
-            "latency_ms": costs["expected_latency_ms"],
-        }
+    def scalars(self, step: int) -> dict[str, float]:
+        """What trains at this time: the learning rate of the weights, and values about pi once the logits learn."""
+        scalars = {"heldout_nll": self.heldout_nll}
+        if step <= self.schedule.weights_steps:
+            scalars["lr"] = self.train_weights.optimizer.lr
+        if step >= self.schedule.first_logits_step:
+            pi = self.paths.marginals(self.supernet.logits)
+            costs = self.expected_costs(pi)
+            scalars |= {
+                "temperature": self.estimator.temperature,
+                "entropy": float(entropy(pi.numpy()).mean()),
+                "flops_ratio": costs["expected_flops_ratio"],
+                "latency_ms": costs["expected_latency_ms"],
+            }
         return {name: value for name, value in scalars.items() if value is not None}
 
     def note(self, step: int) -> str:

@@ -37,8 +37,8 @@ class Phase(Protocol):
         before any weight changes. On a GPU the weights do not change either, but the nll is NaN instead.
         """
 
-    def scalars(self) -> dict[str, float]:
-        """The values that a log line shows in addition to the loss."""
+    def scalars(self, step: int) -> dict[str, float]:
+        """The values that the log line of a step shows in addition to the loss."""
 
     def note(self, step: int) -> str:
         """Text at the end of a log line's values, such as the likeliest pattern; "" for none."""
@@ -146,7 +146,7 @@ class Trainer:
         self.check_window()
         if distributed.world_size() > 1:
             distributed.check_replicated(self.phase.replicated_state())
-        tokens_per_s, scalars = self.rate_tokens / self.rate_seconds, self.phase.scalars()
+        tokens_per_s, scalars = self.rate_tokens / self.rate_seconds, self.phase.scalars(self.step)
         if self.window_tokens:
             split, name, nll = "train", "nll", self.window_nll / self.window_tokens
         else:  # only the logits have trained since the last line
