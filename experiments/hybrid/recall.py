@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.errors import InputError, run_command
 
-KEYS, VALUES = 256, 64
-PAIRS = [4, 8, 16, 32, 64, 128, 256]
+KEYS, VALUES = 64, 16
+PAIRS = [4, 8, 16, 32, 64]
 OTHER_SPLITS = 0.05  # their size, as a share of train
 
 
@@ -36,7 +36,7 @@ def document(generator: np.random.Generator, pairs: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--pairs", type=int, choices=PAIRS, default=64, help="of the longest documents (default: 64)")
+    parser.add_argument("--pairs", type=int, choices=PAIRS, default=32, help="of the longest documents (default: 32)")
     parser.add_argument("--words", type=int, default=2_000_000, help="in train (default: 2 million); 5%% in the others")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
