@@ -36,7 +36,7 @@ def test_each_document_of_the_recall_text_asks_for_all_its_pairs_in_another_orde
 
 
 def test_a_recall_text_without_room_for_its_documents_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="--words 100 must be at least 25600 with --pairs 64"):
+    with pytest.raises(InputError, match="--words 100 must be at least 10240 with --pairs 32"):
         run_script(monkeypatch, "recall", tmp_path / "text", "--words", 100)
     assert not (tmp_path / "text").exists()
 
