@@ -141,9 +141,16 @@ def test_inherited_weights_start_below_random_ones_and_differ_by_search(
     inherited = {start for name, start in starts.items() if "inherited" in name}
     assert len(inherited) == 2 and len(set(starts.values())) == 4  # two searches, two seeds from scratch
     assert min(starts[f"adi-scratch-{seed}"] for seed in (1, 2)) > max(inherited) + 0.1
-    assert len({nlls[-1] for nlls in losses.values()}) == 6
-    assert json.loads(printed[-1])["final_nll"].keys() == {f"adi, {start}" for start in inherit.STARTS}
+    final = json.loads(printed[-1])["nll"]["adi"]
+    for start, nll in final.items():
+        assert nll == pytest.approx(sum(losses[f"adi-{start}-{seed}"][-1] for seed in (1, 2)) / 2, abs=1e-4)
+    assert final.keys() == inherit.COLOURS.keys()
+    difference = float(printed[2].split(" | ")[3])
+    assert difference == pytest.approx(final["inherited"] - final["scratch"], abs=2e-4)
     assert (tmp_path / "out" / "curves.png").exists()
     monkeypatch.setattr("sys.argv", ["run.py", *arguments[:-1], str(searches[0])])
     with pytest.raises(InputError, match="holds results with"):  # of other searches
+        inherit.main()
+    monkeypatch.setattr("sys.argv", ["run.py", *arguments, "train.steps=2"])
+    with pytest.raises(InputError, match="is not a finished search; options come before --searches"):
         inherit.main()

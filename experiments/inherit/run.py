@@ -1,9 +1,10 @@
-"""What is it worth to start from the weights of a search? `python experiments/inherit/run.py --searches RUN_DIR ...`.
+"""What are the weights of a search worth? `python experiments/inherit/run.py data.source=FOLDER --searches DIR ...`.
 
-Each RUN_DIR is a finished search with search.yaml and another seed. Each pattern is trained from scratch with the seeds
-1, 2, ..., and from the weights of its path in each SuperNet. Valid is evaluated at several times; the seconds do not
-include the evaluations. Every finished training is a JSON file in OUT and is not repeated. Several processes may share
-OUT if --only divides the trainings between them. The program writes curves.png to OUT. The last line is JSON.
+Each DIR is the run folder of a finished search with search.yaml and another seed. Each pattern is trained from scratch
+with the seeds 1, 2, ..., and from the weights of its path in each SuperNet. Valid is evaluated at several times; the
+seconds do not include the evaluations. Every finished training is a JSON file in OUT and is not repeated. Several
+processes may share OUT if --only divides the trainings between them. The program writes curves.png to OUT. The last
+line is JSON.
 """
 
 import json
@@ -18,37 +19,39 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import is_due, mean_and_error, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
-from nas.core.errors import run_command
+from nas.comparison.statistics import t_test
+from nas.core.errors import InputError, run_command
 from nas.core.pattern import expand
-from nas.core.run_folder import CHECKPOINT
+from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
-from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
+from nas.reporting.style import BLUE, GREY, new_figure, save, tidy
 
 PATTERNS = ("adadad", "aadadd", "iaiiad")  # interleaved, and what experiments/wikitext2 derives within 1.0 and 0.65
 EVALUATIONS = 10
-SLOWER = ["train.lr=0.0033", "train.muon_lr=0.005"]  # a third of the defaults
-STARTS = {"scratch": [], "inherited": [], "inherited, a third of the rates": SLOWER}
-COLOURS = dict(zip(STARTS, (GREY, BLUE, RED), strict=True))
+SCRATCH, INHERITED = "scratch", "inherited"
+COLOURS = {SCRATCH: GREY, INHERITED: BLUE}
 
 
 def main() -> None:
     parser = job_parser(__doc__, "runs/inherit/trainings", "*-scratch-*")
     parser.add_argument(
-        "--searches", type=Path, nargs="+", required=True, metavar="RUN_DIR", help="finished searches with search.yaml"
+        "--searches", type=Path, nargs="+", required=True, metavar="DIR", help="finished searches with search.yaml"
     )
     arguments = parser.parse_intermixed_args()
+    for search in arguments.searches:
+        if not (search / OUTCOME).exists():
+            raise InputError(f"--searches {search} is not a finished search; options come before --searches")
     origins = [f"search={sha256_of(search / CHECKPOINT)}" for search in arguments.searches]
     jobs, results = Jobs(arguments.out, [*arguments.overrides, *origins], arguments.only), {}
     for seed, search in enumerate(arguments.searches, start=1):
         same = [f"seed={seed}", f"data.tokenizer={search / VOCABULARY}", *arguments.overrides]
         for short in PATTERNS:
-            for start, options in STARTS.items():
-                origin = [] if start == "scratch" else [f"train.init_from={search}"]
-                work = partial(train, short, [*same, *options, *origin])
-                if found := jobs.do(f"{short}-{start.replace(', ', '-').replace(' ', '-')}-{seed}", work):
-                    results.setdefault((short, start), []).append(found)
-    finished = {key: found for key, found in results.items() if len(found) == len(arguments.searches)}
+            for start, origin in {SCRATCH: [], INHERITED: [f"train.init_from={search}"]}.items():
+                if found := jobs.do(f"{short}-{start}-{seed}", partial(train, short, [*same, *origin])):
+                    results.setdefault(short, {}).setdefault(start, []).append(found)
+    wanted = [len(arguments.searches)] * len(COLOURS)
+    finished = {short: found for short, found in results.items() if list(map(len, found.values())) == wanted}
     draw(finished, arguments.out / "curves.png")
     print(json.dumps(report(finished)))
 
@@ -79,36 +82,38 @@ def train(short: str, options: list[str]) -> dict:
     return {"pattern": short, "seconds": times, "nlls": nlls}
 
 
-def report(results: dict[tuple[str, str], list[dict]]) -> dict:
-    """Print the mean nll over time of each pattern and start. Returns the last line's content: the final means."""
-    steps = [f"{index}/{EVALUATIONS}" for index in (0, 1, 2, 5, EVALUATIONS)]
-    print_row("pattern", "start", *steps, "seconds", "time for the final loss from scratch", header=True)
+def report(results: dict[str, dict[str, list[dict]]]) -> dict:
+    """Print the nll of each pattern from scratch and with inherited weights. Returns the last line's content."""
+    header = "pattern", SCRATCH, INHERITED, "difference", "p", "inherited, before training", "as good as scratch after"
+    print_row(*header, "seconds", header=True)
     final = {}
-    for (short, start), found in results.items():
-        nlls, seconds = (np.mean([result[key] for result in found], axis=0) for key in ("nlls", "seconds"))
-        final[f"{short}, {start}"] = round(float(nlls[-1]), 4)
-        needed = ""
-        if (scratch := results.get((short, "scratch"))) and start != "scratch":
-            aim = np.mean([result["nlls"][-1] for result in scratch])
-            reached = np.flatnonzero(nlls <= aim)
-            needed = f"{reached[0]}/{EVALUATIONS}" if len(reached) else "not reached"
-        cells = [f"{nlls[int(step.split('/')[0])]:.4f}" for step in steps]
-        cells[-1] = mean_and_error([result["nlls"][-1] for result in found])
-        print_row(short, start, *cells, f"{seconds[-1]:.0f}", needed)
-    return {"final_nll": final}
+    for short, starts in results.items():
+        nlls = {start: np.array([training["nlls"] for training in found]) for start, found in starts.items()}
+        scratch, inherited = nlls[SCRATCH][:, -1], nlls[INHERITED][:, -1]
+        test = t_test(inherited, scratch, paired=True)
+        curve = nlls[INHERITED].mean(axis=0)
+        reached = np.flatnonzero((curve <= scratch.mean()) & (np.arange(len(curve)) > 0))
+        print_row(
+            *(short, mean_and_error(list(scratch)), mean_and_error(list(inherited)), f"{test['difference']:+.4f}"),
+            *(None if test["p"] is None else f"{test['p']:.2g}", f"{curve[0]:.4f}"),
+            f"{reached[0]}/{EVALUATIONS} of the steps" if len(reached) else "never",
+            f"{np.mean([training['seconds'][-1] for training in starts[INHERITED]]):.0f}",
+        )
+        final[short] = {start: round(float(nlls[start][:, -1].mean()), 4) for start in COLOURS}
+    return {"nll": final}
 
 
-def draw(results: dict[tuple[str, str], list[dict]], path: Path) -> None:
+def draw(results: dict[str, dict[str, list[dict]]], path: Path) -> None:
     """nll on valid over seconds of training, a panel per pattern, the mean over the seeds."""
     if not results:
         return
-    figure, panels = new_figure(9, 3.2, columns=len(PATTERNS), sharey=True, squeeze=False)
+    figure, panels = new_figure(9, 3.2, columns=len(results), sharey=True, squeeze=False)
     panels = panels[0]
-    for (short, start), found in results.items():
-        nlls, seconds = (np.mean([result[key] for result in found], axis=0) for key in ("nlls", "seconds"))
-        shown = nlls < nlls[-1] + 1.0  # an untrained network would hide the differences
-        panels[PATTERNS.index(short)].plot(seconds[shown], nlls[shown], marker=".", color=COLOURS[start], label=start)
-    for short, axes in zip(PATTERNS, panels, strict=True):
+    for axes, (short, starts) in zip(panels, results.items(), strict=True):
+        for start, found in starts.items():
+            nlls, seconds = (np.mean([training[key] for training in found], axis=0) for key in ("nlls", "seconds"))
+            shown = nlls < nlls[-1] + 1.0  # an untrained network would hide the differences
+            axes.plot(seconds[shown], nlls[shown], marker=".", color=COLOURS[start], label=start)
         axes.set(title=short, xlabel="seconds of training")
         tidy(axes)
     panels[0].set_ylabel("nll on valid (nats per token)")
