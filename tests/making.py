@@ -127,6 +127,4 @@ def assert_same_run(one: Path, two: Path, weights_in: str) -> None:
         if (one / name).exists():
             assert (one / name).read_bytes() == (two / name).read_bytes()
     first, second = (torch.load(path / "checkpoint.pt", weights_only=True)["phase"][weights_in] for path in (one, two))
-    assert first.keys() == second.keys()
-    for key in first:
-        assert torch.equal(first[key], second[key]), key
+    assert_same_state(first, second)

@@ -1,6 +1,7 @@
 """Runs that are killed, interrupted, or run out of disk."""
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,15 @@ pytestmark = pytest.mark.slow
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(searched, small_yaml, tmp_path):
-    folder = tmp_path / "run"
-    succeed("search", small_yaml, "--run", folder)
+    folder = shutil.copytree(searched, tmp_path / "run")
     whole = (folder / "checkpoint.pt").read_bytes()
     (folder / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
     message = refuse("search", small_yaml, "--run", folder, "--resume")
     assert "checkpoint.pt is damaged or not a checkpoint of this program" in message
 
 
-def kill_at_random(command, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> None:
-    """Start a command and end it at a random moment after it has begun to log."""
+def kill_at_random(command, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> tuple[int, str]:
+    """Start a command and end it at a random moment after it has begun to log. Returns its status and its stderr."""
     stage, *arguments = command
     process = subprocess.Popen(
         [sys.executable, f"{stage}.py", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -39,7 +39,7 @@ def kill_at_random(command, folder: Path, seconds: tuple[float, float], number=s
     assert process.poll() is None, "the run ended before the signal; increase its steps"
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    kill_at_random.status, kill_at_random.errors = process.returncode, errors.decode()
+    return process.returncode, errors.decode()
 
 
 LONG = ["train.steps=700", "train.checkpoint_every=20", "train.evaluate_every=150", "train.log_every=7"]
@@ -55,8 +55,8 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     succeed(*command(whole))
     for _ in range(2):
-        kill_at_random(command(killed), killed, (0.0, 0.7))
-        assert kill_at_random.status == -signal.SIGKILL
+        status, _ = kill_at_random(command(killed), killed, (0.0, 0.7))
+        assert status == -signal.SIGKILL
     succeed(*command(killed))
     assert_same_run(whole, killed, "supernet" if stage == "search" else "model")
     if stage == "retrain":
@@ -72,10 +72,10 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number):
     more = [*LONG, "train.checkpoint_every=100000"]
     succeed("search", small_yaml, "--run", whole, *more)
     command = ["search", str(small_yaml), "--run", str(stopped), *more]
-    kill_at_random(command, stopped, (0.0, 0.3), number)
-    assert kill_at_random.status == 130
-    assert "progress is saved; rerun the same command with --resume to continue" in kill_at_random.errors
-    assert len(kill_at_random.errors.strip().splitlines()) == 1
+    status, errors = kill_at_random(command, stopped, (0.0, 0.3), number)
+    assert status == 130
+    assert "progress is saved; rerun the same command with --resume to continue" in errors
+    assert len(errors.strip().splitlines()) == 1
     succeed("search", small_yaml, "--run", stopped, "--resume", *more)
     assert_same_run(whole, stopped, "supernet")
 
