@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import derive
-from nas.core.config import LatencyOptions, SearchOptions
+from nas.core.config import LatencyOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import expand
@@ -22,7 +22,6 @@ from nas.derivation.runs import SearchRun, check_seeds, describe_spread
 from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
 from nas.search.estimators import risk_seeking_weights
-from nas.search.objective import describe_target, path_distribution
 from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
 from nas.search.schedule import describe_maturity
@@ -266,24 +265,6 @@ def test_the_spread_and_the_certainty_keep_the_limit_of_attentions(capsys):
     assert "aad" not in capsys.readouterr().out
     record = pattern_record(choice, runs, "relearn", COSTS)["confidence"]
     assert sum(block["pi"]["attention"] for block in record) == pytest.approx(1, abs=1e-3)
-
-
-def test_a_budget_without_room_for_attention_causes_a_warning():
-    def options(target, mode="budget", source="flops", **more):
-        return SearchOptions(latency=LatencyOptions(source=source, mode=mode, target=target), **more)
-
-    about, warning = describe_target(options(0.79), 2, COSTS)
-    assert "so the blocks may cost 58% of" in about  # 0.79 * 20 - 10 of 10
-    assert "WARNING" in warning and "give search.latency.target=0.800 or more" in warning
-    assert len(describe_target(options(0.8), 2, COSTS)) == 1
-    assert len(describe_target(options(0.7, operations=["dense", "identity"]), 2, COSTS)) == 1
-    with pytest.raises(InputError, match=r"only ii is within search.latency.target=0.69, .* give 0.700 or more"):
-        path_distribution(options(0.69), 2, COSTS)
-    assert describe_target(options(0.1, mode="penalty"), 2, COSTS) == []
-    assert describe_target(options(0.1, source="none"), 2, COSTS) == []
-    costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})
-    more = options(0.79, operations=["sparse_fixed", "attention", "dense", "identity"])
-    assert "give search.latency.target=0.850" in describe_target(more, 2, costly)[1]  # 10 + 6 + 1 of 20
 
 
 @pytest.mark.parametrize(
