@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from pathlib import Path
 
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import run_command
@@ -32,55 +31,89 @@ def main() -> None:
 def search(config, run, context) -> None:
     """Run the stage, on each rank."""
     from nas.core.provenance import provenance
-    from nas.core.run_folder import FLOPS_TABLE, LATENCY
-    from nas.costs.latency import current_costs
+    from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME
+    from nas.costs.budget import describe_budget
+    from nas.costs.flops import count_flops
+    from nas.costs.latency import search_latency
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.data.vocabulary import VOCABULARY
-    from nas.search.objective import describe_target
-    from nas.search.outcome import report_outcome
-    from nas.search.phase import SearchPhase
-    from nas.search.schedule import describe_maturity, make_schedule, retraining_steps
-    from nas.search.supernet import build_supernet, inherit_weights
-    from nas.training.build import open_streams, passes_warning, resolve_cutoffs, warmup_warning
-    from nas.training.distributed import broadcast_from_main, first_on_each_node
-    from nas.training.trainer import Trainer
+    from nas.search.maturity import describe_steps
+    from nas.search.outcome import print_outcome
+    from nas.search.shared_weights import inherit_weights
+    from nas.search.supernet import build_supernet
+    from nas.training.build import open_streams, resolve_cutoffs
+    from nas.training.distributed import first_on_each_node, is_main
 
+    began, options = time.monotonic(), config.search
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
     config = resolve_cutoffs(config, corpus)
-    options, counts = config.search, corpus.counts()
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
     if options.weights_from:
-        if not run.checkpoint.exists():
-            inherit_weights(supernet, config, corpus)
-    elif options.schedule == "sequential":
-        text = len(corpus.tokens("train"))
-        steps = make_schedule(config, text).weights_steps
-        print(describe_maturity(config, steps))
-        passes = passes_warning(config, "search.retrain_steps", retraining_steps(config, steps), text)
-        for warning in filter(None, (passes, warmup_warning(config, steps))):
-            print(warning)
-    latency, began = None, time.monotonic()
-    if options.latency.source == "measured":
-        tables = [Path(folder, LATENCY) for folder in (run.path, options.weights_from) if folder]
-        file = next(filter(Path.exists, tables), tables[0])
-        latency = broadcast_from_main(lambda: current_costs(config, counts, context, file))
-    latency_seconds = time.monotonic() - began
-    phase = SearchPhase(supernet, corpus, config, context, latency)
+        inherit_weights(supernet, config, corpus)
+    print_lines(describe_steps(config, len(corpus.tokens("train"))))
+    flops, latency = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
+    costs = latency or flops
+    if options.latency.source != "none":
+        print_lines(describe_budget(options.latency.target, config.model.blocks, options.operations, costs))
 
     run.start(config, provenance(config, corpus.meta, context))
     run.save(VOCABULARY, corpus.vocabulary)
-    run.write(FLOPS_TABLE, phase.flops.to_dict())
+    run.write(FLOPS_TABLE, flops.to_dict())
     if latency:
         run.write(LATENCY, latency.to_dict())
         print(latency.text(config.model.blocks))
-    for line in describe_target(options, config.model.blocks, phase.costs):
-        print(line)
-    trainer = Trainer(phase, run)
+    seconds = time.monotonic() - began
+    if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
+        method = gumbel if options.method == "gumbel" else single_path
+        run.write(OUTCOME, method(supernet, corpus, config, context, costs, run, seconds))
+    if is_main():
+        print_outcome(run)
+
+
+def single_path(supernet, corpus, config, context, costs, run, seconds: float) -> dict:
+    """Train the weights along uniform paths, then learn pi with fixed weights. Returns the content of outcome.yaml.
+
+    seconds: the time until now.
+    """
+    from nas.costs.budget import likeliest_path
+    from nas.search.learn_pi import learn_pi
+    from nas.search.outcome import PiWriter, make_outcome
+    from nas.search.shared_weights import SharedWeights
+    from nas.search.weights import WeightsPhase
+    from nas.training.trainer import Trainer, open_board
+
+    trainer = None
+    if not config.search.weights_from:
+        trainer = Trainer(WeightsPhase(supernet, corpus, config, context), run)
+        trainer.fit()
+    steps, began = trainer.step if trainer else 0, time.monotonic()
+    weights = SharedWeights(supernet, corpus, config, context)
+    budget = config.search.budget
+    with open_board(run, steps) as board:
+        writer = PiWriter(run, config, steps, board)
+        learned = learn_pi(weights, costs, budget, report=writer, known=writer.known)
+    path = likeliest_path(learned.pi.mean(axis=0), supernet.operations, costs, budget)
+    seconds += time.monotonic() - began
+    return make_outcome(config, weights.evaluate(path), writer.steps, seconds, trainer)
+
+
+def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dict:
+    """Run the paper's method. Returns the content of outcome.yaml. seconds: the time until now."""
+    from nas.search.gumbel import GumbelPhase
+    from nas.search.outcome import make_outcome
+    from nas.training.trainer import Trainer
+
+    trainer = Trainer(GumbelPhase(supernet, corpus, config, context, costs), run)
     trainer.fit()
-    report_outcome(phase, trainer, latency_seconds)
+    return make_outcome(config, trainer.valid, trainer.step, seconds, trainer)
+
+
+def print_lines(lines: list[str]) -> None:
+    for line in lines:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def small_content(source: Path, cache: Path) -> dict:
             "device": "cpu",
             "precision": "fp32",  # with auto, Muon's precision depends on the processor
         },
-        "search": {"schedule": "joint", "warmup_steps": 6, "estimator": "leave_one_out", "paths": 4},
+        "search": {"logits_steps": 12, "paths": 4},
     }
 
 

@@ -8,19 +8,22 @@ import numpy as np
 import torch
 
 from nas.costs.cost_table import FLOPS, CostTable
+from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.runs import SearchRun
 from nas.retraining.phase import RetrainPhase
-from nas.search.phase import SearchPhase
+from nas.search.gumbel import GumbelPhase
+from nas.search.shared_weights import SharedWeights
 from nas.search.supernet import build_supernet
+from nas.search.weights import WeightsPhase
 from nas.training.build import build_fixed
 from nas.training.device import device_context
 
 STAGES = {
-    "search_leave_one_out": ["search.paths=3", "search.fair_warmup=false"],
-    "search_straight_through": ["search.estimator=straight_through", "search.split=shared", "search.fair_warmup=false"],
-    "search_soft": ["search.sampling=soft", "search.split=shared", "model.norm=post"],
+    "search_weights": [],
+    "search_hard": ["search.method=gumbel", "search.sampling=hard", "search.split=shared", "search.warmup_steps=6"],
+    "search_soft": ["search.method=gumbel", "search.split=shared", "search.warmup_steps=6", "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
     "retrain_adamw": [
         "train.optimizer=adamw",
@@ -47,22 +50,12 @@ COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0}
 def search_run(*seed_pi, path="runs/one", operations=NAMES, **content) -> SearchRun:
     """A run in the form of read_run(), with pi [N, O] for each seed of the logits."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
-    return SearchRun(Path(path), content, list(operations), np.array(seed_pi, dtype=float), 7, 7, COSTS)
+    return SearchRun(Path(path), content, list(operations), np.array(seed_pi, dtype=float), 7, 7, COSTS, [])
 
 
 def one_hot(*indices) -> np.ndarray:
     """pi [N, O] that is nearly certain of a path."""
     return np.eye(3)[list(indices)] * 0.98 + 0.02 / 3
-
-
-class Evaluator:
-    """In place of a SuperNetEvaluator: the loss of each path is given."""
-
-    def __init__(self, losses: dict[tuple[int, ...], float]):
-        self.losses = losses
-
-    def path_nll(self, path) -> float:
-        return self.losses[tuple(path)]
 
 
 def generator(seed: int) -> torch.Generator:
@@ -80,11 +73,21 @@ def load_script(name: str):
     return module
 
 
-def make_search(config, corpus=None, latency=None):
+def make_search(config, corpus=None):
+    """The phase that trains the weights and, with search.method=gumbel, the logits."""
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    context = device_context(config.train)
-    return SearchPhase(build_supernet(config, corpus), corpus, config, context, latency)
+    parts = build_supernet(config, corpus), corpus, config, device_context(config.train)
+    if config.search.method == "single_path":
+        return WeightsPhase(*parts)
+    return GumbelPhase(*parts, count_flops(config, corpus.counts()))
+
+
+def make_weights(config, corpus=None) -> SharedWeights:
+    """A SuperNet with its initial weights, for learn_pi()."""
+    torch.manual_seed(config.seed)
+    corpus = corpus or Corpus(prepare(config.data))
+    return SharedWeights(build_supernet(config, corpus), corpus, config, device_context(config.train))
 
 
 def make_retraining(config, pattern, corpus=None):

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
+from nas.search.estimators import risk_seeking_weights
+from nas.search.schedule import describe_maturity
 
 import derive
 from nas.core.config import LatencyOptions
@@ -19,12 +22,9 @@ from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import choosing, relearning
 from nas.derivation.pattern_record import Choice, candidates_table, pattern_record
 from nas.derivation.runs import SearchRun, check_seeds, describe_spread
-from nas.derivation.supernet_evaluator import choose_among_seeds, compare_with_rules
 from nas.search import phase as phases
-from nas.search.estimators import risk_seeking_weights
 from nas.search.outcome import cost_in_trainings
 from nas.search.sampling import PathsWithinBudget
-from nas.search.schedule import describe_maturity
 from nas.search.supernet import MUST_EQUAL
 from tests.making import COSTS, NAMES, Evaluator, make_search, one_hot, search_run
 

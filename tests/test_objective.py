@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from nas.search.objective import describe_target, path_distribution
 
 from nas.core.config import LatencyOptions, SearchOptions
 from nas.core.errors import InputError
 from nas.costs.cost_table import MILLISECONDS, CostTable
-from nas.search.objective import describe_target, path_distribution
 from tests.making import COSTS, make_search
 from tests.reference import expected_loss
 

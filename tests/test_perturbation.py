@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from nas.derivation.perturbation import losses_without, perturb
+from nas.derivation.supernet_evaluator import PARTS, SuperNetEvaluator
 
 from nas.core.errors import InputError
 from nas.core.provenance import data_digests
 from nas.core.run_folder import open_run
 from nas.derivation import perturbation
-from nas.derivation.perturbation import losses_without, perturb
-from nas.derivation.supernet_evaluator import PARTS, SuperNetEvaluator
 from nas.training.evaluation import total_nll
 from nas.training.trainer import Trainer
 from tests.making import make_search

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from nas.search.schedule import describe_maturity
 
 from models.operations import BlockConfig
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
 from nas.search.sampling import fair_paths, weight_groups
-from nas.search.schedule import describe_maturity
 from nas.search.supernet import SuperNet
 from tests.making import generator, make_search
 from tests.processes import refuse, succeed

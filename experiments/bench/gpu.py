@@ -72,8 +72,9 @@ def shared_soft(warmup_steps: int = 0) -> dict:
 
 def make_phase(config, corpus, pattern: list[str] | None = None):
     """A retraining of a pattern, or a search, on its device."""
-    from nas.retraining.phase import RetrainPhase
     from nas.search.phase import SearchPhase
+
+    from nas.retraining.phase import RetrainPhase
     from nas.search.supernet import build_supernet
     from nas.training.build import build_fixed
     from nas.training.device import set_up_device

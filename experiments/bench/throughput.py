@@ -107,9 +107,10 @@ class Workload:
     """A row of the table: one configuration and its work."""
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
+        from nas.search.phase import SearchPhase
+
         from nas.costs.flops import count_flops
         from nas.retraining.phase import RetrainPhase
-        from nas.search.phase import SearchPhase
         from nas.search.supernet import build_supernet
         from nas.training.build import build_fixed
         from nas.training.device import device_context

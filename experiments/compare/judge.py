@@ -28,9 +28,8 @@ def main() -> None:
     metric = choose_metric(results)
     truth = {tuple(result.contender.blocks): float(result.losses(metric).mean()) for result in results}
 
-    from scipy.stats import kendalltau
-
     from nas.derivation.supernet_evaluator import SuperNetEvaluator
+    from scipy.stats import kendalltau
 
     taus, ordered = {}, sorted(truth, key=truth.get)
     for search in arguments.searches:

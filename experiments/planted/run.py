@@ -124,8 +124,9 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
 
     Returns the most probable pattern without a budget (`free`) and within it (`budget`), abbreviated, and both pi.
     """
-    from nas.costs.flops import count_flops
     from nas.search.phase import SearchPhase
+
+    from nas.costs.flops import count_flops
     from nas.search.supernet import build_supernet
     from nas.training.device import device_context
 

@@ -86,6 +86,7 @@ def evaluate_path(supernet, path: list[int], config: Config, corpus, context) ->
 def search(name: str, seed: int, overrides: list[str]) -> dict:
     """Run one search. Its weights evaluate the random patterns; a sequential one then learns pi in several ways."""
     from nas.search.phase import SearchPhase
+
     from nas.search.supernet import build_supernet
 
     more = [*overrides, *SUPERNETS[name]]

@@ -26,7 +26,7 @@ from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.search.schedule import MATURE, MATURE_WITH_TRIALS, describe_maturity
+from nas.search.maturity import MATURE, MATURE_WITH_TRIALS, maturity_warning
 from nas.training.build import count_parameters, resolve_cutoffs
 from nas.training.device import device_context, set_up_device
 
@@ -87,13 +87,11 @@ class Comparison:
         write_text(settings_file(self.path), text)
 
     def warn_of_immature_weights(self) -> None:
-        """Print a warning if a sequential search trains its operations clearly less than the recipe trains patterns."""
+        """Print a warning if a search trains its operations clearly less than the recipe trains patterns."""
         search, steps = self.search, self.recipe.train.steps  # None if epochs are given
-        if search and search.search.schedule == "sequential" and not search.search.weights_from:
+        if search and search.search.method == "single_path" and not search.search.weights_from and search.train.steps:
             share = MATURE_WITH_TRIALS if self.settings.trials else MATURE
-            text = describe_maturity(search, search.train.steps, steps, share) if search.train.steps and steps else ""
-            if text.startswith("WARNING"):
-                print(text)
+            print(maturity_warning(search, search.train.steps, steps, share) or "", end="")
 
     def search_tasks(self) -> list[Task]:
         tasks = []

@@ -123,14 +123,13 @@ class TrainOptions:
 
 @dataclass
 class TemperatureOptions:
-    start: float = option(1.0, "temperature of the relaxed sample after the warm-up (soft, straight_through)", above=0)
-    end: float = option(0.1, "temperature at the last step", above=0)
-    schedule: str = option("exponential", "curve from start to end", choices=("exponential", "linear", "cosine"))
+    start: float = option(1.0, "gumbel: temperature of the samples in the warm-up; it falls exponentially", above=0)
+    end: float = option(0.1, "gumbel: temperature at the last step", above=0)
 
 
 @dataclass
 class LogitsOptimizerOptions:
-    lr: float = option(0.05, "learning rate of the logits (Adam); use 0.01 with soft sampling", above=0)
+    lr: float = option(0.05, "learning rate of the logits (Adam); use 0.01 with gumbel", above=0)
     weight_decay: float = option(0.0, "Adam weight decay of the logits", minimum=0)
 
 
@@ -146,76 +145,61 @@ class LatencyOptions:
         "cost of a forward pass at the sizes of evaluate.*, or of a training step at those of train.*",
         choices=("inference", "training"),
     )
-    target: float = option(0.65, "target cost, as a ratio to the interleaved pattern's", above=0)
-    weight: float = option(1.0, "target and penalty: nats added to the loss per unit of that ratio", minimum=0)
-    mode: str = option(
-        "budget",
-        "budget: draw only patterns that cost at most the target; target: penalise expected cost above the target; "
-        "penalty: penalise all expected cost",
-        choices=("budget", "target", "penalty"),
+    target: float = option(
+        0.65, "highest cost, as a ratio to the interleaved pattern's; gumbel: of the expected cost", above=0
     )
+    weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 
 
-@dataclass
-class WarningOptions:
-    identity_share: float = option(0.5, "warn if a larger share of the blocks chooses identity", minimum=0, maximum=1)
-    margin: float = option(
-        0.1, "call a block undecided if its best two probabilities differ by less", minimum=0, maximum=1
-    )
-    late_share: float = option(0.1, "warn if a block changed in this last share of the steps", minimum=0, maximum=1)
-
-
-# The measurements behind these defaults are in experiments/ranking, experiments/planted and experiments/compare.
+# The measurements behind these defaults are in experiments/ranking and experiments/planted.
 @dataclass
 class SearchOptions:
     operations: list[str] = option(
         ["attention", "dense", "identity"], f"candidate operations of each block, from {', '.join(OPERATIONS)}"
     )
-    schedule: str = option(
-        "sequential",
-        "sequential: train the weights on uniform paths for train.steps, then the logits with fixed weights for "
-        "logits_steps; joint: train both in turn, as in the paper",
-        choices=("sequential", "joint"),
+    method: str = option(
+        "single_path",
+        "single_path: train the weights on uniform paths for train.steps, then pi with fixed weights, within the "
+        "budget; gumbel: the method of the paper (arXiv 2009.04534)",
+        choices=("single_path", "gumbel"),
     )
-    logits_steps: int = option(300, "sequential: steps that train the logits", minimum=1)
-    logits_seeds: int = option(1, "sequential: times that pi is learned from uniform", minimum=1)
-    weights_from: str | None = option(None, "sequential: finished search of the same model and text, for its weights")
+    logits_steps: int = option(300, "steps that train the logits", minimum=1)
+    logits_seeds: int = option(1, "times that pi is learned from uniform", minimum=1)
+    paths: int = option(16, "paths that a step of the logits evaluates", minimum=3)
+    best_fraction: float = option(
+        0.25, "first share of these paths that count (risk-seeking); grows to 1; 1: leave-one-out", above=0, maximum=1
+    )
+    weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(
         None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1
     )
     shared_projections: bool = option(
         False, "full, sparse and window attention share weights, which train as often as those of one operation"
     )
-    sampling: str = option("hard", "hard: one operation per block; soft: a weighted mixture", choices=("hard", "soft"))
-    estimator: str = option(
-        "risk_seeking",
-        "hard sampling: gradient estimator of the logits",
-        choices=("risk_seeking", "leave_one_out", "straight_through"),
-    )
-    paths: int = option(16, "risk_seeking, leave_one_out: paths evaluated per logits step", minimum=2)
-    best_fraction: float = option(0.25, "risk_seeking: first share of paths that count; grows to 1", above=0, maximum=1)
-    split: str = option(
-        "heldout",
-        "heldout: train the logits on a held-out part of train; shared: on the same batches as the weights",
-        choices=("heldout", "shared"),
-    )
     arch_fraction: float = option(
-        0.2, "heldout: share of the text, and with joint of the steps, for the logits", above=0, maximum=0.5
+        0.2, "share of the text for the logits; gumbel: also of the steps after the warm-up", above=0, maximum=0.5
     )
     warmup_steps: int | None = option(
-        None, "joint: steps that train only the weights, at uniform pi (null: half; the paper: a quarter)", minimum=0
+        None, "gumbel: steps that train only the weights, with uniform pi (null: half; the paper: a quarter)", minimum=0
     )
-    fair_warmup: bool = option(
-        True, "hard sampling: train all operations of a block equally often on uniform paths, not just on average"
+    sampling: str = option(
+        "soft",
+        "gumbel: a weighted mixture of all operations (the paper), or one operation with straight-through gates",
+        choices=("soft", "hard"),
     )
-    stable_share: float = option(
-        0.0, "stop early if this share of the blocks keeps its choice; 0: never", minimum=0, maximum=1
+    split: str = option(
+        "heldout",
+        "gumbel: train the logits on a held-out part of train (the paper), or on the same batches as the weights",
+        choices=("heldout", "shared"),
     )
-    stable_steps: int = option(1000, "stable_share: steps for which the choices must stay the same", minimum=1)
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
     latency: LatencyOptions = field(default_factory=LatencyOptions)
-    warnings: WarningOptions = field(default_factory=WarningOptions)
+
+    @property
+    def budget(self) -> float | None:
+        """The budget within which a search draws paths, a ratio to the interleaved pattern's cost; None: none."""
+        return self.latency.target if self.method == "single_path" and self.latency.source != "none" else None
 
 
 @dataclass

@@ -133,28 +133,15 @@ def short_segments_conflict(config: Config) -> str | None:
     return None
 
 
+ONLY_GUMBEL = ("warmup_steps", "sampling", "split")  # options of search.method=gumbel
+ONLY_SINGLE_PATH = ("logits_seeds", "weights_from")
+
+
 def check_search(search: SearchOptions) -> None:
-    sequential, scored = search.schedule == "sequential", search.sampling == "hard"
-    scored = scored and search.estimator != "straight_through"
-    if sequential and search.split == "shared":
-        raise InputError(
-            "search.split=shared needs search.schedule=joint: a sequential search trains weights and logits apart"
-        )
-    if sequential and search.warmup_steps is not None:
-        raise InputError(
-            f"search.warmup_steps={search.warmup_steps} needs search.schedule=joint; a sequential search trains the "
-            "weights alone for train.steps"
-        )
-    for key, default in (("weights_from", None), ("logits_seeds", 1)):
-        if not sequential and getattr(search, key) != default:
-            raise InputError(f"search.{key}={getattr(search, key)} needs search.schedule=sequential")
-    if search.latency.source != "none" and search.latency.mode == "budget" and not scored:
-        raise InputError(
-            "search.latency.mode=budget needs search.sampling=hard and search.estimator=risk_seeking or "
-            "leave_one_out; use mode=target"
-        )
-    if scored and search.estimator == "risk_seeking" and search.paths < 3:
-        raise InputError(f"search.paths={search.paths} must be at least 3, because risk_seeking keeps the best of them")
+    other, only = ("single_path", ONLY_SINGLE_PATH) if search.method == "gumbel" else ("gumbel", ONLY_GUMBEL)
+    for name in only:
+        if getattr(search, name) != getattr(SearchOptions, name):
+            raise InputError(f"search.{name}={getattr(search, name)} needs search.method={other}")
     names = search.operations
     if not names or len(set(names)) < len(names):
         raise InputError(f"search.operations={names} must be different names from {', '.join(OPERATIONS)}")

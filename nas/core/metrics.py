@@ -6,7 +6,7 @@ from pathlib import Path
 from nas.core.errors import InputError
 from nas.core.files import read_jsonl, read_yaml
 
-METRICS, PI = "metrics.jsonl", "pi.jsonl"
+METRICS, PI, PATHS = "metrics.jsonl", "pi.jsonl", "paths.jsonl"
 
 
 def perplexity(nll: float) -> float:

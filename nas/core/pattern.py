@@ -79,13 +79,6 @@ def stack(blocks: list[str], count: int) -> list[str]:
 RESIZINGS = {"stretch": stretch, "stack": stack}
 
 
-def limited_operations(operations: list[str]) -> list[str]:
-    """Which of the operations count as attention blocks where a pattern is limited to fewer: full attention, or every
-    operation that attends if full attention is not among them.
-    """
-    return ["attention"] if "attention" in operations else [name for name in operations if name in ATTENDING]
-
-
 def read_pattern(path: str | Path) -> dict:
     """Read and check a pattern file. In the returned mapping, `blocks` is a list of known operations.
 

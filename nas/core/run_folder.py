@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import json
+import math
 import os
 import sys
 from dataclasses import asdict, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from nas.core.config import Config, flat_config, options
 from nas.core.errors import InputError, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
-from nas.core.metrics import METRICS, PI, perplexity
+from nas.core.metrics import METRICS, PATHS, PI, perplexity
 from nas.core.provenance import check_text
 
 CHECKPOINT = "checkpoint.pt"
@@ -36,13 +37,12 @@ def find_weights_run(run: Path) -> Path:
     return find_weights_run(Path(origin)) if origin else run
 
 
-def can_evaluate_patterns(run: Path) -> bool:
-    """Whether a search holds weights that were trained on uniform paths, so that they can evaluate any pattern."""
-    config = find_weights_run(run) / "config.yaml"
-    if not (config.exists() and (run / CHECKPOINT).exists()):
+def weights_judge_patterns(run: Path) -> bool:
+    """Whether a search holds weights that were trained on uniform paths, so that they can judge any pattern."""
+    weights = find_weights_run(run)
+    if not ((weights / "config.yaml").exists() and (weights / CHECKPOINT).exists()):
         return False
-    options = flat_config(read_yaml(config))
-    return options["search.schedule"] == "sequential" and options["search.sampling"] == "hard"
+    return flat_config(read_yaml(weights / "config.yaml"))["search.method"] == "single_path"
 
 
 def on_rank_0(method):
@@ -139,6 +139,11 @@ class RunFolder:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     @on_rank_0
+    def write_lines(self, name: str, lines: list[dict]) -> None:
+        """Write a JSON lines file."""
+        write_text(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+
+    @on_rank_0
     def log(self, text: str) -> None:
         """Append a line to train.log."""
         with open(self.path / "train.log", "a", encoding="utf-8") as file:
@@ -149,15 +154,12 @@ class RunFolder:
         finite = min(perplexity(nll), sys.float_info.max)  # JSON has no infinity
         self.append(METRICS, {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": finite, **more})
 
-    @on_rank_0
     def cut_after(self, step: int) -> None:
-        """Remove the lines that a resumed run writes again: those after `step`, incomplete lines,
-        and the line of test.
-        """
-        for path in (self.path / METRICS, self.path / PI):
-            if path.exists():
-                kept = [line for line in read_jsonl(path) if line["step"] <= step and line.get("split") != "test"]
-                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        """Remove the lines that a resumed run writes again: those after `step`, incomplete lines, and that of test."""
+        for name, last in {METRICS: step, PI: step, PATHS: math.inf}.items():
+            if (self.path / name).exists():
+                lines = read_jsonl(self.path / name)
+                self.write_lines(name, [x for x in lines if x["step"] <= last and x.get("split") != "test"])
 
 
 def open_run(

@@ -1,18 +1,13 @@
-"""The pattern with the highest probability within a cost budget."""
+"""Budgets: their description, the patterns within one, and the likeliest of these."""
 
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.pattern import interleaved, limited_operations
+from nas.core.pattern import ATTENDING, abbreviate, interleaved
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
 LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
-SPENT = 0.95  # share of the highest possible cost that patterns with a limit of attention blocks must use
-
-
-class NoPatternFits(InputError):
-    """No pattern is within a budget."""
 
 
 def read_budgets(text: str) -> list[float]:
@@ -31,20 +26,30 @@ def read_budgets(text: str) -> list[float]:
     return budgets
 
 
-def likeliest_path(
-    pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None, attentions: int | None = None
-) -> list[int]:
+def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:
+    """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
+
+    Raises InputError, which names the lowest possible budget, if there are none.
+    """
+    limit = budget * costs.cost(interleaved(blocks)) - costs.overhead
+    try:
+        return PatternLattice([costs.blocks[name] for name in operations], blocks, limit)
+    except ValueError:
+        cheapest = costs.cheapest(operations, blocks)
+        raise InputError(
+            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.least_budget(cheapest)} of the "
+            "interleaved pattern; give at least that"
+        ) from None
+
+
+def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
     """The likeliest operation of each block under pi [N, O]; with a budget, the likeliest path within it.
 
-    Args:
-        budget: a ratio to the interleaved pattern's cost.
-        attentions: with a budget, the limit of patterns_within().
-
-    Raises NoPatternFits, which says what would fit, if no pattern does.
+    budget: a ratio to the interleaved pattern's cost. Raises InputError if no pattern is within it.
     """
     if budget is None:
         return pi.argmax(axis=1).tolist()
-    return patterns_within(budget, len(pi), operations, costs, attentions).best(log_pi(pi))
+    return patterns_within(budget, len(pi), operations, costs).best(log_pi(pi))
 
 
 def log_pi(pi: np.ndarray) -> np.ndarray:
@@ -52,31 +57,32 @@ def log_pi(pi: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(pi, np.finfo(float).tiny))
 
 
-def patterns_within(
-    budget: float, blocks: int, operations: list[str], costs: CostTable, attentions: int | None = None
-) -> PatternLattice:
-    """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
+def describe_budget(budget: float, blocks: int, operations: list[str], costs: CostTable) -> list[str]:
+    """Sentences about what a budget leaves for the blocks.
 
-    Raises NoPatternFits, which names the lowest possible budget, or the limit of attentions, if there are none.
-
-    Args:
-        attentions: the highest number of limited_operations(); None: any. With it, patterns below SPENT of the highest
-            possible cost are excluded, because a SuperNet prefers identity to many dense blocks.
+    Raises InputError if fewer than two patterns are within it.
     """
-    block_costs = [costs.blocks[name] for name in operations]
-    limit = budget * costs.cost(interleaved(blocks)) - costs.overhead
-    try:
-        if attentions is None:
-            return PatternLattice(block_costs, blocks, limit)
-        limits = {"limited": [operations.index(name) for name in limited_operations(operations)], "most": attentions}
-        dearest = PatternLattice(block_costs, blocks, limit, **limits).best(np.tile(block_costs, (blocks, 1)))
-        least = SPENT * sum(block_costs[index] for index in dearest)
-        return PatternLattice(block_costs, blocks, limit, least, **limits)
-    except ValueError:
-        cheapest = costs.cheapest(operations, blocks)
-        if costs.ratio(cheapest) <= budget:
-            raise NoPatternFits(f"no pattern with {attentions} attention blocks or fewer fits {budget:g}") from None
-        raise NoPatternFits(
-            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.least_budget(cheapest)} of the "
-            "interleaved pattern; give at least that"
-        ) from None
+    patterns_within(budget, blocks, operations, costs)
+    cheapest = costs.cheapest(operations, blocks)
+    if others := [name for name in operations if name != cheapest[0]]:
+        second = [*costs.cheapest(others, 1), *cheapest[1:]]
+        if costs.ratio(second) > budget:
+            raise InputError(
+                f"only {abbreviate(cheapest)} is within search.latency.target={budget:g}, so there is nothing to "
+                f"search; give {costs.least_budget(second)} or more"
+            )
+    baseline = costs.cost(interleaved(blocks))
+    share = (budget * baseline - costs.overhead) / (baseline - costs.overhead)
+    lines = [
+        f"search.latency.target={budget:g} is {budget * baseline:.4g} of the interleaved pattern's {baseline:.4g} "
+        f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
+        f"{share:.0%} of what the interleaved pattern's blocks cost"
+    ]
+    if attending := [name for name in operations if name in ATTENDING]:
+        pattern = [*costs.cheapest(attending, 1), *costs.cheapest(operations, blocks - 1)]
+        if costs.ratio(pattern) > budget:
+            lines.append(
+                f"WARNING: no pattern within search.latency.target={budget:g} has an attention block; give "
+                f"search.latency.target={costs.least_budget(pattern)} or more"
+            )
+    return lines

@@ -12,11 +12,13 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
 from nas.core.provenance import processor
+from nas.core.run_folder import LATENCY
 from nas.costs.benchmark import timed_rounds
 from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
 from nas.training.build import backbone_options, block_config
 from nas.training.device import DeviceContext
+from nas.training.distributed import broadcast_from_main
 from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
@@ -180,6 +182,18 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
             return table
         print(f"NOTICE: {file} was measured with {changed}, which differs now; measuring again")
     return measure_costs(config, counts, context)
+
+
+def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, run: Path) -> CostTable | None:
+    """The table of a search, the same on each rank; None unless search.latency.source=measured.
+
+    run: the folder that may hold a table already, as may that of search.weights_from.
+    """
+    if config.search.latency.source != "measured":
+        return None
+    tables = [Path(folder, LATENCY) for folder in (run, config.search.weights_from) if folder]
+    file = next(filter(Path.exists, tables), tables[0])
+    return broadcast_from_main(lambda: current_costs(config, counts, context, file))
 
 
 def measure_models(

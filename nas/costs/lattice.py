@@ -5,67 +5,38 @@ adds the operation of the next block. One pass over the lattice gives the best p
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-COUNT = 2**52  # added to the cost of each limited operation, so that sum // COUNT is the number of their blocks
-
 
 class PatternLattice:
-    """The patterns whose summed cost is within limits. The number of blocks of some operations may be limited, too.
+    """The patterns whose summed cost is at most a limit.
 
     Each operation of each block has a score; the score of a pattern is the sum over its blocks. With logits as scores,
     the patterns have the probability that pi = softmax(logits) gives them under the condition that they are within the
-    limits.
+    limit.
 
     Costs are rounded to multiples of 2^-40 of the largest. Their sums are then exact, so patterns that have each
-    operation equally often meet in one node. Patterns may exceed a limit of cost by 1e-9 of the largest cost.
+    operation equally often meet in one node. Patterns may exceed the limit by 1e-9 of the largest cost.
     """
 
-    def __init__(
-        self,
-        costs: list[float],
-        blocks: int,
-        limit: float,
-        least: float = 0.0,
-        limited: Sequence[int] = (),
-        most: int = 0,
-    ):
-        """Raises ValueError if no pattern is within the limits.
-
-        Args:
-            costs: of each operation [O], in any block.
-            limit: the highest sum of costs; least: the lowest.
-            limited: indices of operations that together fill at most `most` blocks.
-        """
+    def __init__(self, costs: list[float], blocks: int, limit: float):
+        """costs: of each operation [O], in any block. Raises ValueError if no pattern is within the limit."""
         unit = max(costs) / 2**40 or 1.0  # 1 if all operations are free
         added = np.rint(np.array(costs) / unit).astype(np.int64)  # [O]
-        slack = 2**10 if added.any() else 0  # 1e-9 of the largest cost, because the limits may be rounded
+        slack = 2**10 if added.any() else 0  # 1e-9 of the largest cost, because the limit may be rounded
         highest = min(math.floor(limit / unit), blocks * int(added.max())) + slack
-        added += COUNT * np.isin(np.arange(len(added)), limited)
-        sums, self.edges = np.zeros(1, dtype=np.int64), []
-        for _ in range(blocks):
+        if blocks * added.min() > highest:
+            raise ValueError(f"no pattern of {blocks} blocks is within the limit")
+        sums, self.edges, self.level_sizes = np.zeros(1, dtype=np.int64), [], []
+        for following in reversed(range(blocks)):
             reached = sums[:, None] + added  # [nodes, O]
-            kept = (reached % COUNT <= highest) & (reached // COUNT <= most)
+            kept = reached + following * added.min() <= highest  # the blocks that follow must fit too
             sums, nodes = np.unique(reached[kept], return_inverse=True)
             edges = np.full(reached.shape, len(sums))  # len(sums): no edge
             edges[kept] = nodes.ravel()
             self.edges.append(edges)
-        self.keep_ways_to(sums % COUNT >= math.ceil(least / unit) - slack)
-        if not self.level_sizes[-1]:
-            raise ValueError(f"no pattern of {blocks} blocks is within the limits")
-
-    def keep_ways_to(self, kept: np.ndarray) -> None:
-        """Remove all nodes but those from which a way leads to the given nodes of the last level, a mask [nodes]."""
-        self.level_sizes = []
-        for level in reversed(range(len(self.edges))):
-            self.level_sizes.insert(0, int(kept.sum()))
-            numbers = np.full(len(kept) + 1, self.level_sizes[0])  # the last one: no edge
-            numbers[:-1][kept] = np.arange(self.level_sizes[0])
-            edges = numbers[self.edges[level]]
-            kept = (edges < self.level_sizes[0]).any(axis=1)
-            self.edges[level] = edges[kept]
+            self.level_sizes.append(len(sums))
 
     def completions(self, scores: np.ndarray, combine) -> list[np.ndarray]:
         """For each level, what `combine` makes of the scores of all ways from a node to the last level.

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from nas.search.pi_statistics import entropy, undecided_message
+from nas.search.pi_statistics import MARGIN, entropy, undecided_message
 
 SIGNIFICANCE = 0.05  # of the one-tailed t-tests
 
@@ -24,14 +24,14 @@ def critical_t(samples: int) -> float:
     return float(stats.t.ppf(1 - SIGNIFICANCE, samples - 1))
 
 
-def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, min_margin: float) -> dict:
+def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict:
     """How certain pi is about the choice for one block, in the form of pattern files.
 
-    pi [S, O], one row per seed; chosen: index of the operation; min_margin: smaller leads are doubtful.
+    pi [S, O], one row per seed; chosen: index of the operation.
 
     margin: mean pi of the chosen operation minus that of the likeliest other, `second`. margin_error: its standard
-    error over the seeds. agreement: share of the seeds whose likeliest operation is the chosen one. A lead is also
-    doubtful if it is not significant over the seeds. The block is undecided if the lead over some operation,
+    error over the seeds. agreement: share of the seeds whose likeliest operation is the chosen one. A lead is doubtful
+    if it is below MARGIN, or not significant over the seeds. The block is undecided if the lead over some operation,
     `as_good`, is doubtful, unless pi clearly prefers another operation to the chosen one.
     """
     mean, seeds = pi.mean(axis=0), len(pi)
@@ -49,7 +49,7 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, min_mar
     leads = pi[:, [chosen]] - pi[:, others]  # [S, O - 1], over the likeliest first
     margins = leads.mean(axis=0)
     errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(others))
-    doubtful = np.abs(margins) < np.maximum(min_margin, critical_t(seeds) * errors)
+    doubtful = np.abs(margins) < np.maximum(MARGIN, critical_t(seeds) * errors)
     record |= {"margin": round(float(margins[0]), 6), "second": operations[others[0]]}
     if seeds > 1:
         record["margin_error"] = round(float(errors[0]), 6)
@@ -58,43 +58,16 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int, min_mar
     return record | {"undecided": True, "as_good": operations[others[int(doubtful.argmax())]]}
 
 
-def perturbation_confidence(operations: list[str], losses: np.ndarray) -> dict:
-    """How certain a choice by perturbation is, in the form of pattern files.
-
-    losses [R, O]: nll per token without each operation, in R measurements. lead: how much more the removal of the
-    chosen operation costs than that of the next, `second`; lead_error: its standard error over the measurements.
-    """
-    mean = losses.mean(axis=0)
-    record = {"nll_without": {name: round(float(nll), 6) for name, nll in zip(operations, mean, strict=True)}}
-    if len(operations) == 1:
-        return record | {"undecided": False}
-    second, first = np.argsort(mean)[-2:]
-    leads = losses[:, first] - losses[:, second]
-    error = leads.std(ddof=1) / math.sqrt(len(leads)) if len(leads) > 1 else math.inf
-    return record | {
-        "second": operations[second],
-        "lead": round(float(leads.mean()), 6),
-        "lead_error": round(float(error), 6),
-        "undecided": len(leads) < 2 or bool(leads.mean() < critical_t(len(leads)) * error),
-    }
-
-
 def confidence_warnings(pattern: dict) -> list[str]:
-    """One message for each undecided block of a pattern file. A choice by perturbation is judged by its losses."""
+    """One message for each undecided block of a pattern file."""
     messages = []
     for number, record in enumerate(pattern["confidence"], start=1):
-        removal = record.get("removal")
-        if removal and removal["undecided"]:
-            messages.append(
-                f"block {number} is UNDECIDED: removing {record['operation']} costs {removal['lead']:.4f} nats more "
-                f"(standard error {removal['lead_error']:.4f}) than removing {removal['second']}, which may be as good"
-            )
-        elif not removal and record["undecided"]:
-            names = [record["operation"], record["as_good"]]
-            first, second = sorted(names, key=lambda name: -record["pi"][name])
-            message = undecided_message(number, first, second, record["pi"][first] - record["pi"][second])
-            error = record.get("margin_error", 0.0)
-            if error > 0 and record["as_good"] == record["second"]:
-                message += f" (standard error of the lead over the seeds: {error:.3f})"
-            messages.append(message)
+        if not record["undecided"]:
+            continue
+        first, second = sorted([record["operation"], record["as_good"]], key=lambda name: -record["pi"][name])
+        message = undecided_message(number, first, second, record["pi"][first] - record["pi"][second])
+        error = record.get("margin_error", 0.0)
+        if error > 0 and record["as_good"] == record["second"]:
+            message += f" (standard error of the lead over the seeds: {error:.3f})"
+        messages.append(message)
     return messages

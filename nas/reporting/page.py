@@ -91,8 +91,7 @@ def search_section(run: Path) -> dict:
     if derived.exists():
         pattern = read_pattern(derived)
     else:
-        path = [search.operations.index(name) for name in current_pattern(run)]
-        pattern = pattern_record(Choice(path), [search], "argmax")
+        pattern = pattern_record(Choice(current_pattern(run), search.budget, [search]), search.costs)
     summary = f"Step {search.step:,} of {search.of_steps:,}."
     if outcome.exists():
         summary += f" SuperNet on valid: perplexity {read_yaml(outcome)['valid']['perplexity']:.2f}."
@@ -172,16 +171,17 @@ def comparison_part(title: str, contenders: Path) -> dict:
 
 
 def derivation(file: Path) -> tuple[str, dict, str]:
-    """(name, content of the file, method) of a searched pattern."""
+    """(name, content of the file, how it was derived) of a searched pattern."""
     content = read_pattern(file)
     origin = content["derived_from"]
-    text = f"derive.py --method {origin['method']}"
+    text = ""
     if "latency_budget" in origin:
-        text += f" within {origin['latency_budget']:g} of the interleaved pattern's cost"
-    if (chosen := origin.get("chosen", "pi")) != "pi":
-        return file.stem, content, f"{text}; {chosen!r} was the best after trials"
+        text = f"within {origin['latency_budget']:g} of the interleaved pattern's cost; "
+    if "candidates" in origin:
+        text += f"the best candidate {'after trials' if 'trials' in origin else 'by shared weights'} is "
+        text += f"{origin['candidates'][0]['names'][0]!r}; "
     undecided = sum(block["undecided"] for block in content["confidence"])
-    return file.stem, content, f"{text}; pi leaves {undecided} blocks undecided"
+    return file.stem, content, f"{text}pi leaves {undecided} blocks undecided"
 
 
 SECTIONS = {"search": search_section, "retrain": training_section, "compare": comparison_section}

@@ -16,11 +16,12 @@ from nas.training.checkpoint import save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 from nas.training.train_step import TrainStep
+from nas.training.trainer import Phase
 
 BEST = "best.pt"
 
 
-class RetrainPhase:
+class RetrainPhase(Phase):
     """Trains the network of a fixed pattern, and keeps the weights with the lowest nll on valid."""
 
     def __init__(self, model: TransformerXL, corpus: Corpus, config: Config, context: DeviceContext):
@@ -32,7 +33,7 @@ class RetrainPhase:
         self.train_weights = TrainStep(
             model, config.train, self.total_steps, context, sampled=False, short_share=short_share(config)
         )
-        self.best_nll, self.best_step, self.evaluations_since_best = math.inf, 0, 0
+        self.best_nll = math.inf
 
     def step(self, step: int) -> tuple[Tensor, int]:
         if not self.model.training:  # setting the mode of every module takes time
@@ -47,33 +48,19 @@ class RetrainPhase:
     def scalars(self, step: int) -> dict[str, float]:
         return {"lr": self.train_weights.optimizer.lr}
 
-    def note(self, step: int) -> str:
-        return ""
-
-    def record(self, run: RunFolder, step: int, logged: bool) -> None:
-        pass
-
     def evaluate(self, run: RunFolder, step: int) -> dict:
         figures = self.valid_figures()
         if figures["nll_per_token"] < self.best_nll:
-            self.best_nll, self.best_step, self.evaluations_since_best = figures["nll_per_token"], step, 0
+            self.best_nll = figures["nll_per_token"]
             if distributed.is_main():
                 with self.train_weights.average.in_use():
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
-        elif step > self.train_weights.short_steps:  # before, the network has not learned to use its memory
-            self.evaluations_since_best += 1
         return figures
 
     def valid_figures(self) -> dict:
         """Figures on valid, of the mean of the weights if there is one."""
         with self.train_weights.average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
-
-    def finished(self, step: int) -> str | None:
-        patience = self.config.train.patience
-        if patience and self.evaluations_since_best >= patience:
-            return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
-        return None
 
     def end(self) -> None:
         self.train_weights.average.replace_weights()
@@ -83,14 +70,14 @@ class RetrainPhase:
             "model": self.model.state_dict(),
             "train_weights": self.train_weights.state_dict(),
             "stream": self.stream.state_dict(),
-            "best": [self.best_nll, self.best_step, self.evaluations_since_best],
+            "best_nll": self.best_nll,
         }
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
         self.train_weights.load_state_dict(state["train_weights"])
         self.stream.load_state_dict(state["stream"])
-        self.best_nll, self.best_step, self.evaluations_since_best = state["best"]
+        self.best_nll = state["best_nll"]
 
 
 def train_pattern(

@@ -13,7 +13,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, check_blocks
-from nas.core.run_folder import CHECKPOINT, OUTCOME
+from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
@@ -73,7 +73,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def read_path(run: Path, pattern: list[str]) -> Trained:
     """The weights of a finished search along the path of a pattern. Raises InputError if the search lacks the path."""
-    config, file = load_config(run / "config.yaml", []), run / CHECKPOINT
+    config, file = load_config(run / "config.yaml", []), find_weights_run(run) / CHECKPOINT
     operations = config.search.operations
     if len(pattern) != config.model.blocks or not set(pattern) <= set(operations):
         raise InputError(

@@ -1,58 +1,88 @@
-"""The end of a search: warnings, outcome.yaml, and the commands to run next."""
+"""The record of a search: the lines of pi while it learns, and outcome.yaml."""
 
-from nas.core.files import read_yaml
-from nas.core.run_folder import OUTCOME, can_evaluate_patterns
-from nas.search.phase import SearchPhase
-from nas.search.schedule import retraining_steps
+import time
+
+from tqdm import tqdm
+
+from nas.core.config import Config
+from nas.core.files import read_jsonl, read_yaml
+from nas.core.metrics import PATHS, PI, read_pi
+from nas.core.run_folder import OUTCOME, RunFolder, weights_judge_patterns
+from nas.search.history import likeliest, pi_warnings
+from nas.search.maturity import retraining_steps
 from nas.training.trainer import Trainer
 
 
-def report_outcome(phase: SearchPhase, trainer: Trainer, latency_seconds: float = 0.0) -> None:
-    """Write outcome.yaml, the last file of a finished search, and print warnings and its content.
+class PiWriter:
+    """Writes each step of learn_pi() to the run folder and, every train.log_every steps, to the terminal."""
 
-    latency_seconds: the time that this process took to measure latencies.
+    def __init__(self, run: RunFolder, config: Config, weights_steps: int, board):
+        """weights_steps: the steps in the files are counted on from these. board: the TensorBoard writer, or None."""
+        self.run, self.offset, self.log_every, self.board = run, weights_steps, config.train.log_every, board
+        self.tokens_per_step = config.train.batch_size * config.train.segment
+        self.known, self.began = read_jsonl(run.path / PATHS) if (run.path / PATHS).exists() else [], time.monotonic()
+        self.steps = weights_steps
+        run.cut_after(weights_steps)
+        run.write_lines(PI, [])  # learn_pi() reports all its lines, also those of an interrupted call
+
+    def __call__(self, line: dict, evaluated: dict | None) -> None:
+        if evaluated is None:
+            self.run.append(PI, line | {"of_steps": self.offset + line["of_steps"]})
+            return
+        step, steps, nll = line["step"], line["of_steps"], sum(evaluated["nll"]) / len(evaluated["nll"])
+        self.steps = at = self.offset + step
+        self.run.append(PI, line | {"step": at, "of_steps": self.offset + steps})
+        if step > len(self.known):
+            self.run.append(PATHS, evaluated)
+        if step % self.log_every and step < steps:
+            return
+        self.run.metrics(at, at * self.tokens_per_step, "heldout", nll, cost_ratio=line["expected_cost_ratio"])
+        if self.board:
+            self.board.add_scalar("heldout/nll", nll, at)
+        left = tqdm.format_interval((steps - step) * (time.monotonic() - self.began) / step)
+        say(self.run, f"pi {step}/{steps}  heldout nll {nll:.4f}  likeliest {likeliest(line)}  {left} left")
+
+
+def say(run: RunFolder, text: str) -> None:
+    """Print to the terminal and to train.log; run_command() silences the other ranks."""
+    run.log(text)
+    tqdm.write(text)
+
+
+def make_outcome(config: Config, valid: dict, steps: int, seconds: float, trainer: Trainer | None) -> dict:
+    """The content of outcome.yaml.
+
+    Args:
+        valid: the figures of the likeliest path on valid, with the SuperNet's weights.
+        steps: of the whole search.
+        seconds: besides those of the trainer.
+        trainer: of the weights, or None if another search trained them.
     """
-    run, supernet = trainer.run, phase.supernet
-    pi, seed = phase.paths.marginals(supernet.logits), "last seed of pi: " if phase.learned else ""
-    for warning in phase.convergence.warnings(trainer.step, phase.schedule.first_step_of_last_seed, pi):
-        trainer.say(f"WARNING: {seed}{warning}")
-    if (run.path / OUTCOME).exists():  # an earlier call has finished the run
-        outcome = read_yaml(run.path / OUTCOME)
-    else:
-        outcome = make_outcome(phase, trainer, trainer.wall_seconds + latency_seconds)
-        run.write(OUTCOME, outcome)
-    valid = outcome["valid"]
-    trainer.say(f"likeliest pattern: {', '.join(outcome['pattern'])}")
-    trainer.say(
-        f"{trainer.step} steps, {trainer.tokens:,} training tokens, {outcome['wall_time_s']:,.0f} s; "
-        f"SuperNet on valid: nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
-    )
-    if outcome["cost_in_trainings"]:
-        trainer.say(f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
-    trials = " --trials" if can_evaluate_patterns(run.path) else ""
-    trainer.say(f"next: python derive.py {run.path}{trials}; python animate.py {run.path}")
-
-
-def make_outcome(phase: SearchPhase, trainer: Trainer, seconds: float) -> dict:
-    """The content of outcome.yaml. seconds: the wall time of the search."""
+    seconds += trainer.wall_seconds if trainer else 0.0
+    cost = None
+    if trainer and config.search.method == "single_path":  # a step of the weights costs as much as one of a pattern
+        cost = seconds * trainer.step / (retraining_steps(config, trainer.step) * trainer.train_seconds)
     return {
-        "format": "par-outcome/1",
-        "pattern": phase.supernet.names(phase.chosen),
-        "valid": trainer.valid,  # the loop always evaluates at the last step
-        "train_steps": trainer.step,
-        "train_tokens": trainer.tokens,
+        "format": "par-outcome/2",
+        "valid": valid,
+        "train_steps": steps,
+        "train_tokens": steps * config.train.batch_size * config.train.segment,
         "wall_time_s": seconds,
-        "cost_in_trainings": cost_in_trainings(phase, trainer, seconds),
+        "cost_in_trainings": cost,
     }
 
 
-def cost_in_trainings(phase: SearchPhase, trainer: Trainer, seconds: float) -> float | None:
-    """`seconds` divided by the time of training one pattern of average cost.
-
-    A step of the weights trains one path, so its mean time is that of an average pattern. None if no weights were
-    trained, or if the search was soft, because each of its steps trains all operations.
-    """
-    if not trainer.weights_seconds or phase.options.sampling == "soft":
-        return None
-    steps = retraining_steps(phase.config, phase.schedule.weights_steps)
-    return seconds / (steps * trainer.weights_seconds / trainer.weights_steps)
+def print_outcome(run: RunFolder) -> None:
+    """Print warnings, the content of outcome.yaml, and the commands to run next."""
+    outcome, history = read_yaml(run.path / OUTCOME), read_pi(run.path)
+    last = [line for line in history if line.get("logits_seed") == history[-1].get("logits_seed")]
+    for warning in pi_warnings(last):
+        say(run, f"WARNING: {warning}")
+    valid = outcome["valid"]
+    figures = f"nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
+    say(run, f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {outcome['wall_time_s']:,.0f} s")
+    say(run, f"likeliest pattern {likeliest(history[-1])}, with the SuperNet's weights on valid: {figures}")
+    if outcome["cost_in_trainings"]:
+        say(run, f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
+    trials = " --trials" if weights_judge_patterns(run.path) else ""
+    say(run, f"next: python derive.py {run.path}{trials}; python animate.py {run.path}")

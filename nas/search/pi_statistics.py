@@ -3,6 +3,7 @@
 import numpy as np
 
 TIE = 1e-6  # smaller margins are ties
+MARGIN = 0.1  # smaller margins are undecided
 
 
 def entropy(pi: np.ndarray) -> np.ndarray:

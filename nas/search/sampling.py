@@ -1,4 +1,4 @@
-"""Sampling from pi = softmax(logits), and the temperature.
+"""Samples of paths from pi = softmax(logits), and the temperature.
 
 Jang et al. 2016 (arXiv 1611.01144), Maddison et al. 2016 (arXiv 1611.00712). N blocks, O candidate operations.
 """
@@ -8,10 +8,15 @@ import math
 import torch
 from torch import Tensor
 
-from nas.core.config import SearchOptions
 from nas.core.pattern import SAME_PARAMETERS
 from nas.costs.lattice import PatternLattice
-from nas.search.supernet import SuperNet
+
+SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
+
+
+def sampling_generator(seed: int) -> torch.Generator:
+    """The generator of a search's samples. It is on the CPU, so samples are equal on all devices and ranks."""
+    return torch.Generator().manual_seed(seed ^ SAMPLING_SEED)
 
 
 def gumbel(uniform: Tensor) -> Tensor:
@@ -27,9 +32,7 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 
 def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise of the shape and type of the logits. It is drawn on the CPU, so that it is equal on all
-    devices and ranks.
-    """
+    """Noise of the shape and type of the logits."""
     uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
     return gumbel(uniform).to(logits.device, logits.dtype)
 
@@ -52,6 +55,21 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
     return path.tolist(), 1 + (chosen - chosen.detach())
 
 
+def temperature_at(progress: float, start: float, end: float) -> float:
+    """The temperature at a progress from 0 to 1, an exponential curve. It is exactly `start` at 0 and `end` at 1."""
+    if progress <= 0:
+        return start
+    return end if progress >= 1 else start * (end / start) ** progress
+
+
+def weight_groups(operations: list[str], shared_projections: bool) -> list[list[int]]:
+    """The indices of the operations that share their weights, for fair_paths()."""
+    groups = {}
+    for index, name in enumerate(operations):
+        groups.setdefault("shared" if shared_projections and name in SAME_PARAMETERS else name, []).append(index)
+    return list(groups.values())
+
+
 def fair_paths(blocks: int, groups: list[list[int]], generator: torch.Generator) -> list[list[int]]:
     """Paths that together visit each group of operations equally often in each block, in an order drawn for each block.
 
@@ -65,14 +83,6 @@ def fair_paths(blocks: int, groups: list[list[int]], generator: torch.Generator)
     return [[visits[index] for index in path] for path in zip(*orders, strict=True)]
 
 
-def weight_groups(operations: list[str], shared_projections: bool) -> list[list[int]]:
-    """The indices of the operations that share their weights, for fair_paths()."""
-    groups = {}
-    for index, name in enumerate(operations):
-        groups.setdefault("shared" if shared_projections and name in SAME_PARAMETERS else name, []).append(index)
-    return list(groups.values())
-
-
 class PathDistribution:
     """The distribution of paths that pi = softmax(logits) [N, O] gives: blocks are independent."""
 
@@ -82,10 +92,6 @@ class PathDistribution:
     def marginals(self, logits: Tensor) -> Tensor:
         """Probability [N, O] of each operation in each block, in float64."""
         return logits.detach().double().softmax(dim=-1)
-
-    def best(self, logits: Tensor) -> list[int]:
-        """The likeliest path."""
-        return logits.detach().argmax(dim=-1).tolist()
 
 
 class PathsWithinBudget(PathDistribution):
@@ -101,48 +107,3 @@ class PathsWithinBudget(PathDistribution):
 
     def marginals(self, logits):
         return torch.from_numpy(self.lattice.marginals(logits.detach().double().numpy()))
-
-    def best(self, logits):
-        return self.lattice.best(logits.detach().double().numpy())
-
-
-def temperature_at(progress: float, start: float, end: float, schedule: str) -> float:
-    """The temperature at a progress from 0 to 1. It is exactly `start` at 0 and exactly `end` at 1.
-
-    Raises ValueError on an unknown schedule.
-    """
-    if progress <= 0:
-        return start
-    if progress >= 1:
-        return end
-    if schedule == "exponential":
-        return start * (end / start) ** progress
-    if schedule == "linear":
-        return start + (end - start) * progress
-    if schedule == "cosine":
-        return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
-    raise ValueError(f"unknown schedule {schedule!r}")
-
-
-class WeightsSampler:
-    """Sets the SuperNet to samples for steps in which only its weights train; the logits get no gradient."""
-
-    def __init__(self, supernet: SuperNet, options: SearchOptions, paths: PathDistribution, generator: torch.Generator):
-        self.supernet, self.options, self.paths, self.generator = supernet, options, paths, generator
-        self.groups = weight_groups(supernet.operations, options.shared_projections)
-        self.fair_queue: list[list[int]] = []  # the unused paths of the last fair_paths()
-
-    def draw(self, uniform: bool, temperature: float) -> None:
-        """Set the SuperNet to a sample from pi or, if `uniform`, from uniform pi."""
-        logits = self.supernet.logits.detach()
-        if self.options.sampling == "soft":
-            logits = torch.zeros_like(logits) if uniform else logits
-            self.supernet.set_mixture(relax(logits, gumbel_like(logits, self.generator), temperature))
-        elif uniform and self.options.fair_warmup:
-            self.fair_queue = self.fair_queue or fair_paths(len(logits), self.groups, self.generator)
-            self.supernet.set_path(self.fair_queue.pop())
-        elif uniform:
-            self.supernet.set_path(sample_path(torch.zeros_like(logits), self.generator))
-        else:
-            (path,) = self.paths.sample(logits, 1, self.generator)
-            self.supernet.set_path(path)

@@ -1,11 +1,9 @@
-"""The SuperNet: a Transformer-XL whose blocks hold all candidate operations, and logits that choose among them.
+"""The SuperNet: a Transformer-XL whose blocks hold all candidate operations.
 
 Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operations.
 """
 
 import math
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +11,11 @@ from torch import Tensor, nn
 from models.attention import Positions
 from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import Memories, build_backbone, extend_memory
-from nas.core.config import Config, flat_config
-from nas.core.errors import InputError
-from nas.core.files import read_yaml
+from nas.core.config import Config
 from nas.core.pattern import SAME_PARAMETERS
-from nas.core.provenance import check_text, data_digests
-from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
-from nas.training.checkpoint import load_checkpoint
 
-# Options that must agree with those of search.weights_from
-MUST_EQUAL = ("model.", "search.operations", "search.shared_projections", "search.arch_fraction", "search.sampling")
 Choice = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
 
@@ -76,10 +67,7 @@ def share_weights(modules: list[nn.Module]) -> None:
 
 
 class SuperNet(nn.Module):
-    """A backbone of stochastic blocks, and the architecture logits [N, O]; pi = softmax(logits), uniform at first.
-
-    The logits stay on the CPU, where samples are drawn, so that sampling a path does not wait for a GPU.
-    """
+    """A backbone of stochastic blocks."""
 
     def __init__(
         self,
@@ -92,21 +80,16 @@ class SuperNet(nn.Module):
     ):
         """shared_projections: see search.shared_projections; options: those of build_backbone."""
         super().__init__()
-        self.operations = list(operations)
+        self.blocks, self.operations = blocks, list(operations)
         layers = [StochasticBlock(operations, config, shared_projections) for _ in range(blocks)]
         self.backbone = build_backbone(layers, config, vocab_size, **options)
-        self.logits = nn.Parameter(torch.zeros(blocks, len(operations)))
-
-    def pi(self) -> Tensor:
-        """Probability of each operation in each block [N, O], detached."""
-        return self.logits.detach().softmax(dim=-1)
 
     def names(self, path: list[int]) -> list[str]:
         return [self.operations[index] for index in path]
 
-    def operations_on(self, path: list[int]) -> list[nn.Module]:
-        """The operations that a path runs, one per block."""
-        return [block.candidates[index] for block, index in zip(self.backbone.blocks, path, strict=True)]
+    def chosen_operations(self) -> list[nn.Module]:
+        """The operations that the blocks run."""
+        return [block.candidates[index] for block in self.backbone.blocks for index in block.choice[0]]
 
     def set_mixture(self, weights: Tensor) -> None:
         """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
@@ -134,25 +117,3 @@ def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
     search, options = config.search, backbone_options(config, corpus.vocab_size)
     sizes = config.model.blocks, search.operations, block_config(config), corpus.vocab_size
     return SuperNet(*sizes, search.shared_projections, **options)
-
-
-def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
-    """Load the weights of the search in search.weights_from into a SuperNet; its logits stay as they are.
-
-    Raises InputError, with the first difference, if that search has another model or text, or is not finished.
-    """
-    run = Path(config.search.weights_from)
-    prefix = f"search.weights_from={run}"
-    if not (run / OUTCOME).exists() or not (run / CHECKPOINT).exists():
-        raise InputError(f"{prefix} holds no finished search; finish it with --resume, or give another --run folder")
-    check_text(run, data_digests(corpus.meta))
-    old, new = flat_config(read_yaml(run / "config.yaml")), flat_config(asdict(config))
-    for key in new:
-        if key.startswith(MUST_EQUAL) and old[key] != new[key]:
-            raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
-    if old["search.split"] == "shared":
-        raise InputError(f"{prefix} trained its weights on all of the text (search.split=shared): no text is held out")
-    if old["search.schedule"] == "joint":
-        print(f"NOTICE: {prefix} was a joint search, so its weights favour the operations of its own pi")
-    weights = load_checkpoint(run / CHECKPOINT, "phase")["phase"]["supernet"]
-    supernet.load_state_dict(weights | {"logits": supernet.logits})

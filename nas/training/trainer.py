@@ -1,13 +1,12 @@
-"""The training loop of both phases: steps, logs, evaluations, checkpoints, interruption and exact resume.
+"""The training loop: steps, logs, evaluations, checkpoints, interruption and exact resume.
 
-The steps themselves are in nas/search/phase.py and nas/retraining/phase.py.
+The phases are in nas/retraining/phase.py, nas/search/weights.py and nas/search/gumbel.py.
 """
 
 import math
 import sys
 import time
 from contextlib import nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
 
 
-class Phase(Protocol):
-    """The interface of a phase. Its state_dict holds everything that an exact continuation needs."""
+class Phase:
+    """The base class of phases. The state_dict holds everything that an exact continuation needs."""
 
     total_steps: int
     config: Config
@@ -36,32 +35,36 @@ class Phase(Protocol):
         The nll is None if the weights did not train. Raises FloatingPointError if a loss or gradient is not finite,
         before any weight changes. On a GPU the weights do not change either, but the nll is NaN instead.
         """
-
-    def scalars(self, step: int) -> dict[str, float]:
-        """The values that the log line of a step shows in addition to the loss."""
-
-    def note(self, step: int) -> str:
-        """Text at the end of a log line's values, such as the likeliest pattern; "" for none."""
-
-    def record(self, run: RunFolder, step: int, logged: bool) -> None:
-        """Write the phase's own line about a step. logged: whether step 0, log_every or the last step asks for one."""
+        raise NotImplementedError
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on the validation split, with `nll_per_token`, `perplexity` and `tokens`."""
+        raise NotImplementedError
 
-    def finished(self, step: int) -> str | None:
-        """The reason to stop before the last step, or None."""
+    def scalars(self, step: int) -> dict[str, float]:
+        """The values that the log line of a step shows in addition to the loss."""
+        return {}
+
+    def note(self, step: int) -> str:
+        """Text at the end of a log line, such as the likeliest pattern; "" for none."""
+        return ""
+
+    def record(self, run: RunFolder, step: int) -> None:
+        """Write the phase's own line about step 0, or about a step that is logged."""
 
     def end(self) -> None:
         """End the training, after the last step and its evaluation."""
 
     def replicated_state(self) -> dict[str, Tensor]:
         """{name: tensor} of the values that must be bit-identical on all ranks."""
+        return {}
 
     def state_dict(self) -> dict:
         """The whole state, complete on rank 0; every rank calls it."""
+        raise NotImplementedError
 
-    def load_state_dict(self, state: dict) -> None: ...
+    def load_state_dict(self, state: dict) -> None:
+        raise NotImplementedError
 
 
 class Trainer:
@@ -71,10 +74,8 @@ class Trainer:
         self.phase, self.run, self.options = phase, run, phase.config.train
         self.step, self.tokens = 0, 0
         self.train_seconds, self.wall_seconds = 0.0, 0.0  # without and with evaluations, over all resumptions
-        self.weights_seconds, self.weights_steps = 0.0, 0  # of the steps that trained weights
         self.window_nll, self.window_tokens = 0.0, 0  # since the last log line
         self.rate_tokens, self.rate_seconds = 0, 0.0  # since the last log line of this process
-        self.stopped: str | None = None
         self.saved_step: int | None = None
         self.valid: dict | None = None
 
@@ -86,26 +87,22 @@ class Trainer:
         steps = self.phase.total_steps
         shown = sys.stderr.isatty() and distributed.is_main()
         bar = tqdm(total=steps, initial=self.step, unit="step", disable=not shown, dynamic_ncols=True)
-        with StopSignal() as stop, bar, self.open_board() as board:
+        with StopSignal() as stop, bar, open_board(self.run, self.step) as board:
             self.board = board
             if self.step == 0:
-                self.phase.record(self.run, 0, logged=True)
-            while self.step < steps and not self.stopped:
+                self.phase.record(self.run, 0)
+            while self.step < steps:
                 start = time.perf_counter()
                 self.train_step()
                 bar.update()
-                self.stopped = self.phase.finished(self.step)
-                last = self.step == steps or self.stopped is not None
+                last = self.step == steps
                 if self.due(self.options.evaluate_every) or last:
                     self.log_valid()
-                    self.stopped = self.stopped or self.phase.finished(self.step)
-                    last = last or self.stopped is not None
                 if last:
                     self.phase.end()
-                logged = self.due(self.options.log_every) or last
-                if logged:
+                if self.due(self.options.log_every) or last:
                     self.log_train()
-                self.phase.record(self.run, self.step, logged)
+                    self.phase.record(self.run, self.step)
                 self.wall_seconds += time.perf_counter() - start
                 interrupted = distributed.any_rank(stop.received)  # all ranks stop after the same step
                 if self.due(self.options.checkpoint_every) or last or interrupted:
@@ -115,8 +112,6 @@ class Trainer:
                         f"stopped at step {self.step} of {steps}; progress is saved; "
                         "rerun the same command with --resume to continue"
                     )
-        if self.stopped:
-            self.say(f"stopped early at step {self.step}: {self.stopped}")
 
     def due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -133,30 +128,27 @@ class Trainer:
             # On a GPU keep a tensor: .item() would synchronize.
             self.window_nll = self.window_nll + (nll.double() if nll.is_cuda else nll.item()) * tokens
             self.window_tokens += tokens
-            self.weights_steps += 1
         if self.due(self.options.log_every):
             self.phase.context.synchronize()
         seconds = time.perf_counter() - start
         self.rate_tokens += tokens
         self.rate_seconds += seconds
         self.train_seconds += seconds
-        self.weights_seconds += 0.0 if nll is None else seconds
 
     def log_train(self) -> None:
         self.check_window()
         if distributed.world_size() > 1:
             distributed.check_replicated(self.phase.replicated_state())
+        if not self.window_tokens:  # only the logits have trained since the last line
+            return
         tokens_per_s, scalars = self.rate_tokens / self.rate_seconds, self.phase.scalars(self.step)
-        if self.window_tokens:
-            split, name, nll = "train", "nll", self.window_nll / self.window_tokens
-        else:  # only the logits have trained since the last line
-            split, name, nll = "heldout", "heldout_nll", scalars.pop("heldout_nll")
-        self.run.metrics(self.step, self.tokens, split, nll, **scalars)
-        self.write_board(split, {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
+        nll = self.window_nll / self.window_tokens
+        self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
+        self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note(self.step)]
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
         self.say(
-            f"step {self.step}/{self.phase.total_steps}  {name} {nll:.4f}  perplexity {perplexity(nll):.2f}  "
+            f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {perplexity(nll):.2f}  "
             f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
         self.window_nll, self.window_tokens, self.rate_tokens, self.rate_seconds = 0.0, 0, 0, 0.0
@@ -171,14 +163,6 @@ class Trainer:
         self.say(
             f"step {self.step}/{self.phase.total_steps}  valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
         )
-
-    def open_board(self):
-        """The TensorBoard writer on rank 0; a null context on other ranks."""
-        if not distributed.is_main():
-            return nullcontext()
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(self.run.path / "tensorboard", purge_step=self.step + 1)
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
         for name, value in scalars.items() if distributed.is_main() else ():
@@ -207,9 +191,7 @@ class Trainer:
             "step": self.step,
             "tokens": self.tokens,
             "seconds": [self.train_seconds, self.wall_seconds],
-            "weights": [self.weights_seconds, self.weights_steps],
             "window": [self.window_nll, self.window_tokens],
-            "stopped": self.stopped,
             "valid": self.valid,
             "random": distributed.all_gather(self.phase.context.random_state()),
             "phase": self.phase.state_dict(),
@@ -235,9 +217,8 @@ class Trainer:
         state = load_checkpoint(self.run.checkpoint, "phase")
         self.step, self.tokens = state["step"], state["tokens"]
         self.train_seconds, self.wall_seconds = state["seconds"]
-        self.weights_seconds, self.weights_steps = state["weights"]
         self.window_nll, self.window_tokens = state["window"]
-        self.stopped, self.valid, self.saved_step = state["stopped"], state["valid"], state["step"]
+        self.valid, self.saved_step = state["valid"], state["step"]
         self.restore_random(state["random"])
         self.phase.load_state_dict(state["phase"])
         self.run.cut_after(self.step)
@@ -255,3 +236,12 @@ class Trainer:
     @staticmethod
     def reseed(number: int) -> None:
         torch.manual_seed(hash((torch.initial_seed(), number)))
+
+
+def open_board(run: RunFolder, step: int):
+    """The TensorBoard writer on rank 0, for the steps after `step`; a null context on other ranks."""
+    if not distributed.is_main():
+        return nullcontext()
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(run.path / "tensorboard", purge_step=step + 1)

@@ -1,0 +1,152 @@
+"""What derive.py prints: tables, warnings and notices."""
+
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+
+from nas.core.pattern import ATTENDING, abbreviate, network
+from nas.costs.budget import likeliest_path
+from nas.costs.cost_table import CostTable, latency_report
+from nas.derivation.confidence import confidence_warnings
+from nas.derivation.pattern_record import PI, Choice
+from nas.derivation.runs import SearchRun, costs_of_origin
+
+TRIALS_TIE = 0.02  # nats per token, about two standard deviations of a difference between two trials
+TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
+
+
+def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
+    """Print a choice and the content of its pattern file."""
+    if choice.candidates:
+        print(candidates_table(pattern["derived_from"]))
+    print(confidence_table(pattern))
+    for warning in confidence_warnings(pattern):
+        print(f"WARNING: {warning}")
+    print_spread(choice, costs)
+    blocks = pattern["blocks"]
+    same = f" (the network {network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
+    print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
+    print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
+    for line in latency_report(pattern.get("latency") or {}):
+        print(line)
+    offered = [name for name in choice.runs[0].operations if name in ATTENDING]
+    if offered and not set(offered) & set(blocks):
+        print(
+            "WARNING: the pattern has no attention, so it predicts from the last token alone: give a larger budget, "
+            "or model.cutoffs=auto if embedding and output layer take most of the time"
+        )
+
+
+def candidates_table(origin: dict) -> str:
+    """A line per candidate, the best first: nll by shared weights, nll after its trial if there were any, and names.
+
+    origin: `derived_from` of the pattern file.
+    """
+    head, tried = "candidates, nll with the SuperNet's weights on parts of valid", "trials" in origin
+    rows = [f"{head}, and on valid after a trial" if tried else head]
+    for one in origin["candidates"]:
+        trial = f"{one['trial_nll']:.4f}" if "trial_nll" in one else "no trial"
+        rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {trial + '  ' if tried else ''}{', '.join(one['names'])}")
+    first, *others = origin["candidates"]
+    own = next((one for one in others if PI in one["names"]), None)
+    if own:
+        key = "trial_nll" if tried else "nll"
+        lead = own[key] - first[key]
+        chance = ", which may be chance" if tried and lead < TRIALS_TIE else ""
+        rows.append(f"NOTICE: {first['names'][0]!r} is derived: it is {lead:.4f} ahead of pi's pattern{chance}")
+    return "\n".join(rows)
+
+
+def confidence_table(pattern: dict) -> str:
+    """A line per block: choice, pi of each operation, margin, agreement of several seeds, entropy, decision."""
+    records = pattern["confidence"]
+    names, seeds = list(records[0]["pi"]), "agreement" in records[0]
+    width = max(map(len, names)) + 1
+    head = f"{'block':>5}  {'choice':<{width}}" + "".join(f"{name:>{len(name) + 2}}" for name in names)
+    head += f"{'margin':>8}" + (f"{'± error':>9}{'agree':>7}" if seeds else "") + f"{'entropy':>9}"
+    rows = [head]
+    for number, record in enumerate(records, start=1):
+        row = f"{number:>5}  {record['operation']:<{width}}"
+        row += "".join(f"{record['pi'][name]:>{len(name) + 2}.3f}" for name in names) + f"{record['margin']:>8.3f}"
+        if seeds:
+            row += f"{record.get('margin_error', 0.0):>9.3f}{record['agreement']:>7.0%}"
+        rows.append(f"{row}{record['entropy']:>9.3f}  {decision(record)}".rstrip())
+    return "\n".join(rows)
+
+
+def decision(record: dict) -> str:
+    """Whether pi decides a block, as text."""
+    if record["undecided"]:
+        return f"undecided: {record['as_good']} as good"
+    if record["margin"] < 0:
+        return f"pi prefers {record['second']}"
+    return "decided" if "agreement" in record else ""
+
+
+def print_spread(choice: Choice, costs: CostTable) -> None:
+    """Print the likeliest pattern of each seed of pi and run, and how much they differ, if there are several."""
+    limits = {"operations": choice.runs[0].operations, "costs": costs, "budget": choice.budget}
+    choose = partial(likeliest_path, **limits)
+    chosen = {run.path: [choose(pi) for pi in run.seed_pi] for run in choice.runs}
+    paths = [path for own in chosen.values() for path in own]
+    if len(paths) == 1:
+        return
+    for run in choice.runs:
+        names = (abbreviate([run.operations[index] for index in path]) for path in chosen[run.path])
+        print(f"{run.path}: {', '.join(names)}")
+    differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(paths, 2)]
+    print(f"{np.mean(differing):.1f} of {len(paths[0])} blocks differ between two of these patterns")
+
+
+def pareto_table(patterns: list[dict], unit: str) -> str:
+    """Markdown: a row per budget, with the predicted and, if there is one, the measured cost of its pattern."""
+    rows = [
+        f"Budgets and ratios are relative to the interleaved pattern's cost, in {unit}.",
+        "",
+        "| budget | pattern | attending blocks | predicted ratio | measured ratio | predicted ms | ms | SuperNet nll |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for pattern in patterns:
+        latency, origin = pattern.get("latency") or {}, pattern["derived_from"]
+        ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
+        values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f"}
+        cells = [
+            f"{origin['latency_budget']:g}",
+            abbreviate(pattern["blocks"]),
+            str(sum(name in ATTENDING for name in pattern["blocks"])),
+            f"{ratio:.3f}",
+            *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
+            str(origin["candidates"][0]["nll"]) if "candidates" in origin else "",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def print_notices(runs: list[SearchRun], ratio: float) -> None:
+    """Print what limits the evidence of the runs. ratio: the cost of the derived pattern."""
+    for run in runs:
+        if run.step < run.of_steps:
+            print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
+    target = None if runs[0].budget is not None else runs[0].target
+    if target and abs(ratio / target - 1) >= TARGET_TOLERANCE:
+        print(
+            f"NOTICE: the search's target is {target:g} of the interleaved pattern's cost, and this pattern costs "
+            f"{ratio:.2f}. The target applies to the average over pi; give --latency-budget for the pattern itself."
+        )
+    if len(runs) == 1:
+        print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")
+
+
+def print_resized(old: list[str], record: dict) -> None:
+    """Print what a pattern with more blocks changes. old: the blocks of its file; record: the new content."""
+    new, by = record["blocks"], record["resized_from"]["by"]
+    print(f"pattern {abbreviate(new)}: {len(new)} blocks, {by}ed from the {len(old)} blocks {abbreviate(old)}")
+    for name in dict.fromkeys(old):
+        counts = (f"{part.count(name):>3} of {len(part)} ({part.count(name) / len(part):.0%})" for part in (old, new))
+        print(f"{name:<16}{' -> '.join(counts)}")
+    if costs := costs_of_origin(record):
+        print(f"predicted from the costs of the search, in {costs.unit}, at its sizes:")
+        for blocks in (old, new):
+            ratio = f"{costs.ratio(blocks):.2f} of the interleaved pattern with {len(blocks)} blocks"
+            print(f"{abbreviate(blocks)}: {costs.cost(blocks):.4g}, {ratio}")

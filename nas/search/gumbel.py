@@ -1,0 +1,194 @@
+"""The method of Mandava et al. 2020, "Pay Attention when Required" (arXiv 2009.04534, section 3).
+
+A SuperNet runs all candidate operations of each block, weighted by a sample of the Gumbel-softmax of the logits:
+
+    x + sum over o of w_o * operation_o(x),    w = softmax((log pi + g) / temperature)
+
+First the weights train alone, with uniform pi. Then weights (on 80% of the text) and logits (on the other 20%) train in
+turn, with an optimizer each, while the temperature falls. The pattern is the argmax of pi.
+
+Variants: `search.sampling=hard` runs one sampled operation per block, with straight-through gates (GDAS, Dong and Yang
+2019, arXiv 1910.04465). `search.split=shared` trains weights and logits on the same batches. With costs, the expected
+cost above the target is a term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate operations.
+"""
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.core.run_folder import RunFolder
+from nas.costs.cost_table import CostTable
+from nas.data.corpus import Corpus
+from nas.search.history import likeliest, pi_line
+from nas.search.learn_pi import ADAM_BETAS
+from nas.search.pi_statistics import entropy
+from nas.search.sampling import (
+    PathDistribution,
+    gumbel_like,
+    relax,
+    sampling_generator,
+    straight_through,
+    temperature_at,
+)
+from nas.search.supernet import SuperNet
+from nas.training import distributed
+from nas.training.build import count_steps, open_streams
+from nas.training.device import DeviceContext
+from nas.training.evaluation import evaluate_split
+from nas.training.train_step import BatchRunner, TrainStep
+from nas.training.trainer import Phase
+
+
+class GumbelPhase(Phase):
+    """Trains the weights and the logits [N, O] of a SuperNet in turn.
+
+    Raises InputError if no step is left to train the logits.
+    """
+
+    def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config, context: DeviceContext, costs: CostTable):
+        self.supernet, self.corpus, self.config, self.context = supernet, corpus, config, context
+        self.options, self.costs = config.search, costs
+        self.stream, self.heldout_stream = open_streams(corpus, config, context)
+        self.total_steps = count_steps(config, len(corpus.tokens("train")))
+        given = self.options.warmup_steps
+        self.warmup_steps = self.total_steps // 2 if given is None else given
+        if not any(map(self.logits_learn, range(self.warmup_steps + 1, self.total_steps + 1))):
+            raise InputError(
+                f"search.warmup_steps={self.warmup_steps} leaves no step of {self.total_steps} to train the logits: "
+                "use a smaller search.warmup_steps or more train.steps"
+            )
+        supernet.backbone.to(context.device)
+        hard = self.options.sampling == "hard"
+        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context, sampled=hard)
+        self.read = BatchRunner(supernet, config.train, context)
+        self.logits = nn.Parameter(torch.zeros(supernet.blocks, len(supernet.operations)))  # on the CPU
+        adam = self.options.optimizer
+        self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
+        self.generator = sampling_generator(config.seed)
+        self.temperature, self.heldout_nll = self.options.temperature.start, None
+
+    def step(self, step: int) -> tuple[Tensor | None, int]:
+        self.temperature, learn = self.temperature_at(step), self.logits_learn(step)
+        sample, gates = self.sample(learn)
+        if learn and self.heldout_stream:
+            nll, batch = None, self.heldout_stream.next()
+            self.supernet.eval()  # without dropout; the weights do not change
+            heldout, self.heldout_stream.memories = self.read(batch, partial(Tensor.backward, inputs=[gates]))
+            self.heldout_nll = float(heldout)
+        else:
+            batch = self.stream.next()
+            self.supernet.train()
+            nll, self.stream.memories = self.train_weights(step, batch)
+        if learn:
+            self.update_logits(sample, gates)
+        return nll, batch.targets.numel() * distributed.world_size()
+
+    def logits_learn(self, step: int) -> bool:
+        """Whether the logits train at a step: after the warm-up, in search.arch_fraction of the steps, or in all."""
+        share = self.options.arch_fraction if self.heldout_stream else 1.0
+        return step > self.warmup_steps and math.floor(step * share) > math.floor((step - 1) * share)
+
+    def temperature_at(self, step: int) -> float:
+        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return temperature_at(progress, self.options.temperature.start, self.options.temperature.end)
+
+    def sample(self, learn: bool) -> tuple[Tensor, Tensor]:
+        """Set the SuperNet to a sample.
+
+        Returns the weights [N, O] or, in hard sampling, the gates [N], as a function of the logits, and a detached copy
+        that the SuperNet uses. Backward passes stop at the copy, because a batch that is read in parts needs several.
+        learn: whether the copy gets a gradient.
+        """
+        noise = gumbel_like(self.logits, self.generator)
+        if self.options.sampling == "hard":
+            path, sample = straight_through(self.logits, noise, self.temperature)
+            gates = sample.detach().requires_grad_(learn)
+            self.supernet.set_path(path, gates)
+        else:
+            sample = relax(self.logits, noise, self.temperature)
+            gates = sample.detach().requires_grad_(learn)
+            self.supernet.set_mixture(gates)
+        return sample, gates
+
+    def update_logits(self, sample: Tensor, gates: Tensor) -> None:
+        """Follow the gradient of the loss, which reached the gates, and of the latency term."""
+        sample.backward(gates.grad)
+        self.logits.grad = distributed.all_reduce_mean(self.logits.grad)  # each rank has its own rows
+        if self.options.latency.source != "none":
+            self.latency_loss().backward()
+        if not self.logits.grad.isfinite().all():
+            raise FloatingPointError("the gradient of the logits is not finite")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def latency_loss(self) -> Tensor:
+        """search.latency.weight * max(0, expected cost / interleaved cost - target), in nats. It is exact."""
+        latency = self.options.latency
+        ratio = self.costs.expected_ratio(self.logits.softmax(dim=-1), self.supernet.operations)
+        return latency.weight * (ratio - latency.target).clamp_min(0)
+
+    def pi_line(self, step: int) -> dict:
+        line = pi_line(step, self.supernet.operations, self.logits, PathDistribution(), self.costs)
+        return line | {"of_steps": self.total_steps, "temperature": self.temperature}
+
+    def record(self, run: RunFolder, step: int) -> None:
+        run.append("pi.jsonl", self.pi_line(step))
+
+    def scalars(self, step: int) -> dict[str, float]:
+        line = self.pi_line(step)
+        scalars = {
+            "lr": self.train_weights.optimizer.lr,
+            "temperature": self.temperature,
+            "entropy": float(entropy(np.array(line["pi"])).mean()),
+            "cost_ratio": line["expected_cost_ratio"],
+        }
+        return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}
+
+    def note(self, step: int) -> str:
+        return f"likeliest pattern {likeliest(self.pi_line(step))}"
+
+    def evaluate(self, run: RunFolder, step: int) -> dict:
+        """Figures on valid of the argmax path, without noise."""
+        self.supernet.set_path(self.logits.detach().argmax(dim=-1).tolist())
+        operations = self.supernet.chosen_operations()
+        with self.train_weights.average.in_use():
+            return evaluate_split(self.config, self.supernet, operations, self.corpus, "valid", self.context)
+
+    def end(self) -> None:
+        self.train_weights.average.replace_weights()
+
+    def replicated_state(self) -> dict[str, Tensor]:
+        return {
+            "the logits": self.logits,
+            "the state of the sampling": self.generator.get_state(),
+            "the sums of the weights": self.train_weights.optimizer.parameter_sums(),
+        }
+
+    def state_dict(self) -> dict:
+        return {
+            "supernet": self.supernet.state_dict(),
+            "train_weights": self.train_weights.state_dict(),
+            "logits": self.logits.detach(),
+            "logits_optimizer": self.optimizer.state_dict(),
+            "stream": self.stream.state_dict(),
+            "heldout_stream": self.heldout_stream.state_dict() if self.heldout_stream else None,
+            "generator": self.generator.get_state(),
+            "temperature": self.temperature,
+            "heldout_nll": self.heldout_nll,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.supernet.load_state_dict(state["supernet"])
+        self.train_weights.load_state_dict(state["train_weights"])
+        self.logits.data.copy_(state["logits"])
+        self.optimizer.load_state_dict(state["logits_optimizer"])
+        self.stream.load_state_dict(state["stream"])
+        if self.heldout_stream:
+            self.heldout_stream.load_state_dict(state["heldout_stream"])
+        self.generator.set_state(state["generator"])
+        self.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]

@@ -1,0 +1,55 @@
+"""How often the weights of a SuperNet train each operation, beside the trainings of patterns."""
+
+import math
+
+from nas.core.config import Config
+from nas.search.sampling import weight_groups
+from nas.training.build import count_steps, passes_warning, warmup_warning
+
+MATURE_WITH_TRIALS = 0.5  # share of a pattern's steps in which each operation should train, if trials follow
+MATURE = 0.9  # the same without trials
+
+
+def steps_per_update(config: Config) -> int:
+    """The steps in which each operation of a block trains once. Operations that share their weights take turns."""
+    return len(weight_groups(config.search.operations, config.search.shared_projections))
+
+
+def retraining_steps(config: Config, weights_steps: int) -> int:
+    """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
+    return config.search.retrain_steps or max(1, round(weights_steps / steps_per_update(config)))
+
+
+def describe_steps(config: Config, text_tokens: int) -> list[str]:
+    """What a search's steps of the weights mean for its operations, and warnings. text_tokens: of the training text."""
+    if config.search.weights_from or config.search.method == "gumbel":
+        return []
+    steps = count_steps(config, text_tokens)
+    lines = (
+        describe_maturity(config, steps),
+        maturity_warning(config, steps, config.search.retrain_steps, MATURE_WITH_TRIALS),
+        passes_warning(config, "search.retrain_steps", retraining_steps(config, steps), text_tokens),
+        warmup_warning(config, steps),
+    )
+    return [line for line in lines if line]
+
+
+def describe_maturity(config: Config, weights_steps: int) -> str:
+    """How often the steps train each operation."""
+    updates = weights_steps / steps_per_update(config)
+    tokens, patterns = config.train.batch_size * config.train.segment, config.search.retrain_steps
+    text = f"{weights_steps:,} steps of {tokens:,} tokens train each operation of a block {updates:,.0f} times"
+    if patterns is None:
+        return f"{text}: search.retrain_steps is not set, so patterns are assumed to train for as many steps"
+    return f"{text}, {updates / patterns:.2f} of the {patterns:,} steps for which patterns will be trained"
+
+
+def maturity_warning(config: Config, weights_steps: int, patterns: int | None, share: float) -> str | None:
+    """A warning if operations train in less than `share` of a pattern's steps, which are `patterns`; None: unknown."""
+    enough = math.ceil(share * (patterns or 0) * steps_per_update(config))
+    if weights_steps >= enough:
+        return None
+    return (
+        f"WARNING: the search may misjudge patterns, because {weights_steps:,} steps train each operation only "
+        f"{weights_steps / steps_per_update(config):,.0f} times; give the search train.steps={enough} or more"
+    )
