@@ -1,9 +1,9 @@
 """Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OF ANOTHER"`.
 
-The previous recipe, that of --previous, trains a pattern for train.steps. Each other recipe is the present default with
-its own options. It trains for several shares of these steps, each with a whole learning-rate schedule. All trainings of
-a seed run in one process, in turns of two seconds. The training with the least progress takes the next turn. Therefore
-all end at the same time, and other work on the machine slows all of them.
+The previous recipe (--previous) trains a pattern for train.steps. Each other recipe is the present default with its own
+options. It trains for several shares of these steps, each with a whole learning-rate schedule. All trainings of a seed
+run in one process, in turns of two seconds. The training with the least progress takes the next turn. Therefore all end
+at the same time, and other work on the machine slows all of them.
 
 - nll: per token on all of valid, after the last step.
 - seconds: of training alone; evaluations do not count.
@@ -33,6 +33,9 @@ from nas.core.pattern import expand
 
 EXPERIMENTS = Path(__file__).parents[1]
 TURN_S = 2.0
+PREVIOUS = (
+    "train.optimizer=adamw train.schedule=cosine train.average_share=0 train.short_share=0 model.tie_embeddings=true"
+)
 
 
 class Training:
@@ -93,9 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=[""], help="options of each recipe, separated by spaces")
     parser.add_argument("--config", type=Path, default=EXPERIMENTS / "bench/quality.yaml", help="sizes and text")
-    parser.add_argument(
-        "--previous", type=Path, default=EXPERIMENTS / "compare/retrain.yaml", help="the same with the previous recipe"
-    )
+    parser.add_argument("--previous", default=PREVIOUS, help="options of the previous recipe, separated by spaces")
     parser.add_argument("--all", nargs="*", default=[], metavar="section.key=value", help="options of all recipes")
     parser.add_argument("--pattern", default="adadadadadad", help="one letter per block (default: %(default)s)")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of train.steps")
@@ -112,7 +113,8 @@ def main() -> None:
     for seed in arguments.seeds:
         given = [*arguments.all, f"seed={seed}"]
         pattern = expand(arguments.pattern)
-        trainings = {"previous": Training(pattern, load_config(arguments.previous, given), corpus)}
+        previous = load_config(arguments.config, [*given, *arguments.previous.split()])
+        trainings = {"previous": Training(pattern, previous, corpus)}
         for recipe, share in itertools.product(arguments.recipes, arguments.shares):
             options = [*given, *recipe.split(), f"train.steps={round(share * steps)}"]
             trainings[recipe, share] = Training(pattern, load_config(arguments.config, options), corpus)
