@@ -11,6 +11,7 @@ from nas.core.errors import InputError
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
+    from nas.search.shared_weights import SharedWeights
     from nas.training.device import DeviceContext
 
 
@@ -23,6 +24,20 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus",
     config = load_config(path, overrides)
     context = set_up_device(config.seed, config.train)
     return config, Corpus(prepare(config.data)), context
+
+
+def train_supernet(config: Config, corpus: "Corpus", context: "DeviceContext") -> "SharedWeights":
+    """A new SuperNet whose weights have trained along uniform paths, without a run folder."""
+    from nas.search.shared_weights import SharedWeights
+    from nas.search.supernet import build_supernet
+    from nas.search.weights import WeightsPhase
+
+    supernet = build_supernet(config, corpus)
+    phase = WeightsPhase(supernet, corpus, config, context)
+    for step in range(1, phase.total_steps + 1):
+        phase.step(step)
+    phase.end()
+    return SharedWeights(supernet, corpus, config, context)
 
 
 def read_comparison(path: Path) -> list[dict[str, str]]:

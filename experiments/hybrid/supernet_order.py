@@ -25,14 +25,14 @@ def main() -> None:
     parser.add_argument("--alone", type=Path, required=True, metavar="FILE", help="comparison.csv on the same text")
     arguments = parser.parse_args()
 
-    from nas.derivation.supernet_evaluator import load_evaluator
+    from nas.search.shared_weights import load_shared_weights
 
     alone = {row["blocks"]: float(row["valid_nll_mean"]) for row in read_comparison(arguments.alone)}
-    evaluator = load_evaluator(arguments.search)
-    indices = {name: index for index, name in enumerate(evaluator.config.search.operations)}
+    weights = load_shared_weights(arguments.search)
+    indices = {name: index for index, name in enumerate(weights.config.search.operations)}
     if unknown := {name for short in alone for name in expand(short)} - indices.keys():
         raise InputError(f"{arguments.search} has no {min(unknown)}; give the search of {arguments.alone}")
-    shared = {short: evaluator.path_nll([indices[name] for name in expand(short)]) for short in alone}
+    shared = {short: weights.nll([indices[name] for name in expand(short)]) for short in alone}
     print_row("blocks", "alone", "SuperNet", header=True)
     for short in sorted(alone, key=alone.get):
         print_row(short, f"{alone[short]:.4f}", f"{shared[short]:.4f}")

@@ -58,28 +58,24 @@ def main() -> None:
 
 def train(short: str, options: list[str]) -> dict:
     """Seconds of training and nll per token on valid before the first step and at EVALUATIONS equal distances."""
-    import torch
-
-    from nas.retraining.phase import RetrainPhase
+    from nas.retraining.phase import train_pattern
     from nas.retraining.weights import set_weights, with_origin
-    from nas.training.build import build_fixed
 
     config, corpus, context = open_experiment(Path(__file__).with_name("retrain.yaml"), options)
     config, origin = with_origin(config, expand(short))
-    torch.manual_seed(config.seed)
-    model = build_fixed(expand(short), config, corpus.vocab_size)
-    if origin:
-        set_weights(model, origin)
-    phase, seconds = RetrainPhase(model, corpus, config, context), 0.0
-    times, nlls = [0.0], [phase.valid_figures()["nll_per_token"]]
-    for step in range(1, phase.total_steps + 1):
-        began = time.perf_counter()
-        phase.step(step)
-        seconds += time.perf_counter() - began
-        if is_due(step, phase.total_steps, EVALUATIONS):
-            times.append(seconds)
+    times, nlls, evaluating, began = [], [], 0.0, time.perf_counter()
+
+    def evaluate(step, phase):
+        nonlocal evaluating
+        if step == 0 or is_due(step, phase.total_steps, EVALUATIONS):
+            now = time.perf_counter()
+            times.append(now - began - evaluating)
             nlls.append(phase.valid_figures()["nll_per_token"])
-    return {"pattern": short, "seconds": times, "nlls": nlls}
+            evaluating += time.perf_counter() - now
+
+    prepare = (lambda model: set_weights(model, origin)) if origin else (lambda model: None)
+    train_pattern(expand(short), config, corpus, context, evaluate, prepare)
+    return {"pattern": short, "seconds": [one - times[0] for one in times], "nlls": nlls}
 
 
 def report(results: dict[str, dict[str, list[dict]]]) -> dict:

@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from experiments.helpers import train_supernet
 from experiments.jobs import Jobs
 from nas.core.config import Config
 from nas.core.config_loading import load_config
@@ -122,25 +123,22 @@ def make_config(name: str, seed: int, overrides: list[str]) -> Config:
 def search(name: str, seed: int, overrides: list[str]) -> dict:
     """Train a SuperNet and learn pi twice with its weights.
 
-    Returns the most probable pattern without a budget (`free`) and within it (`budget`), abbreviated, and both pi.
+    Returns the best pattern among the likeliest ones of the seeds of pi, by the SuperNet's weights, without a budget
+    (`free`) and within it (`budget`), abbreviated, and both pi.
     """
-    from nas.search.phase import SearchPhase
-
+    from nas.costs.budget import likeliest_path
     from nas.costs.flops import count_flops
-    from nas.search.supernet import build_supernet
+    from nas.search.learn_pi import learn_pi
     from nas.training.device import device_context
 
-    config, corpus = make_config(name, seed, overrides), PlantedCorpus(name)
-    supernet, context, result = build_supernet(config, corpus), device_context(config.train), {}
-    ratio = count_flops(config, corpus.counts()).ratio(expand(CORPORA[name].known))
-    within = ["search.weights_from=memory", "search.latency.source=flops", f"search.latency.target={ratio}"]
-    for kind, more in (("free", []), ("budget", within)):
-        phase = SearchPhase(supernet, corpus, make_config(name, seed, [*overrides, *more]), context)
-        for step in range(1, phase.total_steps + 1):
-            phase.step(step)
-        phase.evaluate(None, phase.total_steps)  # chooses among the seeds of pi
-        result[kind] = abbreviate(supernet.names(phase.chosen))
-        result[f"pi_{kind}"] = phase.pi_of_seeds().tolist()
+    config, corpus, result = make_config(name, seed, overrides), PlantedCorpus(name), {}
+    weights, costs = train_supernet(config, corpus, device_context(config.train)), count_flops(config, corpus.counts())
+    operations = weights.supernet.operations
+    for kind, budget in (("free", None), ("budget", costs.ratio(expand(CORPORA[name].known)))):
+        learned = learn_pi(weights, costs, budget).pi
+        path = min((likeliest_path(pi, operations, costs, budget) for pi in learned), key=weights.nll)
+        result[kind] = abbreviate([operations[index] for index in path])
+        result[f"pi_{kind}"] = learned.tolist()
     return result
 
 

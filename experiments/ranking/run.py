@@ -1,8 +1,8 @@
 """Compare a SuperNet's ranking of patterns with separate trainings: `python experiments/ranking/run.py`.
 
-Random patterns are trained alone for two lengths; their losses are the truth. SuperNets of several lengths and kinds
-evaluate the same patterns with shared weights. Kendall's tau measures how far the two orders agree. With the weights of
-each SuperNet, estimators learn pi with two seeds. The patterns that they find are trained alone too; the regret is
+Random patterns are trained alone for two lengths; their losses are the truth. SuperNets of several lengths evaluate the
+same patterns with shared weights. Kendall's tau measures how far the two orders agree. With the weights of
+each SuperNet, pi is learned. The patterns that they find are trained alone too; the regret is
 their loss minus that of the best pattern trained. Every finished job is a JSON file in OUT and is not repeated.
 Several processes may share OUT, each with its own --only. The last line is JSON.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import kendall_tau, open_experiment, print_row
+from experiments.helpers import kendall_tau, open_experiment, print_row, train_supernet
 from experiments.jobs import Jobs, job_parser
 from nas.core.config import Config
 from nas.core.errors import run_command
@@ -29,22 +29,9 @@ SEEDS = (1, 2)  # of SuperNets
 CANDIDATES = ("attention", "dense", "identity")
 CONFIG = Path(__file__).with_name("ranking.yaml")
 EVALUATED_TOKENS = 65_536  # the first of valid
-JOINT = ["search.schedule=joint", "search.estimator=leave_one_out", "search.paths=4"]  # as in the paper; half warm-up
-SUPERNETS = {
-    **{f"sequential-{steps}": [f"train.steps={steps}"] for steps in (800, 2400, 4800, 9600)},
-    "joint-9600": ["train.steps=9600", *JOINT],
-    "low-lr-2400": ["train.lr=0.003"],
-    "low-lr-4800": ["train.steps=4800", "train.lr=0.003"],
-    "lowest-lr-2400": ["train.lr=0.0015"],
-    "high-lr-2400": ["train.lr=0.012"],
-    "large-batch-2400": ["train.batch_size=48"],  # as many tokens as with 7,200 steps
-}  # options on top of ranking.yaml, where a SuperNet has 2,400 steps
-LOGITS = {
-    "risk": [],
-    "loo-16": ["search.estimator=leave_one_out"],
-    "loo-4": ["search.estimator=leave_one_out", "search.paths=4", "search.logits_steps=1200"],
-}  # how pi is learned with the weights of MATURE; all evaluate 4,800 paths
-MATURE = "sequential-9600"
+SUPERNETS = {f"{steps}": [f"train.steps={steps}"] for steps in (800, 2400, 4800, 9600)}
+LOGITS = {"leave-one-out": ["search.best_fraction=1"], "four paths": ["search.paths=4", "search.logits_steps=1200"]}
+MATURE = "9600"  # the SuperNet with which pi is learned in these ways, too
 
 
 def random_patterns(blocks: int = BLOCKS, count: int = PATTERNS, seed: int = 0) -> list[list[str]]:
@@ -78,37 +65,34 @@ def train_alone(pattern: list[str], overrides: list[str]) -> dict:
     return {"pattern": abbreviate(pattern), "nll": nll, "seconds": seconds}
 
 
-def evaluate_path(supernet, path: list[int], config: Config, corpus, context) -> float:
-    supernet.set_path(path)
-    return evaluate(supernet, supernet.operations_on(path), config, corpus, context)
-
-
 def search(name: str, seed: int, overrides: list[str]) -> dict:
-    """Run one search. Its weights evaluate the random patterns; a sequential one then learns pi in several ways."""
-    from nas.search.phase import SearchPhase
+    """Train a SuperNet. Its weights evaluate the random patterns, and pi is learned with them."""
+    from nas.costs.flops import count_flops
+    from nas.search.learn_pi import learn_pi
 
-    from nas.search.supernet import build_supernet
+    config, corpus, context = open_experiment(CONFIG, [*overrides, *SUPERNETS[name], f"seed={seed}"])
+    weights = train_supernet(config, corpus, context)
+    operations, costs = weights.supernet.operations, count_flops(config, corpus.counts())
 
-    more = [*overrides, *SUPERNETS[name]]
-    config, corpus, context = open_experiment(CONFIG, [*more, f"seed={seed}"])
-    supernet = build_supernet(config, corpus)
+    def nll(path: list[int]) -> float:
+        weights.supernet.set_path(path)
+        return evaluate(weights.supernet, weights.supernet.chosen_operations(), config, corpus, context)
 
     def learn(options: list[str]) -> dict:
-        """Train what the options ask for. Returns the pattern found, and its nll by the weights."""
-        config, *_ = open_experiment(CONFIG, [*more, *options])
-        phase, started = SearchPhase(supernet, corpus, config, context), time.perf_counter()
-        for step in range(1, phase.total_steps + 1):
-            phase.step(step)
-        seconds, path = time.perf_counter() - started, phase.paths.best(supernet.logits)
-        nll = evaluate_path(supernet, path, config, corpus, context)
-        return {"found": abbreviate(supernet.names(path)), "nll": nll, "seconds": seconds}
+        """The pattern that pi finds, and its nll by the weights."""
+        weights.config, *_ = open_experiment(CONFIG, [*overrides, *SUPERNETS[name], *options])
+        started = time.perf_counter()
+        path = learn_pi(weights, costs, None).pi[0].argmax(axis=1).tolist()
+        return {
+            "found": abbreviate([operations[index] for index in path]),
+            "nll": nll(path),
+            "seconds": time.perf_counter() - started,
+        }
 
+    losses = [nll([operations.index(part) for part in pattern]) for pattern in reference_patterns()]
     found = {"own": learn([f"seed={seed}"])}
-    paths = [[supernet.operations.index(name) for name in pattern] for pattern in reference_patterns()]
-    losses = [evaluate_path(supernet, path, config, corpus, context) for path in paths]
     if name == MATURE:
-        for (how, options), again in itertools.product(LOGITS.items(), (1, 2)):
-            found[f"{how}, seed {again}"] = learn(["search.weights_from=memory", f"seed={seed + 10 * again}", *options])
+        found |= {how: learn([f"seed={seed + 10}", *options]) for how, options in LOGITS.items()}
     return {"found": found, "losses": losses}
 
 

@@ -43,7 +43,7 @@ class Trials:
             every, losses = train.evaluate_every or self.steps, []
 
             def evaluate(step, phase):
-                if step % every == 0 or step == self.steps:
+                if step and (step % every == 0 or step == self.steps):
                     losses.append(phase.valid_figures()["nll_per_token"])
 
             train_pattern(pattern, replace(self.config, train=train), self.corpus, self.context, evaluate)

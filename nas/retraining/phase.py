@@ -86,12 +86,19 @@ def train_pattern(
     corpus: Corpus,
     context: DeviceContext,
     after_step: Callable[[int, RetrainPhase], None] = lambda step, phase: None,
+    prepare: Callable[[TransformerXL], None] = lambda model: None,
 ) -> TransformerXL:
-    """Train a pattern from scratch without a run folder; returns the model in evaluation mode. The seed is
-    config.seed. after_step: called after each step, with the step's number and the phase.
+    """Train a pattern without a run folder; returns the model in evaluation mode. The seed is config.seed.
+
+    Args:
+        after_step: called with 0 and the phase before the first step, and after each step with its number.
+        prepare: called with the new model, for example to set its weights.
     """
     torch.manual_seed(config.seed)
-    phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
+    model = build_fixed(pattern, config, corpus.vocab_size)
+    prepare(model)
+    phase = RetrainPhase(model, corpus, config, context)
+    after_step(0, phase)
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
         after_step(step, phase)
