@@ -2,12 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from nas.core.errors import InputError
-from nas.costs.budget import NoPatternFits, likeliest_path, patterns_within, read_budgets
+from nas.costs.budget import describe_budget, likeliest_path, read_budgets
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.lattice import PatternLattice
 from tests.making import COSTS, NAMES
@@ -53,20 +54,6 @@ def test_a_pattern_fits_a_budget_that_equals_its_cost():
         assert sum(index == 0 for index in path) == count
 
 
-def test_patterns_with_few_attentions_use_95_percent_of_the_highest_cost():
-    prefers_identity = np.tile([0.0, 0.0, 1.0], (20, 1))
-    path = patterns_within(9.0, 20, NAMES, COSTS, 0).best(prefers_identity)
-    assert (path.count(1), path.count(2)) == (19, 1)  # 19 dense blocks cost exactly 0.95 of 20
-
-
-def test_a_budget_without_patterns_names_the_least_budget_or_the_limit_of_attentions():
-    with pytest.raises(NoPatternFits, match=r"fits a budget of 0.4: the cheapest costs 0.500 .*; give at least that"):
-        patterns_within(0.4, 2, NAMES, COSTS, 1)  # overhead 10 of interleaved's 20
-    costly = CostTable(FLOPS, 0.0, {"attention": 1.0, "dense": 3.0})
-    with pytest.raises(NoPatternFits, match="no pattern with 0 attention blocks or fewer fits 1"):
-        patterns_within(1.0, 2, NAMES[:2], costly, 0)
-
-
 def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
     source = np.random.default_rng(0)
     lattice = PatternLattice([3.1, 2.2, 2.3, 1.0, 0.0], 32, 60.0)
@@ -94,3 +81,15 @@ def test_free_operations_do_not_raise_a_budget():
     pi = np.array([[1.0]] * 2)
     with pytest.raises(InputError, match="the cheapest costs"):
         likeliest_path(pi, ["identity"], costs, 0.01)
+
+
+def test_a_budget_is_described_and_warns_if_it_has_no_room_for_attention():
+    about, warning = describe_budget(0.79, 2, NAMES, COSTS)
+    assert "so the blocks may cost 58% of" in about  # 0.79 * 20 - 10 of 10
+    assert "WARNING" in warning and "give search.latency.target=0.800 or more" in warning
+    assert len(describe_budget(0.8, 2, NAMES, COSTS)) == 1 and len(describe_budget(0.7, 2, NAMES[1:], COSTS)) == 1
+    with pytest.raises(InputError, match=r"only ii is within search.latency.target=0.69, .* give 0.700 or more"):
+        describe_budget(0.69, 2, NAMES, COSTS)
+    costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})
+    lines = describe_budget(0.79, 2, ["sparse_fixed", *NAMES], costly)
+    assert "give search.latency.target=0.850" in lines[1]  # 10 + 6 + 1 of 20

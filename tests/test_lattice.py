@@ -62,28 +62,25 @@ def test_free_operations_need_no_unit():
 
 
 def test_a_limit_below_the_cheapest_pattern_is_an_error():
-    with pytest.raises(ValueError, match="no pattern of 4 blocks is within the limits"):
+    with pytest.raises(ValueError, match="no pattern of 4 blocks is within the limit"):
         PatternLattice(COSTS, BLOCKS, 0.3)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_lattice_keeps_all_its_limits(seed):
+@pytest.mark.parametrize("seed", range(30))
+def test_marginals_and_the_best_path_equal_those_of_enumeration(seed):
     source = np.random.default_rng(seed)
     costs, logits = source.integers(0, 5, 3) / 4.0, source.normal(size=(BLOCKS, 3))
-    limited = [0] if seed % 2 else [0, 2]  # cheaper than the others in some cases
-    limit, most = source.random() * costs.max() * BLOCKS, int(source.integers(0, BLOCKS + 1))
-    least = limit * source.random() if seed % 3 else 0.0
-    limits = {"least": least, "limited": limited, "most": most}
+    limit = source.random() * costs.max() * BLOCKS
     weights = {
         path: np.exp(logits[range(BLOCKS), path].sum())
         for path in itertools.product(range(3), repeat=BLOCKS)
-        if least <= sum(costs[index] for index in path) <= limit and sum(index in limited for index in path) <= most
+        if sum(costs[index] for index in path) <= limit
     }
     if not weights:
         with pytest.raises(ValueError, match="no pattern of 4 blocks"):
-            PatternLattice(costs.tolist(), BLOCKS, limit, **limits)
+            PatternLattice(costs.tolist(), BLOCKS, limit)
         return
-    lattice, expected = PatternLattice(costs.tolist(), BLOCKS, limit, **limits), np.zeros((BLOCKS, 3))
+    lattice, expected = PatternLattice(costs.tolist(), BLOCKS, limit), np.zeros((BLOCKS, 3))
     for path, weight in weights.items():
         expected[range(BLOCKS), path] += weight / sum(weights.values())
     np.testing.assert_allclose(lattice.marginals(logits), expected, atol=1e-12)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from nas.search import estimators, sampling
+from nas.search import learn_pi, sampling
 from tests import reference
 
 LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
@@ -81,13 +81,13 @@ def test_leave_one_out_equals_its_definition():
 
 
 def leave_one_out(logits, paths, losses):
-    weights = estimators.leave_one_out_weights(torch.tensor(losses, dtype=torch.float64))
-    return estimators.score_gradient(paths, weights, logits.shape[1])
+    weights = learn_pi.leave_one_out_weights(torch.tensor(losses, dtype=torch.float64))
+    return learn_pi.score_gradient(paths, weights, logits.shape[1])
 
 
 def test_leave_one_out_needs_two_paths():
     with pytest.raises(ValueError, match="at least 2"):
-        estimators.leave_one_out_weights(torch.tensor([1.0]))
+        learn_pi.leave_one_out_weights(torch.tensor([1.0]))
 
 
 def assert_unbiased(draws, exact):
@@ -131,28 +131,41 @@ def test_risk_seeking_follows_the_mean_of_the_best_losses(fraction):
     for _ in range(20):
         paths = distribution.sample(LOGITS, 2000, source)
         losses = torch.stack([costs[path] for path in paths])
-        weights = estimators.risk_seeking_weights(losses, fraction)
-        draws.append(estimators.score_gradient(paths, weights, 3))
+        weights = learn_pi.risk_seeking_weights(losses, fraction)
+        draws.append(learn_pi.score_gradient(paths, weights, 3))
     assert_unbiased(draws, exact)
     assert exact.abs().max() > 0.05
 
 
 def test_risk_seeking_weighs_the_best_paths_by_their_distance_to_the_quantile():
-    weights = estimators.risk_seeking_weights(torch.tensor([5.0, 1.0, 2.0, 4.0, 9.0], dtype=torch.float64), 0.5)
+    weights = learn_pi.risk_seeking_weights(torch.tensor([5.0, 1.0, 2.0, 4.0, 9.0], dtype=torch.float64), 0.5)
     clipped = torch.tensor([4.0, 1.0, 2.0, 4.0, 4.0], dtype=torch.float64)  # the quantile is 4
     torch.testing.assert_close(weights, (clipped - 3.0) / 4 / 0.5)
-    assert not estimators.risk_seeking_weights(torch.full((4,), 2.0), 0.25).any()
+    assert not learn_pi.risk_seeking_weights(torch.full((4,), 2.0), 0.25).any()
 
 
-@pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])
-def test_temperature_goes_from_start_to_exactly_end(schedule):
-    values = [sampling.temperature_at(step / 40, 1.7, 0.1, schedule) for step in range(41)]
-    assert values[0] == 1.7
-    assert values[-1] == 0.1
-    assert all(high > low for high, low in itertools.pairwise(values))
-    assert sampling.temperature_at(-0.5, 1.7, 0.1, schedule) == 1.7
+def test_the_share_of_best_paths_grows_with_the_progress():
+    shares = [learn_pi.best_fraction(0.2, progress) for progress in (0.0, 0.35, 0.7, 1.0)]
+    assert shares == pytest.approx([0.2, 0.6, 1.0, 1.0])
 
 
-def test_an_unknown_schedule_is_refused():
-    with pytest.raises(ValueError, match="unknown schedule 'step'"):
-        sampling.temperature_at(0.5, 1, 0.1, "step")
+def test_temperature_falls_exponentially_from_start_to_exactly_end():
+    values = [sampling.temperature_at(step / 40, 1.7, 0.1) for step in range(-1, 41)]
+    assert values[:2] == [1.7, 1.7] and values[-1] == 0.1
+    assert values[21] == pytest.approx((1.7 * 0.1) ** 0.5)
+    assert all(high > low for high, low in itertools.pairwise(values[1:]))
+
+
+def test_fair_paths_visit_operations_equally_often_and_those_with_shared_weights_in_turns():
+    five = ["attention", "sparse_strided", "sparse_fixed", "dense", "identity"]
+    groups = sampling.weight_groups(five, shared_projections=True)
+    assert groups == [[0, 1, 2], [3], [4]] and sampling.weight_groups(five, False) == [[0], [1], [2], [3], [4]]
+    source = generator(0)
+    for block in zip(*sampling.fair_paths(4, groups, source), strict=True):
+        assert [block.count(index) for index in range(5)] == [1, 1, 1, 3, 3]
+    three, seen = sampling.weight_groups(["attention", "dense", "identity"], False), set()
+    for _ in range(300):
+        paths = sampling.fair_paths(3, three, source)
+        assert all(sorted(block) == [0, 1, 2] for block in zip(*paths, strict=True))
+        seen |= set(map(tuple, paths))
+    assert len(seen) == 27  # the order of each block is drawn by itself
