@@ -9,18 +9,16 @@ import yaml
 
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.pattern import FORMAT, interleaved, read_pattern
+from nas.core.pattern import FORMAT, expand, interleaved, read_pattern
 from nas.costs.cost_table import FLOPS, read_costs
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
     Choice,
-    confidence_table,
-    pareto_table,
     pattern_record,
-    perturbation_table,
-    write_patterns,
+    refuse_existing,
 )
-from nas.derivation.runs import check_seeds, current_pattern, read_run, target_notice
+from nas.derivation.printing import confidence_table, pareto_table
+from nas.derivation.runs import check_seeds, current_pattern, read_run
 from tests.making import COSTS, NAMES, search_run
 
 
@@ -29,8 +27,11 @@ def seeds_of(*pis, **more):
 
 
 def argmax_pattern(*pis):
-    runs = seeds_of(*pis)
-    return pattern_record(Choice(np.mean(pis, axis=0).argmax(axis=1).tolist()), runs, "argmax")
+    return record([NAMES[index] for index in np.mean(pis, axis=0).argmax(axis=1)], *seeds_of(*pis))
+
+
+def record(blocks, *runs, budget=None):
+    return pattern_record(Choice(blocks, budget, list(runs)), COSTS)
 
 
 def test_argmax_takes_the_likeliest_operations_and_records_confidence(tmp_path):
@@ -42,7 +43,7 @@ def test_argmax_takes_the_likeliest_operations_and_records_confidence(tmp_path):
     assert pattern["flops_per_token"] == 16
     assert pattern["flops_ratio_to_interleaved"] == pytest.approx(16 / 20)
     assert confidence_warnings(pattern) == []
-    write_patterns({tmp_path / "pattern.yaml": pattern}, force=False)
+    write_yaml(tmp_path / "pattern.yaml", pattern)
     assert read_pattern(tmp_path / "pattern.yaml") == pattern
     table = confidence_table(pattern).splitlines()
     assert len(table) == 3 and "0.700" in table[1] and "identity" in table[2]
@@ -59,7 +60,7 @@ def test_ties_and_undecided_blocks_cause_warnings():
 
 def test_one_candidate_causes_no_warning():
     run = search_run([[1.0]], operations=["dense"])
-    assert confidence_warnings(pattern_record(Choice([0]), [run], "argmax")) == []
+    assert confidence_warnings(record(["dense"], run)) == []
 
 
 def test_several_seeds_give_mean_pi_agreement_and_standard_error():
@@ -83,15 +84,8 @@ def test_several_seeds_give_mean_pi_agreement_and_standard_error():
     assert "67%" in lines[2] and lines[2].endswith("undecided: dense as good")
 
 
-def test_the_margin_of_undecided_blocks_is_an_option_of_the_run():
-    pi = [[0.5, 0.3, 0.2]]
-    for margin, undecided in ((0.1, False), (0.25, True)):
-        run = search_run(pi, search={"warnings": {"margin": margin}})
-        assert pattern_record(Choice([0]), [run], "argmax")["confidence"][0]["undecided"] == undecided
-
-
 def test_a_choice_against_pi_is_reported():
-    pattern = pattern_record(Choice([1, 1], 0.8), [search_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]])], "budget")
+    pattern = record(["dense"] * 2, search_run([[0.9, 0.1, 0.0], [0.5, 0.45, 0.05]]))
     lines = confidence_table(pattern).splitlines()
     assert "pi prefers attention" in lines[1] and "undecided: attention as good" in lines[2]
     assert confidence_warnings(pattern) == [
@@ -103,8 +97,8 @@ def test_the_certainty_within_a_budget_is_that_of_patterns_within_it():
     pi = [[0.6, 0.3, 0.1], [0.5, 0.3, 0.2]]
     pairs = {(0, 1), (1, 0), (0, 2), (2, 0), (1, 1), (1, 2), (2, 1), (2, 2)}  # two attentions cost 1.1
     expected = sum(pi[0][a] * pi[1][b] for a, b in pairs if a == 0) / sum(pi[0][a] * pi[1][b] for a, b in pairs)
-    record = pattern_record(Choice([0, 1], 1.0), [search_run(pi)], "budget", COSTS)["confidence"][0]
-    assert record["pi"]["attention"] == pytest.approx(expected, abs=1e-6) and expected < 0.5
+    block = record(["attention", "dense"], search_run(pi), budget=1.0)["confidence"][0]
+    assert block["pi"]["attention"] == pytest.approx(expected, abs=1e-6) and expected < 0.5
 
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
@@ -128,43 +122,23 @@ def test_the_current_pattern_is_the_latest_known_and_within_the_budget(tmp_path)
     line = {"step": 8, "temperature": 1.0, "operations": NAMES, "pi": [[0.5, 0.4, 0.1], [0.1, 0.2, 0.7]]}
     (tmp_path / "pi.jsonl").write_text(json.dumps(line) + "\n")
     COSTS.write(tmp_path / "flops.yaml")  # overhead 10, attention 6, dense 4, identity 0; interleaved 20
-    budget = {"source": "flops", "mode": "budget", "target": 0.75}
+    budget = {"source": "flops", "target": 0.75}
     for latency, expected in ({}, [NAMES[0], NAMES[2]]), (budget, [NAMES[1], NAMES[2]]):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"latency": latency}}))
         assert current_pattern(tmp_path) == expected
-    (tmp_path / "outcome.yaml").write_text("pattern: [identity, identity]")
-    assert current_pattern(tmp_path) == ["identity", "identity"]
     write_yaml(tmp_path / "pattern.yaml", {"format": FORMAT, "blocks": ["dense", "dense"]})
     assert current_pattern(tmp_path) == ["dense", "dense"]
 
 
 def test_the_table_of_budgets():
     pi = np.array([[0.5, 0.4, 0.1]] * 2)
-    runs = [search_run(pi)]
-    patterns = [pattern_record(Choice(path, budget), runs, "budget") for path, budget in (([1, 2], 0.7), ([0, 1], 1.0))]
+    found = (expand("di"), 0.7), (expand("ad"), 1.0)
+    patterns = [record(blocks, search_run(pi), budget=budget) for blocks, budget in found]
     patterns[1]["latency"] = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.99, "median_ms": 2.125}
-    rules = {"pi": {"pattern": "aa", "nll": 3.1}, "par": {"pattern": "ad", "nll": 3.21}}  # trials chose the rule
-    patterns[1]["derived_from"]["candidates"] = rules
+    patterns[1]["derived_from"]["candidates"] = [{"pattern": "ad", "nll": 3.21}, {"pattern": "aa", "nll": 3.1}]
     rows = pareto_table(patterns, "ms").splitlines()[-2:]
     assert rows[0] == "| 0.7 | di | 0 | 0.700 |  |  |  |  |"
     assert rows[1] == "| 1 | ad | 1 | 0.990 |  | 2.00 | 2.12 | 3.21 |"
-
-
-def test_removal_losses_are_in_the_file_and_in_the_table():
-    run = search_run([[0.5, 0.4, 0.1]] * 2)
-    sure = np.array([[1.0, 2.4, 1.25], [1.0, 2.6, 1.25], [1.0, 2.5, 1.25]])
-    uncertain = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.5], [1.0, 1.6, 1.0]])
-    pattern = pattern_record(Choice([1, 1], losses=[sure, uncertain]), [run], "perturbation")
-    first, second = pattern["confidence"]
-    removal = first["removal"]
-    assert removal["nll_without"] == {"attention": 1.0, "dense": 2.5, "identity": 1.25}
-    assert removal["second"] == "identity" and removal["lead"] == pytest.approx(1.25)
-    assert removal["lead_error"] == pytest.approx(0.1 / math.sqrt(3), abs=1e-6)
-    assert (removal["undecided"], second["removal"]["undecided"]) == (False, True)
-    assert first["margin"] == pytest.approx(-0.1) and first["second"] == "attention"  # the figures of pi do not change
-    assert "without dense 2.5000" in perturbation_table(pattern)
-    (message,) = confidence_warnings(pattern)
-    assert "block 2 is UNDECIDED: removing dense costs 0.3667 nats more" in message
 
 
 def test_the_significance_of_a_lead_follows_students_t():
@@ -190,19 +164,10 @@ def test_a_third_operation_can_be_as_good():
 
 
 def test_a_choice_is_not_undecided_if_pi_clearly_prefers_another():
-    pattern = pattern_record(Choice([2], 0.5), [search_run([[0.27, 0.49, 0.24]])], "budget")
-    record = pattern["confidence"][0]
-    assert not record["undecided"] and (record["second"], record["margin"]) == ("dense", pytest.approx(-0.25))
+    pattern = record(["identity"], search_run([[0.27, 0.49, 0.24]]))
+    block = pattern["confidence"][0]
+    assert not block["undecided"] and (block["second"], block["margin"]) == ("dense", pytest.approx(-0.25))
     assert "pi prefers dense" in confidence_table(pattern)
-
-
-def test_a_pattern_far_from_the_searchs_target_causes_a_notice():
-    price = {"search": {"latency": {"source": "flops", "mode": "target", "target": 0.75, "weight": 2.0}}}
-    assert "target is 0.75 of the interleaved pattern's cost, and this pattern costs 0.43" in target_notice(
-        search_run([[1.0, 0.0, 0.0]], **price), 0.43
-    )
-    assert target_notice(search_run([[1.0, 0.0, 0.0]], **price), 0.78) is None
-    assert target_notice(search_run([[1.0, 0.0, 0.0]]), 0.43) is None
 
 
 def test_a_run_is_read_with_its_costs(tmp_path):
@@ -241,18 +206,8 @@ def test_damaged_costs_are_reported(tmp_path):
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread
 
 
-def test_an_edited_pattern_is_kept_but_its_latency_may_change(tmp_path):
-    path, other = tmp_path / "pattern.yaml", tmp_path / "other.yaml"
-    pattern = argmax_pattern([[0.7, 0.2, 0.1]])
-    write_patterns({path: {**pattern, "latency": {"median_ms": 1.0}}}, force=False)
-    write_patterns({path: {**pattern, "latency": {"median_ms": 2.0}}}, force=False)
-    assert read_pattern(path)["latency"]["median_ms"] == 2.0
-    for seconds in (147, 148):
-        write_patterns({other: {**pattern, "derived_from": {"method": "relearn", "seconds": seconds}}}, force=False)
-    other.unlink()
-    path.write_text(path.read_text().replace("blocks:", "# mine\nblocks:"))
-    with pytest.raises(InputError, match="exists and differs"):
-        write_patterns({other: pattern, path: pattern}, force=False)
-    assert "# mine" in path.read_text() and not other.exists()
-    write_patterns({path: pattern}, force=True)
-    assert "# mine" not in path.read_text()
+def test_an_existing_pattern_is_refused_before_it_is_derived_again(tmp_path):
+    refuse_existing([tmp_path / "one.yaml"])
+    (tmp_path / "two.yaml").write_text("# mine")
+    with pytest.raises(InputError, match=r"two.yaml exists; give another file with --out, or replace it with --force"):
+        refuse_existing([tmp_path / "one.yaml", tmp_path / "two.yaml"])

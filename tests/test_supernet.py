@@ -3,7 +3,7 @@ import torch
 
 from models.attention import Positions, sinusoidal_encodings
 from models.operations import BlockConfig
-from nas.search import estimators, sampling
+from nas.search import learn_pi, sampling
 from nas.search.supernet import SuperNet
 from tests import reference
 from tests.making import generator
@@ -11,14 +11,12 @@ from tests.making import generator
 SIZES = BlockConfig(d_model=8, heads=2, d_ffn=12)
 OPERATIONS = ["attention", "dense", "identity"]
 VOCAB = 11
+LOGITS = torch.tensor([[0.4, -0.3, 0.0], [-0.5, 0.2, 0.6]], dtype=torch.float64, requires_grad=True)
 
 
 def small_supernet(blocks=2):
     torch.manual_seed(0)
-    supernet = SuperNet(blocks, OPERATIONS, SIZES, VOCAB).double().eval()
-    with torch.no_grad():
-        supernet.logits.copy_(torch.tensor([[0.4, -0.3, 0.0], [-0.5, 0.2, 0.6]], dtype=torch.float64)[:blocks])
-    return supernet
+    return SuperNet(blocks, OPERATIONS, SIZES, VOCAB).double().eval()
 
 
 def batch(length=6):
@@ -91,7 +89,7 @@ def exact_gradient(supernet):
         with torch.no_grad():
             return losses.setdefault(tuple(path), loss_along(supernet, path))
 
-    (gradient,) = torch.autograd.grad(reference.expected_loss(supernet.logits, loss_of_path), supernet.logits)
+    (gradient,) = torch.autograd.grad(reference.expected_loss(LOGITS, loss_of_path), LOGITS)
     return gradient, losses
 
 
@@ -100,12 +98,12 @@ def test_leave_one_out_is_unbiased_and_straight_through_is_biased(capsys):
     supernet = small_supernet()
     exact, losses = exact_gradient(supernet)
     source = torch.Generator().manual_seed(7)
-    logits = supernet.logits.detach()
+    logits = LOGITS.detach()
     unbiased = []
     for _ in range(6000):
         paths = [sampling.sample_path(logits, source) for _ in range(4)]
-        weights = estimators.leave_one_out_weights(torch.stack([losses[tuple(path)] for path in paths]))
-        unbiased.append(estimators.score_gradient(paths, weights, 3))
+        weights = learn_pi.leave_one_out_weights(torch.stack([losses[tuple(path)] for path in paths]))
+        unbiased.append(learn_pi.score_gradient(paths, weights, 3))
     unbiased = torch.stack(unbiased)
     error = unbiased.std(dim=0) / len(unbiased) ** 0.5
     assert ((unbiased.mean(dim=0) - exact).abs() < 4 * error).all()
@@ -114,8 +112,8 @@ def test_leave_one_out_is_unbiased_and_straight_through_is_biased(capsys):
     relaxed = []
     for _ in range(1500):
         noise = sampling.gumbel_like(logits, source)
-        loss = loss_along(supernet, *sampling.straight_through(supernet.logits, noise, 1.0))
-        relaxed.append(torch.autograd.grad(loss, supernet.logits)[0])
+        loss = loss_along(supernet, *sampling.straight_through(LOGITS, noise, 1.0))
+        relaxed.append(torch.autograd.grad(loss, LOGITS)[0])
     relaxed = torch.stack(relaxed)
     bias = relaxed.mean(dim=0) - exact
     relaxed_error = relaxed.std(dim=0) / len(relaxed) ** 0.5
@@ -124,10 +122,19 @@ def test_leave_one_out_is_unbiased_and_straight_through_is_biased(capsys):
     assert ((bias.abs() / relaxed_error) > 6).any()
 
 
-def test_log_probability_sums_over_blocks():
-    supernet = small_supernet()
-    total = sum(reference.log_probability(supernet.logits, [a, b]).exp() for a in range(3) for b in range(3))
-    assert total.item() == pytest.approx(1.0)
+def test_operations_that_share_projections_have_the_same_parameters():
+    five = ["attention", "sparse_strided", "sparse_fixed", "dense", "identity"]
+    supernet = SuperNet(2, five, BlockConfig(16, 2, 24, stride=4), 11, shared_projections=True)
+    block = supernet.backbone.blocks[0]
+    attention, strided, fixed, dense, _ = block.candidates
+    for other in (strided, fixed):
+        for (name, one), (other_name, two) in zip(attention.named_parameters(), other.named_parameters(), strict=True):
+            assert name == other_name and one is two
+    assert sum(p.numel() for p in block.parameters()) == sum(
+        p.numel() for operation in (attention, dense) for p in operation.parameters()
+    )
+    apart = SuperNet(2, five, BlockConfig(16, 2, 24, stride=4), 11)
+    assert len(list(apart.parameters())) > len(list(supernet.parameters()))
 
 
 def test_recomputation_changes_neither_the_mixture_nor_the_gates():

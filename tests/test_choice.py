@@ -1,0 +1,200 @@
+"""The choice of a pattern: candidates, their judges, trials, and what is printed about them."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nas.core.config import Config, SearchOptions, TrainOptions
+from nas.core.files import write_yaml
+from nas.core.pattern import expand, network
+from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.derivation import choice, trials
+from nas.derivation.pattern_record import Candidate, Choice, pattern_record
+from nas.derivation.printing import candidates_table, print_choice, print_notices
+from nas.derivation.runs import check_seeds
+from tests.making import COSTS, NAMES, make_weights, one_hot, search_run
+
+
+def drawn(*paths, steps=10):
+    """Lines of paths.jsonl; the last fifth of the steps draws the given paths."""
+    early = [{"step": step, "paths": [[2] * len(paths[0])], "nll": [1.0]} for step in range(1, steps - 1)]
+    return [*early, *({"step": step, "paths": paths, "nll": [1.0]} for step in (steps - 1, steps))]
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """judged(losses) lets shared weights judge paths: {pattern: nll}, 9.0 for others."""
+
+    def judge(losses, *runs):
+        table = {tuple(NAMES.index(name) for name in expand(short)): nll for short, nll in losses.items()}
+        weights = SimpleNamespace(nll=lambda path: table.get(tuple(path), 9.0))
+        monkeypatch.setattr(choice, "load_shared_weights", lambda run: weights)
+
+    return judge
+
+
+def by_pattern(candidates):
+    return {candidate.pattern: candidate.names for candidate in candidates}
+
+
+def test_candidates_are_pi_its_seeds_its_runners_up_and_rules_each_network_once():
+    seeds = one_hot(0, 0, 1), one_hot(1, 0, 1)
+    run = replace(search_run(*seeds), evaluated=drawn([0, 0, 1], [0, 1, 2], [2, 0, 1], [1, 1, 1]) * 2)
+    found = by_pattern(choice.find_candidates([run], COSTS, 9.0))
+    assert found["aad"] == ["pi", "seed of pi", "runner-up of pi"] and found["dad"] == ["seed of pi"]
+    assert found["adi"] == ["runner-up of pi"] and found["ddd"] == ["runner-up of pi"]
+    assert found["ada"] == ["interleaved", "sandwich"] and found["add"] == ["par", "one attention"]
+    assert len(found) == len({network(expand(short)) for short in found}) == 6 and "iii" not in found
+    within = choice.find_candidates([run], COSTS, 0.8)  # rules are shortened
+    (adi,) = [one for one in within if network(expand(one.pattern)) == "ad"]
+    assert {"pi", "runner-up of pi", "interleaved", "sandwich", "par", "one attention"} <= {*adi.names}
+    without = choice.find_candidates([search_run(one_hot(2, 2, 1))], COSTS, None)  # rules cost at most as much as pi
+    assert by_pattern(without) == {"iid": ["pi"]}
+
+
+def test_the_best_by_shared_weights_is_chosen_and_rules_may_win(judged):
+    run = search_run(one_hot(0, 1, 1), one_hot(1, 0, 1))
+    for losses, best in (({"add": 2.0, "dad": 3.0}, "add"), ({"add": 3.0, "dad": 2.0}, "dad"), ({"ada": 1.0}, "ada")):
+        judged(losses)
+        made = choice.choose_pattern([run], COSTS, None)
+        assert made.blocks == expand(best) and made.candidates[0].nll == min(losses.values())
+        assert made.trial_steps is None and made.runs == [run]
+
+
+def test_pi_is_learned_anew_for_another_budget_or_another_unit():
+    own = {"search": {"latency": {"source": "flops", "target": 0.6}}}
+    run, measured = search_run(one_hot(0), **own), CostTable(MILLISECONDS, 1.0, COSTS.blocks)
+    assert not choice.needs_learning([run], COSTS, 0.6) and not choice.needs_learning(
+        [search_run(one_hot(0))], measured, None
+    )
+    assert choice.needs_learning([run], measured, 0.6) and choice.needs_learning([run], COSTS, 0.5)
+
+
+def test_pi_of_another_budget_is_learned_within_it(small_config, monkeypatch):
+    made = make_weights(small_config("search.latency.source=flops", "search.latency.target=0.9"))
+    monkeypatch.setattr(choice, "load_shared_weights", lambda run: made)
+    run = search_run(one_hot(0, 0, 0))
+    learned = choice.learn_anew(run, COSTS, 0.7)
+    paths = [path for line in learned.evaluated for path in line["paths"]]
+    assert max(COSTS.ratio([NAMES[i] for i in path]) for path in paths) <= 0.7
+    assert learned.seed_pi.shape == (1, 3, 3) and not np.allclose(learned.seed_pi, run.seed_pi)
+
+
+def test_pi_and_the_best_rule_have_a_trial_however_far_behind_they_are():
+    def candidate(short, nll, *names):
+        return Candidate(list(names), short, nll)
+
+    others = [candidate("a" * n, n, "seed of pi") for n in range(1, 5)]
+    pi, par, worse = candidate("d", 8, "pi"), candidate("ad", 9, "par"), candidate("da", 10, "sandwich")
+    assert choice.for_trials([*others, pi, par, worse]) == [pi, par, *others[:2]]
+    assert choice.for_trials([pi, *others]) == [pi, *others[:3]]
+
+
+def make_trials(monkeypatch, losses, trained, every=500, steps=-1, **options) -> trials.Trials:
+    """Trials whose losses are given for each network."""
+    config = Config(
+        train=TrainOptions(steps=24, evaluate_every=every), search=SearchOptions(retrain_steps=8, **options)
+    )
+    weights = SimpleNamespace(config=config, corpus=SimpleNamespace(tokens=lambda split: [0] * 100), context=None)
+
+    def train(pattern, config, corpus, context, after_step):
+        trained.append("".join(name[0] for name in pattern))
+        assert config.train.epochs is None
+        for step in range(config.train.steps + 1):
+            nll = losses[trained[-1].replace("i", "")]
+            nll = nll[step] if isinstance(nll, list) else nll
+            after_step(step, SimpleNamespace(valid_figures=lambda nll=nll: {"nll_per_token": nll}))
+
+    monkeypatch.setattr(trials, "train_pattern", train)
+    monkeypatch.setattr(trials, "load_shared_weights", lambda run: weights)
+    monkeypatch.setattr(trials, "load_config", lambda path, overrides: config)
+    return trials.Trials(search_run(one_hot(0, 0, 0)), steps)
+
+
+def test_trials_choose_the_best_and_train_each_network_once(monkeypatch, judged):
+    trained = []
+    tried = make_trials(monkeypatch, {"add": 2.5, "ada": 2.4, "dad": 2.6}, trained)
+    judged({"add": 3.0, "dad": 3.1, "ada": 5.0})
+    latency = {"latency": {"source": "flops", "target": 9.0}}
+    run = search_run(one_hot(0, 1, 1), one_hot(0, 1, 1), one_hot(1, 0, 1), search=latency)
+    for _ in range(2):
+        made = choice.choose_pattern([run], COSTS, 9.0, tried)
+        assert made.blocks == expand("ada") and made.trial_steps == 4 and trained == ["add", "ada", "dad"]
+        assert [one.trial_nll for one in made.candidates] == [2.4, 2.5, 2.6]
+
+
+def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
+    losses = {"d": [9.0, 1.0, 2.5, 1.0, 2.4, 2.6]}
+    assert make_trials(monkeypatch, losses, [], every=2, steps=5).nll(["dense"]) == 2.4  # after 2, 4 and 5 steps
+
+
+def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
+    for given, steps, warned in ((-1, 4, False), (4, 4, False), (3, 3, True)):
+        assert make_trials(monkeypatch, {}, [], steps=given).steps == steps
+        assert ("WARNING: these trials are too short" in capsys.readouterr().out) == warned
+
+
+# --- what is printed
+
+
+def record_of(*candidates, **more):
+    made = Choice(expand(candidates[0].pattern), 1.0, [search_run(one_hot(0, 1, 1))], list(candidates), **more)
+    return made, pattern_record(made, COSTS)
+
+
+def test_the_table_of_candidates_has_a_line_each_and_names_what_wins():
+    pi, par = Candidate(["pi"], "aid", 3.0, 2.6), Candidate(["par", "sandwich"], "add", 3.25, 2.5)
+    head, first, second, notice = candidates_table(record_of(par, pi, trial_steps=9)[1]["derived_from"]).splitlines()
+    assert "after a trial" in head and first.split() == ["add", "3.2500", "2.5000", "par,", "sandwich"]
+    assert second.split() == ["aid", "3.0000", "2.6000", "pi"]
+    assert notice == "NOTICE: 'par' is derived: it is 0.1000 ahead of pi's pattern"
+    par.trial_nll = 2.595
+    assert "0.0050 ahead of pi's pattern, which may be chance" in candidates_table(
+        record_of(par, pi, trial_steps=9)[1]["derived_from"]
+    )
+    pi.trial_nll = par.trial_nll = None
+    table = candidates_table(record_of(pi, par)[1]["derived_from"])
+    assert "trial" not in table and "NOTICE" not in table
+
+
+@pytest.mark.parametrize(
+    ("letters", "same"), [("iad", " (the network ad, because identity does nothing)"), ("add", "")]
+)
+def test_the_pattern_is_shown_with_its_network_and_a_warning_without_attention(capsys, letters, same):
+    print_choice(*record_of(Candidate(["pi"], letters, 3.0)), COSTS)
+    shown = capsys.readouterr().out
+    assert f"pattern {letters}: {', '.join(expand(letters))}{same}\n" in shown and "WARNING: the pattern" not in shown
+    print_choice(*record_of(Candidate(["pi"], "ddi", 3.0)), COSTS)
+    assert "WARNING: the pattern has no attention" in capsys.readouterr().out
+
+
+def test_the_spread_over_seeds_and_runs_is_shown(capsys):
+    runs = [search_run(one_hot(0, 1), one_hot(1, 1)), search_run(one_hot(1, 0), path="runs/two")]
+    made = Choice(["attention", "dense"], None, runs)
+    print_choice(made, pattern_record(made, COSTS), COSTS)
+    shown = capsys.readouterr().out
+    assert "runs/one: ad, dd\nruns/two: da\n1.3 of 2 blocks differ between two of these patterns" in shown
+
+
+def test_a_pattern_far_from_the_target_of_the_papers_method_causes_a_notice(capsys):
+    price = {"latency": {"source": "flops", "target": 0.75}}
+    for method, ratio, told in (("gumbel", 0.43, True), ("gumbel", 0.78, False), ("single_path", 0.43, False)):
+        print_notices([search_run(one_hot(0), search={"method": method} | price)], ratio)
+        assert ("target is 0.75 of the interleaved pattern's cost, and this" in capsys.readouterr().out) == told
+
+
+def test_runs_with_the_same_weights_show_the_spread_of_pi_alone(tmp_path):
+    runs = []
+    for name, origin in (("first", None), ("second", str(tmp_path / "first"))):
+        content = {"search": {"weights_from": origin}, "seed": len(runs) + 1}
+        (tmp_path / name).mkdir()
+        write_yaml(tmp_path / name / "config.yaml", content)
+        runs.append(search_run(one_hot(0, 1), path=tmp_path / name, **content))
+    assert any("so it shows the spread of pi alone" in notice for notice in check_seeds(runs))
+    assert not runs[1].judges_patterns
+    (tmp_path / "first/checkpoint.pt").touch()
+    assert all(run.judges_patterns for run in runs)
+    write_yaml(tmp_path / "first/config.yaml", {"search": {"method": "gumbel"}})
+    assert not any(run.judges_patterns for run in runs)
