@@ -5,11 +5,9 @@ import torch
 
 from nas.core.run_folder import RunFolder
 from nas.retraining.phase import train_pattern
-from nas.training.checkpoint import load_checkpoint
 from nas.training.device import device_context
 from nas.training.optimizer import TailAverage
-from nas.training.trainer import Trainer
-from tests.making import assert_same_state, make_retraining, make_search
+from tests.making import assert_same_state, make_retraining
 
 PATTERN = ["attention", "dense"]
 AVERAGE = ["train.steps=12", "train.average_share=0.34", "model.dropout=0.2"]  # of steps 8 to 12
@@ -62,27 +60,6 @@ def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, 
     assert_mean(weights_of(averaged), kept)
 
 
-@pytest.mark.parametrize(
-    "make", [make_search, lambda config: make_retraining(config, PATTERN)], ids=["search", "retrain"]
-)
-def test_a_training_that_stops_early_saves_the_mean(make, small_config, tmp_path, monkeypatch):
-    config = small_config(*AVERAGE, "train.average_share=1", "search.warmup_steps=2", "train.evaluate_every=0")
-    phase, run, kept = make(config), RunFolder(tmp_path, "any", {}, ()), []
-    add = phase.train_weights.average.update
-
-    def update(step):
-        add(step)
-        kept.append(weights_of(phase))
-
-    monkeypatch.setattr(phase.train_weights.average, "update", update)
-    monkeypatch.setattr(phase, "finished", lambda step: "stopped by the test" if step == 6 else None)
-    Trainer(phase, run).fit()
-    again = make(config)
-    again.load_state_dict(load_checkpoint(run.checkpoint, "phase")["phase"])
-    assert len(kept) > 3
-    assert_mean(weights_of(again), kept)
-
-
 def test_training_without_a_run_folder_ends_with_the_mean(small_config):
     config, kept, corpus = small_config(*AVERAGE), [], make_retraining(small_config(), PATTERN).corpus
 
@@ -92,16 +69,6 @@ def test_training_without_a_run_folder_ends_with_the_mean(small_config):
 
     model = train_pattern(PATTERN, config, corpus, device_context(config.train), keep)
     assert_mean([parameter.detach() for parameter in model.parameters()], kept)
-
-
-def test_a_search_evaluates_the_mean(small_config, tmp_path):
-    phase, run = make_search(small_config(*AVERAGE, "search.warmup_steps=9")), RunFolder(tmp_path, "search", {}, ())
-    for step in range(1, 10):
-        phase.step(step)
-    found = phase.evaluate(run, 9)["nll"]
-    last = weights_of(phase)
-    phase.end()
-    assert found == phase.evaluate(run, 9)["nll"] and not all(map(torch.equal, last, weights_of(phase)))
 
 
 def test_averaging_resumes_exactly(small_config):
@@ -115,18 +82,3 @@ def test_averaging_resumes_exactly(small_config):
     for step in range(10, 13):
         again.step(step)
     assert_same_state(whole.state_dict(), again.state_dict())
-
-
-def test_the_logits_learn_with_the_mean_of_the_supernet(small_config):
-    more = ["search.schedule=sequential", "search.logits_steps=4", "search.logits_seeds=1", "search.warmup_steps=null"]
-    plain, averaged = (
-        make_search(small_config(*AVERAGE, *more, "train.average_share=0")),
-        make_search(small_config(*AVERAGE, *more)),
-    )
-    kept = []
-    for step in range(1, 14):
-        for phase in (plain, averaged):
-            torch.manual_seed(step)
-            phase.step(step)
-        kept += [weights_of(plain)] if 8 <= step <= 12 else []
-    assert_mean(weights_of(averaged), kept)

@@ -8,7 +8,6 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from nas.core.pattern import expand
-from nas.search import sampling
 from tests.making import load_script
 
 pytestmark = pytest.mark.slow
@@ -20,8 +19,7 @@ def throughput():
 
 
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])
-def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput, monkeypatch):
-    monkeypatch.setattr(sampling, "sample_path", throughput.balanced_path)
+def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput):
     workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), div_value=1)
     workload.turn()  # fills the memories
     with FlopCounterMode(display=False) as counter:

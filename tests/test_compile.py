@@ -28,11 +28,11 @@ OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,window,li
 
 
 @pytest.mark.parametrize(
-    "options", [[OPERATIONS], ["search.sampling=soft", "search.split=shared"]], ids=["hard", "soft"]
+    "options", [[OPERATIONS], ["search.method=gumbel", "search.split=shared"]], ids=["weights", "soft"]
 )
 def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):
     """Each kind of operation is compiled once for all blocks and paths, and once more for passes without gradients."""
-    options = [*options, "model.dropout=0", "search.warmup_steps=6"]
+    options = [*options, "model.dropout=0"]
     plain = losses(make_search(small_config(*options)))
     torch._dynamo.utils.counters.clear()
     found = losses(make_search(small_config(*options, "train.compile=always")))

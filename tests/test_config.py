@@ -82,7 +82,8 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
         ("search.operations=[]", "must be different names from"),
         ("search.operations=[dense,dense]", "must be different names from"),
-        ("search.schedule=joined", "search.schedule=joined must be one of sequential, joint; the nearest is joint"),
+        ("search.method=gumble", "search.method=gumble must be one of single_path, gumbel; the nearest is gumbel"),
+        ("search.paths=2", "search.paths=2 must be at least 3"),
         ("search.logits_steps=0", "search.logits_steps=0 must be at least 1"),
         ("search.shared_projections=true", "needs two operations of attention, sparse_strided, sparse_fixed"),
         ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
@@ -96,12 +97,12 @@ def test_bad_values_are_reported(load, override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("search.warmup_steps=6", "search.warmup_steps=6 needs search.schedule=joint"),
-        ("search.split=shared", "search.split=shared needs search.schedule=joint"),
-        ("search.schedule=joint search.weights_from=runs/x", "search.weights_from=runs/x needs search.schedule=seq"),
-        ("search.schedule=joint search.logits_seeds=2", "search.logits_seeds=2 needs search.schedule=sequential"),
-        ("search.latency.source=flops search.sampling=soft", "search.latency.mode=budget needs search.sampling=hard"),
-        ("search.paths=2", "search.paths=2 must be at least 3, because risk_seeking"),
+        ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
+        ("search.split=shared", "search.split=shared needs search.method=gumbel"),
+        (
+            "search.method=gumbel search.weights_from=runs/x",
+            "search.weights_from=runs/x needs search.method=single_path",
+        ),
         (
             "search.operations=[window,dense] model.window=129",
             r"model.window=129 must be at most train.segment \+ train.memory, which is 128",

@@ -11,9 +11,9 @@ from tests.making import make_retraining, make_search
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]
 pytestmark += [pytest.mark.filterwarnings("ignore")]  # the compiler warns about attributes that it reads
 STAGES = {
-    "hard": ["search.warmup_steps=6"],
-    "straight-through": ["search.estimator=straight_through", "search.warmup_steps=6"],
-    "soft": ["search.sampling=soft", "search.split=shared", "search.warmup_steps=8", "model.cutoffs=[5,20]"],
+    "weights": [],
+    "hard": ["search.method=gumbel", "search.sampling=hard", "search.warmup_steps=6"],
+    "soft": ["search.method=gumbel", "search.split=shared", "search.warmup_steps=8", "model.cutoffs=[5,20]"],
     "retrain": ["model.cutoffs=[5,20]"],
 }
 

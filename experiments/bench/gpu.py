@@ -66,23 +66,26 @@ def configure(options: list[str], **sections):
 
 
 def shared_soft(warmup_steps: int = 0) -> dict:
-    soft = {"sampling": "soft", "split": "shared", "optimizer": {"lr": 0.01}}
-    return {"schedule": "joint", "warmup_steps": warmup_steps, **soft}
+    return {"method": "gumbel", "split": "shared", "optimizer": {"lr": 0.01}, "warmup_steps": warmup_steps}
 
 
 def make_phase(config, corpus, pattern: list[str] | None = None):
     """A retraining of a pattern, or a search, on its device."""
-    from nas.search.phase import SearchPhase
-
+    from nas.costs.flops import count_flops
     from nas.retraining.phase import RetrainPhase
+    from nas.search.gumbel import GumbelPhase
     from nas.search.supernet import build_supernet
+    from nas.search.weights import WeightsPhase
     from nas.training.build import build_fixed
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
     if pattern:
         return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
-    return SearchPhase(build_supernet(config, corpus), corpus, config, context)
+    parts = build_supernet(config, corpus), corpus, config, context
+    if config.search.method == "gumbel":
+        return GumbelPhase(*parts, count_flops(config, corpus.counts()))
+    return WeightsPhase(*parts)
 
 
 def step_seconds(phase, seconds: float, group: int = 5) -> float:
@@ -164,8 +167,6 @@ def base_model(arguments, search: dict):
     from throughput import ZipfCorpus
 
     model, shape, words = (SMALL, SMALL_SHAPE, SMALL_WORDS) if arguments.small else (BASE, BASE_SHAPE, WORDS)
-    four_paths = {"schedule": "joint", "estimator": "leave_one_out", "paths": 4, "warmup_steps": 0}
-    search = {**four_paths, **search}
     config = configure(arguments.options, model=model, train={**shape, "steps": 10**6}, search=search)
     return config, ZipfCorpus(20_000 if arguments.small else 3_000_000, words)
 
@@ -197,7 +198,7 @@ def search_base(arguments) -> dict:
 
     from nas.core.pattern import interleaved
 
-    kinds = {"retrain": None, "hard": {"optimizer": {"lr": 1e-12}}, "soft": shared_soft()}  # hard: pi stays uniform
+    kinds = {"retrain": None, "hard": {"method": "single_path"}, "soft": shared_soft()}
     figures = {}
     for name, search in kinds.items():
         config, corpus = base_model(arguments, search or {})

@@ -10,20 +10,19 @@ machines differ.
 - peak_gflops: rate of the fastest of the model's own matrix products in fp32 (forward pass and both gradients of its
   projections, dense blocks and output layer). Median over all measurements.
 - search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
-  does. search_hard: a joint search with leave-one-out. Four steps of five train the weights along one path; the fifth
-  evaluates four paths without gradients for the logits. Every path has each operation equally often, in random places,
-  so that each step costs the mean at uniform pi. retrain_*: a fixed pattern.
+  does. search_hard: a step trains the weights along one path; paths have each operation equally often. retrain_*: a
+  fixed pattern.
 - flops_per_token: FLOPs of matrix products; a multiply-add counts as two. A forward pass takes, per token (D width, F
   inner width of a dense block, L segment, M memory, B batch, K = L + M; nas/costs/flops.py computes the sum)
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
       output     2 D (size of the head, plus size of each tail times its share of the tokens)
   A backward pass takes twice that (gradients of inputs and weights), so training takes 3 forward passes: through all
-  candidates in soft search, through their mean in hard search. A logits step of hard search takes 4 forward passes, an
-  evaluation 1. Evaluation reads some tokens twice to fill its memories; these are not counted.
+  candidates in soft search, through their mean in hard search. An evaluation takes 1. Evaluation reads some tokens
+  twice to fill its memories; these are not counted.
 - utilisation: flops_per_token * tokens_per_s / the peak measured just before. peak_gflops is a median, so utilisation
   does not follow exactly from it.
 - peak_mb: the highest memory of the process while only this configuration was alive, with PyTorch (Linux only).
-- hard_over_soft_step: time of a hard step divided by that of a soft step at 32/16; logits steps are included.
+- hard_over_soft_step: time of a hard step divided by that of a soft step at 32/16.
 - position_overhead_192: time of an attention block at 192/192 (forward and backward pass) divided by its time without
   the position term (projection, product and shift).
 - depth_growth_6_to_24: hard step at 24 blocks / at 6 blocks. depth_linearity: the same step / the prediction of a
@@ -51,14 +50,6 @@ PATTERNS = {
     "retrain_adddad": ["attention", "dense", "dense", "dense", "attention", "dense"],
 }
 NAMES = ["search_soft", "search_hard", *PATTERNS, "evaluate"]
-
-
-def balanced_path(logits, generator) -> list[int]:
-    """Replaces nas.search.sampling.sample_path: each operation equally often, in random places."""
-    import torch
-
-    blocks, operations = logits.shape
-    return (torch.randperm(blocks, generator=generator) % operations).tolist()
 
 
 class ZipfCorpus:
@@ -95,11 +86,8 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
     config.train = TrainOptions(steps=10**6, optimizer="adamw", short_share=0.0, device="cpu", **shape)
     resolve_defaults(config)
     config.evaluate.batch_size = shape["batch_size"]
-    config.search.schedule, config.search.estimator, config.search.paths = "joint", "leave_one_out", 4
-    config.search.warmup_steps = 0
-    config.search.optimizer.lr = 1e-12  # pi stays uniform, so that every round measures the same mixture of paths
     if soft:
-        config.search.sampling, config.search.split = "soft", "shared"
+        config.search.method, config.search.split, config.search.warmup_steps = "gumbel", "shared", 0
     return config
 
 
@@ -107,33 +95,32 @@ class Workload:
     """A row of the table: one configuration and its work."""
 
     def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
-        from nas.search.phase import SearchPhase
-
         from nas.costs.flops import count_flops
         from nas.retraining.phase import RetrainPhase
+        from nas.search.gumbel import GumbelPhase
         from nas.search.supernet import build_supernet
+        from nas.search.weights import WeightsPhase
         from nas.training.build import build_fixed
         from nas.training.device import device_context
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
         self.config = make_config(segment, div_value, blocks, soft=name == "search_soft")
-        context = device_context(self.config.train)
-        if name.startswith("search"):
-            self.phase = SearchPhase(build_supernet(self.config, corpus), corpus, self.config, context)
+        context, costs = device_context(self.config.train), count_flops(self.config, corpus.counts())
+        if name == "search_hard":
+            self.phase = WeightsPhase(build_supernet(self.config, corpus), corpus, self.config, context)
+        elif name == "search_soft":
+            self.phase = GumbelPhase(build_supernet(self.config, corpus), corpus, self.config, context, costs)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
             self.phase = RetrainPhase(
                 build_fixed(pattern, self.config, corpus.vocab_size), corpus, self.config, context
             )
-        costs = count_flops(self.config, corpus.counts())
-        search = self.config.search
-        candidates = [costs.blocks[operation] for operation in search.operations]
-        self.steps_per_turn = round(1 / search.arch_fraction)  # hard search: all but one train the weights
-        passes = (1 - search.arch_fraction) * 3 + search.arch_fraction * search.paths
+        candidates = [costs.blocks[operation] for operation in self.config.search.operations]
+        self.steps_per_turn = len(candidates)  # fair paths: each operation once
         if name == "search_soft":
             self.flops_per_token = 3 * (costs.overhead + blocks * sum(candidates))
         elif name == "search_hard":
-            self.flops_per_token = passes * (costs.overhead + blocks * statistics.mean(candidates))
+            self.flops_per_token = 3 * (costs.overhead + blocks * statistics.mean(candidates))
         elif name == "evaluate":
             self.flops_per_token = costs.cost(pattern)
         else:
@@ -216,11 +203,9 @@ class AttentionBlock:
 def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     from nas.core.config import TrainOptions
     from nas.costs.benchmark import peak_memory_mb
-    from nas.search import sampling
     from nas.training.device import set_up_device
 
     set_up_device(1, TrainOptions(threads=threads, device="cpu"))
-    sampling.sample_path = balanced_path
     corpus = ZipfCorpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, div_value).rate(0.5)) for row in rows}
