@@ -21,17 +21,11 @@ required. The values below are examples unless a comment calls them the default:
 
 Patterns by rule have model.blocks blocks. A claim about quality is `yes` or `NO` if its t-test has p < 0.05, and else
 `not shown`. A claim without a test, such as latency, is `yes` or `NO`. docs/compare.md explains each claim.
-
-On a cluster, --pending prints the commands of the next stage: searches, then derivations, then trainings. Run them with
-any scheduler, and repeat until it prints nothing. Then the command without --pending measures latencies and reports.
-With `parameters` or `random`, --pending measures latencies before the trainings: run it on the device to compare on.
 """
 
 import argparse
-import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 from nas.comparison.spec import MATCHED, UNMATCHED, contenders_file, given_contenders, read_settings
@@ -48,7 +42,6 @@ HELP = {
     "--seeds": "seeds of the trainings; replaces the value in the file",
     "--match-parameters": "train each pattern at the d_ffn that gives it the interleaved pattern's parameters; writes "
     "comparison-matched.csv and so on",
-    "--pending": "train nothing; print the commands of the next stage for a scheduler, one per line",
     "--report": "train nothing; report the finished runs",
 }
 
@@ -64,13 +57,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--random", type=int, metavar="N", help=HELP["--random"])
     parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help=HELP["--seeds"])
     parser.add_argument("--match-parameters", action="store_true", help=HELP["--match-parameters"])
-    parser.add_argument("--pending", action="store_true", help=HELP["--pending"])
     parser.add_argument("--report", action="store_true", help=HELP["--report"])
     arguments = parser.parse_intermixed_args()
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers} must be at least 1")
-    if arguments.pending and arguments.report:
-        raise InputError("--pending and --report cannot be combined; give one of them")
     for override in arguments.overrides:
         if override.startswith("seed="):
             raise InputError(f"{override}: every pattern is trained with several seeds; give them with --seeds")
@@ -100,20 +90,9 @@ def open_comparison(arguments: argparse.Namespace):
 
     arguments.gpus = visible_gpus(recipe)
     arguments.workers = arguments.workers or max(1, len(arguments.gpus))
-    if not (arguments.gpus or arguments.pending or arguments.report):
+    if not (arguments.gpus or arguments.report):
         check_threads(recipe.train.threads, arguments.workers)
     return Comparison(settings, given, recipe, search, arguments.run, arguments.overrides)
-
-
-def print_pending(comparison, text: str, suffix: str) -> None:
-    """Print the commands of the next stage to stdout, and all else to stderr."""
-    from nas.comparison.runner import pending_tasks
-
-    with contextlib.redirect_stdout(sys.stderr):
-        comparison.start(text)
-        tasks = pending_tasks(comparison, suffix)
-    for task in tasks:
-        print(task.shell_line)
 
 
 def report(comparison, suffix: str, measure: bool) -> None:
@@ -160,9 +139,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # runs save on both, also in a job that starts with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
-        if arguments.pending:
-            print_pending(comparison, text, suffix)
-            return
         if not arguments.report:
             from nas.comparison.runner import run_stages
 

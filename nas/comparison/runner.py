@@ -1,7 +1,7 @@
 """The stages of a comparison: search, derive, choose baselines, train, measure latencies."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -9,7 +9,7 @@ from nas.comparison.baselines import choose_baselines, match_parameters
 from nas.comparison.comparison import Comparison
 from nas.comparison.results import known_latencies, write_contenders
 from nas.comparison.spec import MATCHED, RANDOM, SEARCHED, UNMATCHED, Contender, contenders_file, pattern_file
-from nas.comparison.tasks import Task, run_tasks, unfinished
+from nas.comparison.tasks import run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
@@ -25,19 +25,21 @@ def visible_gpus(config: Config) -> list[str]:
     return [str(number) for number in range(count)] if names is None else names.split(",")[:count]
 
 
-def stages(comparison: Comparison, suffix: str) -> Iterator[tuple[list[Task], bool]]:
-    """The tasks of each stage, and whether they may run in parallel. A stage needs the results of the stages before it.
+def run_stages(comparison: Comparison, suffix: str, workers: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Search, derive, choose baselines and train. Returns {name: reason} of the tasks that failed.
 
     Derivations run one by one, because they may measure latencies. Patterns that need no search train
     in parallel with the searches.
     """
     searches = comparison.search_tasks()
-    yield searches + comparison.training_tasks(comparison.given if suffix == UNMATCHED else []), True
+    given = comparison.training_tasks(comparison.given if suffix == UNMATCHED else [])
+    failed = run_tasks(searches + given, workers, gpus)
     if searches and not unfinished(searches):
         measure_tables(comparison)
-        yield comparison.derivation_tasks(), False
+        failed |= run_tasks(comparison.derivation_tasks(), 1, gpus)
         choose_baselines(comparison)
-    yield comparison.training_tasks(find_contenders(comparison, suffix)), True
+    trainings = comparison.training_tasks(find_contenders(comparison, suffix))
+    return failed | run_tasks([task for task in trainings if task.name not in failed], workers, gpus)
 
 
 def measure_tables(comparison: Comparison) -> None:
@@ -45,20 +47,6 @@ def measure_tables(comparison: Comparison) -> None:
     for folder in comparison.search_folders.values() if comparison.settings.budgets else ():
         if not (folder / LATENCY).exists():
             comparison.timer.table(folder / LATENCY)
-
-
-def run_stages(comparison: Comparison, suffix: str, workers: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Run all stages. Returns {name: reason} of the tasks that failed."""
-    failed = {}
-    for tasks, parallel in stages(comparison, suffix):
-        tasks = [task for task in tasks if task.name not in failed]
-        failed |= run_tasks(tasks, workers if parallel else 1, gpus)
-    return failed
-
-
-def pending_tasks(comparison: Comparison, suffix: str) -> list[Task]:
-    """The unfinished tasks of the first stage that has any."""
-    return next((tasks for stage, _ in stages(comparison, suffix) if (tasks := unfinished(stage))), [])
 
 
 def find_contenders(comparison: Comparison, suffix: str) -> list[Contender]:
