@@ -9,20 +9,18 @@ import yaml
 
 from nas.comparison.claims import VERDICT_NOTE, claims_markdown, make_claims, training_warning, verdict_of
 from nas.comparison.results import (
-    COLUMNS,
     PatternResult,
     choose_metric,
-    csv_text,
     known_latencies,
-    markdown,
     mean_and_standard_error,
     read_results,
     write_contenders,
 )
-from nas.comparison.spec import Contender
+from nas.comparison.spec import Contender, Settings
 from nas.comparison.statistics import chance_of_better_draw, dominating, t_test
 from nas.core.errors import InputError
 from nas.core.pattern import expand
+from nas.reporting.comparison_report import csv_text, markdown
 
 
 def results(perplexity: float, comparable: bool = True, parameters: int = 100, hours: float = 2.0) -> dict:
@@ -326,7 +324,7 @@ def test_claims_use_bits_per_byte_if_words_are_not_comparable():
 
 def test_the_csv_has_its_documented_columns_and_the_figures():
     reader = csv.DictReader(io.StringIO(csv_text([INTERLEAVED, SEARCHED])))
-    assert tuple(reader.fieldnames) == COLUMNS == (
+    assert tuple(reader.fieldnames) == (
         "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
         "valid_nll_mean", "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
     )  # fmt: skip
@@ -352,29 +350,28 @@ def test_the_table_lists_the_best_pattern_first_and_shows_both_splits():
 
 
 def test_contenders_are_read_back_with_their_finished_runs(tmp_path):
-    contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("wide", "given", ["dense"], d_ffn=7)]
+    contenders = [SEARCHED.contender, INTERLEAVED.contender, Contender("untimed", "given", ["dense"])]
     latencies = {"patterns": {"addidd": SEARCHED.latency, "adadad": INTERLEAVED.latency}, "holds_for": {"threads": 1}}
     contenders.append(Contender("random-1", "random", expand("addidd")))
-    path, hours = tmp_path / "contenders.yaml", {"searched": 3.0, "interleaved": 0.0, "wide": 0.0, "random-1": 0.0}
-    write_contenders(path, contenders, [1, 2], hours, latencies, random_seeds=[1])
+    settings = Settings(tmp_path, seeds=[1, 2], random_seeds=[1])
+    write_contenders(tmp_path, contenders, settings, {"searched": 3.0}, latencies)
     (tmp_path / "provenance.yaml").write_text("vocab_size: 77\n")
     with pytest.raises(InputError, match="none of its runs has finished"):
-        read_results(path)
+        read_results(tmp_path)
     for name, perplexity in (
         ("addidd-1", 99.0),
         ("addidd-2", 100.0),
         ("adadad-2", 102.0),
-        ("d-ffn7-1", 50.0),
-        ("d-1", 9.0),
+        ("d-1", 50.0),
     ):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity)))
-    searched, baseline, wide, random = read_results(path)
+    searched, baseline, untimed, random = read_results(tmp_path)
     assert (random.seeds, random.vocab_size) == ([1], 77)  # its run with seed 2 belongs to the searched pattern
     assert (searched.contender, searched.seeds, searched.search_hours) == (SEARCHED.contender, [1, 2], 3.0)
     assert (baseline.seeds, baseline.search_hours, baseline.latency) == ([2], 0.0, INTERLEAVED.latency)
-    assert wide.latency is None and wide.runs[0]["test"]["word_perplexity"] == 50.0
-    assert known_latencies(path) == latencies
+    assert untimed.latency is None and untimed.runs[0]["test"]["word_perplexity"] == 50.0
+    assert known_latencies(tmp_path) == latencies
 
 
 def test_both_verdicts_need_the_same_evidence():

@@ -24,10 +24,10 @@ def table(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def test_tables_claims_and_plots_of_a_comparison_are_complete(finished_comparison):
+def test_the_report_of_a_comparison_is_complete(finished_comparison):
     _, run, done = finished_comparison
     rows = table(run / "comparison.csv")
-    assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched-2", "parameters"]
+    assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched-2"]
     for row in rows:
         figures = [
             yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
@@ -39,67 +39,38 @@ def test_tables_claims_and_plots_of_a_comparison_are_complete(finished_compariso
         assert int(row["parameters"]) == figures[0]["parameters"]
     assert float(rows[0]["latency_ratio"]) == 1.0
     hours = yaml.safe_load((run / "search-1" / "outcome.yaml").read_text())["wall_time_s"] / 3600
-    assert [float(row["search_hours"]) > 0 for row in rows] == [False, False, True, False]
-    assert float(rows[2]["search_hours"]) == pytest.approx(hours, rel=1e-3)
+    assert [float(row["search_hours"]) for row in rows] == [0, 0, pytest.approx(hours, rel=1e-3)]
     claims = yaml.safe_load((run / "claims.yaml").read_text())
-    assert claims["format"] == "par-claims/2" and all(
-        {"claim", "verdict", "sentence", "figures"} <= c.keys() for c in claims["claims"]
-    )
-    assert all(claim["sentence"] in done.stdout for claim in claims["claims"])
-    assert {claim["verdict"] for claim in claims["claims"]} <= {"yes", "no", "not shown"}
+    assert claims["format"] == "par-claims/2"
+    for claim in claims["claims"]:
+        assert claim["verdict"] in ("yes", "no", "not shown") and claim["figures"]
+        assert f"{claim['claim']}. {claim['sentence']}" in done.stdout
     assert " are hardly trained: their perplexity per token on valid is above" in done.stdout  # after 8 steps
     assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "comparison.md").read_text() in done.stdout
 
 
 def test_a_pattern_within_a_budget_that_never_binds_is_the_argmax_of_pi(finished_comparison):
+    """The budget is in milliseconds, although the search measured none."""
     _, run, _ = finished_comparison
-    last = (run / "search-1" / "pi.jsonl").read_text().splitlines()[-1]
-    pi = np.array(yaml.safe_load(last)["pi"])
-    operations = yaml.safe_load(last)["operations"]
-    assert read_pattern(run / "patterns" / "searched-2.yaml")["blocks"] == [operations[i] for i in pi.argmax(axis=1)]
-
-
-def test_budgets_are_in_milliseconds_although_the_search_measured_none(finished_comparison):
-    _, run, _ = finished_comparison
+    last = yaml.safe_load((run / "search-1" / "pi.jsonl").read_text().splitlines()[-1])
+    searched = read_pattern(run / "patterns" / "searched-2.yaml")
+    assert searched["blocks"] == [last["operations"][i] for i in np.argmax(last["pi"], axis=1)]
     assert (run / "search-1" / "latency.yaml").exists()
-    latency = read_pattern(run / "patterns" / "searched-2.yaml")["latency"]
-    assert latency["predicted_ratio_to_interleaved"] <= 2.0
+    assert searched["latency"]["predicted_ratio_to_interleaved"] <= 2.0
 
 
-def test_a_repeated_command_trains_nothing_and_reports_the_same(finished_comparison):
+def test_a_repeated_command_trains_only_what_is_new(finished_comparison):
+    """The new budget comes first in order, but must not reuse the pattern file of the old budget."""
     path, run, _ = finished_comparison
     before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
     before_table = (run / "comparison.csv").read_text()
     again = compare(path, "--run", run)
     assert again.returncode == 0 and "finished" not in again.stdout
-    assert {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")} == before
     assert (run / "comparison.csv").read_text() == before_table
-
-
-def test_more_seeds_train_only_what_is_new(finished_comparison):
-    path, run, _ = finished_comparison
     more = compare(path, "--run", run, "--seeds", 1, 2, 3, "--report")
     assert more.returncode == 0 and "runs have not finished: " in more.stdout and "ddd-3" in more.stdout
     assert not (run / "runs" / "ddd-3").exists()
-
-
-def test_another_recipe_is_refused_before_anything_is_trained(finished_comparison):
-    path, run, _ = finished_comparison
-    refused = compare(path, "--run", run, "train.lr=0.5")
-    assert refused.returncode == 2 and "train.lr (0.003 -> 0.5)" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
-    path.write_text(yaml.safe_dump(COMPARISON | {"search_seeds": [1, 2]}))
-    refused = compare(path, "--run", run)
-    path.write_text(yaml.safe_dump(COMPARISON))
-    assert refused.returncode == 2 and "search_seeds ([1] -> [1, 2])" in refused.stderr
-    refused = compare(path, "--run", run / "search-1")
-    assert refused.returncode == 2 and "holds a search run, not a compare run" in refused.stderr
-
-
-def test_a_budget_that_is_added_later_is_derived(finished_comparison):
-    """The new budget comes first in order, but must not reuse the pattern file of the old budget."""
-    path, run, _ = finished_comparison
     path.write_text(yaml.safe_dump(COMPARISON | {"budgets": [1.5, 2.0]}))
     more = compare(path, "--run", run, "--seeds", 1)
     path.write_text(yaml.safe_dump(COMPARISON))
@@ -108,43 +79,27 @@ def test_a_budget_that_is_added_later_is_derived(finished_comparison):
     assert (origin["method"], origin["latency_budget"]) == ("budget", 1.5)
     assert "searched-1.5" in [row["name"] for row in table(run / "comparison.csv")]
     assert compare(path, "--run", run, "--report").returncode == 0  # restores the report for later tests
+    assert {file: file.stat().st_mtime_ns for file in before} == before
 
 
-def test_a_given_pattern_that_does_not_fit_the_recipe_is_refused_before_anything_is_written(tmp_path, small_yaml):
-    path = tmp_path / "compare.yaml"
-    path.write_text(f"format: par-comparison/1\nretrain: {small_yaml}\npatterns: [local-global]\n")
-    refused = compare(path, "--run", tmp_path / "run", "model.window=9999")
-    assert (
-        refused.returncode == 2 and "model.window=9999 must be at most train.segment + train.memory" in refused.stderr
-    )
-    assert not (tmp_path / "run").exists()
-
-
-def test_wrong_options_are_refused(finished_comparison):
+def test_wrong_options_and_other_settings_are_refused_before_anything_is_written(finished_comparison, tmp_path):
     path, run, _ = finished_comparison
-    for arguments, words in (
-        (["seed=3"], "seed=3: every pattern is trained with several seeds; give them with --seeds"),
-        (
-            ["--workers", 2, "train.threads=null"],
-            "--workers 2 needs a number of threads for each run: add train.threads=",
-        ),
-        (["--workers", 0], "--workers 0 must be at least 1"),
+    threads = "--workers 2 needs a number of threads for each run: add train.threads="
+    window, new = {"patterns": ["local-global"]}, tmp_path / "new"
+    for changed, arguments, words in (
+        ({}, ["train.lr=0.5"], "train.lr (0.003 -> 0.5)"),
+        ({"search_seeds": [1, 2]}, [], "search_seeds ([1] -> [1, 2])"),
+        ({}, ["--run", run / "search-1"], "holds a search run, not a compare run"),
+        (window, ["--run", new, "model.window=9999"], "model.window=9999 must be at most train.segment + train.memory"),
+        ({}, ["seed=3"], "seed=3: every pattern is trained with several seeds; give them with --seeds"),
+        ({}, ["--workers", 2, "train.threads=null"], threads),
+        ({}, ["--workers", 0], "--workers 0 must be at least 1"),
     ):
+        path.write_text(yaml.safe_dump(COMPARISON | changed))
         refused = compare(path, "--run", run, *arguments)
-        assert refused.returncode == 2 and words in refused.stderr
-
-
-def test_match_parameters_trains_at_equal_parameters(finished_comparison, small_config):
-    path, run, _ = finished_comparison
-    done = compare(path, "--run", run, "--match-parameters", "--workers", 2, "--seeds", 1)
-    assert done.returncode == 0, done.stderr
-    rows = table(run / "comparison-matched.csv")
-    baseline, dense, *_ = (int(row["parameters"]) for row in rows)
-    width = (small_config().model.d_model * 2 + 1) * 3  # parameters of one more d_ffn in three dense blocks
-    assert abs(dense - baseline) <= width / 2
-    (trained,) = (run / "runs").glob("ddd-ffn*-1/config.yaml")
-    assert f"ddd-ffn{yaml.safe_load(trained.read_text())['model']['d_ffn']}-1" == trained.parent.name
-    assert (run / "comparison.csv").exists() and (run / "claims-matched.yaml").exists()
+        path.write_text(yaml.safe_dump(COMPARISON))
+        assert refused.returncode == 2 and words in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert not new.exists()
 
 
 def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_others(tmp_path, small_yaml):

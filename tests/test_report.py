@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nas.comparison.results import write_contenders
-from nas.comparison.spec import Contender
+from nas.comparison.spec import Contender, Settings
 from nas.core.config import flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
@@ -34,7 +34,7 @@ def runs(tmp_path_factory, finished_comparison) -> dict[str, Path]:
     shutil.copy(comparison / "patterns" / "searched-2.yaml", comparison / "search-1" / "pattern.yaml")
     contender = Contender(EVIL, "searched", searched["blocks"])
     latencies = {"patterns": {contender.key: {"median_ms": 1.5, "ratio_to_interleaved": 0.5}}}
-    write_contenders(comparison / "contenders.yaml", [contender], [1, 2], {EVIL: 1.0}, latencies)
+    write_contenders(comparison, [contender], Settings(Path(), seeds=[1, 2]), {EVIL: 1.0}, latencies)
     training = comparison / "runs" / f"{contender.key}-1"
     return {"search": comparison / "search-1", "retrain": training, "compare": comparison}
 
