@@ -128,7 +128,7 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
-    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["interleaved"]}
+    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["interleaved", "dense-only"]}
     path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
     command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -137,6 +137,7 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "repeat the command to continue" in errors and len(errors.splitlines()) == 1
     assert "stopped at step" in (run / "logs" / "ada-1.txt").read_text()
+    assert [log.name for log in (run / "logs").iterdir()] == ["ada-1.txt"]  # the waiting run has not begun
 
 
 def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):

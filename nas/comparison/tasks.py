@@ -1,17 +1,17 @@
 """Tasks: commands that run in separate processes, several at a time."""
 
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event
 
 POLL_S = 0.2
 PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # only Linux has it
@@ -43,22 +43,16 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
         gpus: names for CUDA_VISIBLE_DEVICES.
     """
     tasks, failed, begun = unfinished(tasks), {}, time.monotonic()
-    free, stop = SimpleQueue(), Event()
-    for worker in range(workers):
-        free.put({"CUDA_VISIBLE_DEVICES": gpus[worker % len(gpus)]} if gpus else {})
+    worker, gpu_cycle, stop = threading.local(), itertools.cycle(gpus or [None]), threading.Event()
 
-    def run_on_free_worker(task: Task) -> tuple[str, float]:
-        variables = free.get()
-        try:
-            return run_task(task, variables, stop)
-        finally:
-            free.put(variables)
+    def choose_gpu() -> None:
+        worker.gpu = next(gpu_cycle)
 
-    with ThreadPoolExecutor(workers) as pool:
-        names = {pool.submit(run_on_free_worker, task): task.name for task in tasks}
+    with ThreadPoolExecutor(workers, initializer=choose_gpu) as pool:
         try:
-            for done, future in enumerate(as_completed(names), start=1):
-                name, (reason, seconds) = names[future], future.result()
+            futures = {pool.submit(run_task, task, worker, stop): task.name for task in tasks}
+            for done, future in enumerate(as_completed(futures), start=1):
+                name, (reason, seconds) = futures[future], future.result()
                 if reason:
                     failed[name] = reason
                 outcome = f"FAILED: {reason}" if reason else "finished"
@@ -70,8 +64,8 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
     return failed
 
 
-def run_task(task: Task, variables: dict[str, str], stop: Event) -> tuple[str, float]:
-    """Run a task with more environment variables. Returns why it failed, or an empty text, and the seconds it took.
+def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tuple[str, float]:
+    """Run a task on worker.gpu, if that is not None. Returns why it failed, or an empty text, and the seconds it took.
 
     If `stop` is set, the task receives Ctrl-C, or does not begin.
     """
@@ -86,7 +80,7 @@ def run_task(task: Task, variables: dict[str, str], stop: Event) -> tuple[str, f
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **variables},
+            env=os.environ if worker.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": worker.gpu},
             preexec_fn=PRCTL and end_with_parent,
             start_new_session=True,  # so that the terminal sends Ctrl-C to this process only, which passes it on once
         )
