@@ -18,8 +18,7 @@ required. The values below are examples unless a comment calls them the default:
   seeds: [1, 2, 3]           # the default; the seeds of each pattern's training
   random_seeds: [1]          # default: seeds; the seeds of the random patterns' trainings
 
-Patterns by rule have model.blocks blocks. A claim about quality is `yes` or `NO` if its t-test has p < 0.05, and else
-`not shown`. A claim without a test, such as latency, is `yes` or `NO`. docs/compare.md explains each claim.
+Patterns by rule have model.blocks blocks. docs/compare.md explains the claims and their verdicts.
 """
 
 import argparse
@@ -31,8 +30,7 @@ from nas.comparison.tasks import unfinished
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, run_command
 
-WORKERS = """number of runs at a time, each on the next GPU (default: the number of GPUs, or 1 without GPUs); on the CPU
-more than 1 needs train.threads"""
+WORKERS = "runs at a time, each on the next GPU (default: one for each GPU); on the CPU 2 or more need train.threads"
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.claims import VERDICT_NOTE, claims_markdown, make_claims, training_warning, verdict_of
+from nas.comparison.claims import make_claims, training_warning, verdict_of
 from nas.comparison.results import (
     PatternResult,
     choose_metric,
@@ -223,14 +223,6 @@ def test_hardly_trained_patterns_are_named():
     assert "a quarter of the 39 tokens of the vocabulary. The claims mean little" in warning(39)
 
 
-def test_claims_are_listed_with_their_verdicts_below_the_warning():
-    lines = claims_markdown(make_claims([INTERLEAVED, SEARCHED, *RANDOM]), "WARNING: hardly").splitlines()
-    assert lines[0] == "WARNING: hardly" and lines[2] == VERDICT_NOTE
-    assert lines[4].startswith("- yes: searched, better word perplexity than interleaved. searched (addidd)")
-    assert lines[-1].startswith("- NO: searched, the search costs less than one training. ")
-    assert claims_markdown([], None) == f"{VERDICT_NOTE}\n\n"
-
-
 def test_claims_do_not_call_different_latencies_the_same():
     for ms, words in ((5.0, "drawn at its latency, which differs here"), (20.0, "of the same latency or more")):
         claims = claims_of([INTERLEAVED, SEARCHED, *random_rows((103.0, 104.0), (105.0, 106.0), ms=ms)])
@@ -282,21 +274,6 @@ def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
     assert "bits per byte, test" in markdown(rows)
     _, content = csv.DictReader(io.StringIO(csv_text(rows)))
     assert content["word_perplexity_mean"] == "" and float(content["nll_mean"]) > 0
-
-
-def test_the_csv_has_its_documented_columns_and_the_figures():
-    reader = csv.DictReader(io.StringIO(csv_text([INTERLEAVED, SEARCHED])))
-    assert tuple(reader.fieldnames) == (
-        "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
-        "valid_nll_mean", "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
-    )  # fmt: skip
-    first, second = reader
-    assert (first["name"], first["blocks"], first["seeds"]) == ("interleaved", "adadad", "3")
-    assert float(second["word_perplexity_mean"]) == 99.0
-    assert float(second["word_perplexity_se"]) == pytest.approx(1 / math.sqrt(3), rel=1e-4)
-    assert float(second["nll_mean"]) == pytest.approx(np.log([99.0, 100.0, 98.0]).mean() / 2, rel=1e-4)
-    assert (float(second["latency_ms"]), float(second["latency_ratio"])) == (10.0, 0.5)
-    assert (float(second["search_hours"]), float(second["train_hours"])) == (3.0, 2.0)
 
 
 def test_the_table_lists_the_best_pattern_first_and_shows_both_splits():

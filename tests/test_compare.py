@@ -27,12 +27,17 @@ def table(path: Path) -> list[dict]:
 def test_the_report_of_a_comparison_is_complete(finished_comparison):
     _, run, done = finished_comparison
     rows = table(run / "comparison.csv")
+    assert tuple(rows[0]) == (
+        "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
+        "valid_nll_mean", "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
+    )  # fmt: skip
     assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched-2"]
     for row in rows:
         figures = [
             yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
         ]
         perplexities = [results["test"]["word_perplexity"] for results in figures]
+        assert float(row["nll_mean"]) == pytest.approx(np.mean([r["test"]["nll_per_token"] for r in figures]), rel=1e-4)
         assert float(row["word_perplexity_mean"]) == pytest.approx(np.mean(perplexities), rel=1e-4)
         assert float(row["word_perplexity_se"]) == pytest.approx(abs(np.diff(perplexities)[0]) / 2, rel=1e-4)
         assert float(row["latency_ms"]) > 0 and row["seeds"] == "2"
@@ -141,23 +146,20 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
 
 
 def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
-    config = small_config("train.device=auto")
-    for count, named, gpus in (
-        (0, None, []),
-        (2, None, ["0", "1"]),
-        (2, "3,GPU-ab", ["3", "GPU-ab"]),
-        (1, "3,-1,2", ["3"]),
-        (0, "", []),
-    ):
+    expected = {
+        (0, None): [],
+        (2, None): ["0", "1"],
+        (2, "3,GPU-ab"): ["3", "GPU-ab"],
+        (1, "3,-1,2"): ["3"],
+        (0, ""): [],
+    }
+    for (count, named), gpus in expected.items():
         monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if named is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        assert visible_gpus(config) == gpus
-    config.train.device = "cpu"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert visible_gpus(config) == []
+        assert visible_gpus(small_config("train.device=auto")) == gpus
+        assert visible_gpus(small_config("train.device=cpu")) == []
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:

@@ -131,14 +131,14 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(
     assert current_costs(small_config(), counts, CPU, kept) == read_costs(kept, ["attention", "dense", "identity"])
     current_costs(small_config("train.lr=0.1", "seed=5", "model.dropout=0.3"), counts, CPU, kept)
     assert len(done) == 1 and capsys.readouterr().out == ""
-    for change, named in (
-        ("evaluate.memory=4", "memory 8"),
-        ("model.d_ffn=32", "d_ffn 24"),
-        ("search.latency.timing=training", "timing inference"),
-    ):
+    changes = {
+        "evaluate.memory=4": "memory 8",
+        "model.d_ffn=32": "d_ffn 24",
+        "search.latency.timing=training": "timing",
+    }
+    for change, named in changes.items():
         current_costs(small_config(change), counts, CPU, kept)
-        shown = capsys.readouterr().out
-        assert named in shown and "measuring again" in shown
+        assert f"was measured with {named}" in (shown := capsys.readouterr().out) and "measuring again" in shown
     monkeypatch.setattr(latency, "processor", lambda: "another processor")
     table = current_costs(small_config(), counts, CPU, kept)
     assert table.holds_for["processor"] == "another processor" and len(done) == 5
@@ -170,9 +170,7 @@ def test_tokens_are_as_frequent_as_in_the_text(small_config):
 
 @pytest.mark.parametrize("timing", ["inference", "training"])
 def test_measuring_does_not_change_the_training_after_it(timing, small_config, counts, monkeypatch):
-    """The random state must not depend on new weights or on dropout of the timed steps, whose number depends on the
-    clock.
-    """
+    """The random state must not depend on the timed steps, whose number depends on the clock."""
     monkeypatch.setattr(latency, "SECONDS", 0.0)
     torch.manual_seed(3)
     expected = torch.randn(4)
@@ -206,11 +204,7 @@ def test_expected_costs_are_sums_over_pi():
     assert table.expected(pi, ["attention", "dense", "identity"]) == pytest.approx(4 + 1.5 + 0.25 + 1)
     assert table.expected_ratio(pi, ["attention", "dense", "identity"]) == pytest.approx(6.75 / 8)
     assert table.cheapest(["attention", "dense"], 2) == ["dense", "dense"]
-    assert (
-        table.least_budget(["dense", "identity"]) == "0.625"
-        and table.least_budget(["attention", "attention"]) == "1.250"
-    )
-    assert CostTable(MILLISECONDS, 1.0, {"attention": 1.0, "dense": 1.0}).least_budget(["dense"]) == "1.000"
+    assert table.least_budget(["dense", "identity"]) == "0.625"
     assert CostTable(MILLISECONDS, 0.0, {"attention": 3.0, "dense": 1.0}).least_budget(["dense"]) == "0.334"
 
 

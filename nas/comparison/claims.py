@@ -21,9 +21,6 @@ from nas.core.pattern import ATTENDING, interleaved
 
 CLAIMS_FORMAT = "par-claims/2"
 YES, NO, NOT_SHOWN = "yes", "no", "not shown"
-VERDICT_NOTE = (
-    "yes and no are shown by a t-test with p < 0.05, or need no test. not shown: p is larger, or no test is possible."
-)
 AIM_RATIO = 0.65  # of the interleaved pattern's latency (arXiv 2009.04534, abstract: 35% less)
 UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
 
@@ -223,11 +220,3 @@ def training_warning(results: list[PatternResult]) -> str | None:
         f"quarter of the {results[0].vocab_size:,} tokens of the vocabulary. The claims mean little; "
         "train for more steps."
     )
-
-
-def claims_markdown(claims: list[dict], warning: str | None) -> str:
-    """The warning, and a line for each claim with its verdict. A `no` is in capitals."""
-    lines = [*([f"{warning}\n"] if warning else []), f"{VERDICT_NOTE}\n"]
-    shown = {YES: "yes", NO: "NO", NOT_SHOWN: "not shown"}
-    lines += [f"- {shown[c['verdict']]}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
-    return "\n".join(lines) + "\n"

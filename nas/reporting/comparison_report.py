@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.claims import CLAIMS_FORMAT, claims_markdown, make_claims, training_warning
+from nas.comparison.claims import CLAIMS_FORMAT, NO, NOT_SHOWN, YES, make_claims, training_warning
 from nas.comparison.results import (
     WORD_PERPLEXITY,
     Metric,
@@ -17,6 +17,10 @@ from nas.comparison.results import (
     sort_by_loss,
 )
 from nas.core.files import write_text, write_yaml
+
+VERDICT_NOTE = (
+    "yes and no are shown by a t-test with p < 0.05, or need no test. not shown: p is larger, or no test is possible."
+)
 
 
 def write_report(run: Path) -> None:
@@ -94,3 +98,11 @@ def markdown(results: list[PatternResult]) -> str:
     rows = [[r.contender.name, r.contender.key, *table_cells(r, metric)] for r in sort_by_loss(results)]
     lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
     return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]]) + "\n"
+
+
+def claims_markdown(claims: list[dict], warning: str | None) -> str:
+    """The warning, and a line for each claim with its verdict. A `no` is in capitals."""
+    lines = [*([f"{warning}\n"] if warning else []), f"{VERDICT_NOTE}\n"]
+    shown = {YES: "yes", NO: "NO", NOT_SHOWN: "not shown"}
+    lines += [f"- {shown[c['verdict']]}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
+    return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.comparison.claims import VERDICT_NOTE, make_claims, training_warning
+from nas.comparison.claims import make_claims, training_warning
 from nas.comparison.results import CONTENDERS, choose_metric, read_results, sort_by_loss
 from nas.comparison.spec import SEARCHED, SETTINGS
 from nas.core.config import flat_config
@@ -20,7 +20,7 @@ from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS
 from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import current_pattern, read_run
-from nas.reporting.comparison_report import table_cells, table_header
+from nas.reporting.comparison_report import VERDICT_NOTE, table_cells, table_header
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MEDIA_TYPES = {".gif": "image/gif", ".svg": "image/svg+xml"}
