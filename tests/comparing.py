@@ -10,7 +10,7 @@ COMPARISON = {
     "format": "par-comparison/1",
     "search": "small.yaml",
     "retrain": "small.yaml",
-    "patterns": ["interleaved", "dense-only", "parameters"],
+    "patterns": ["interleaved", "dense-only"],
     "budgets": [2.0],
     "seeds": [1, 2],
 }

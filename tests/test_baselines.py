@@ -11,12 +11,10 @@ from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.baselines import (
     RULES,
     compositions,
-    most_parameters,
     par,
     random_patterns,
     rules_within,
     sandwich,
-    spread_evenly,
 )
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
@@ -83,29 +81,6 @@ def test_rules_within_a_cost_also_have_sparse_attention():
     names = list(rules_within(4, OPERATIONS, COSTS, 9.5 / COSTS.cost(interleaved(4))))
     assert names == ["interleaved", "sandwich", "par", "one attention"]
     assert rules_within(2, ["sparse_fixed", "identity"], costs, 99.0) == {}  # no rule without dense
-
-
-def test_operations_are_spread_evenly():
-    assert spread_evenly({"attention": 3, "dense": 3}) == interleaved(6)
-    assert abbreviate(spread_evenly({"attention": 2, "dense": 6, "identity": 0})) == "adddaddd"
-    assert Counter(spread_evenly({"attention": 1, "dense": 2, "identity": 4})) == {
-        "attention": 1,
-        "dense": 2,
-        "identity": 4,
-    }
-
-
-@pytest.mark.parametrize("budget", [3.0, 6.9, 12.0, 17.5, 40.0])
-def test_most_parameters_is_the_maximum_over_all_patterns(budget):
-    parameters = {"attention": 50, "dense": 30, "identity": 0}
-    chosen = most_parameters(5, OPERATIONS, parameters, COSTS, budget)
-    candidates = [p for p in itertools.product(OPERATIONS, repeat=5) if COSTS.cost(list(p)) <= budget]
-    assert COSTS.cost(chosen) <= budget
-    assert sum(map(parameters.get, chosen)) == max(sum(map(parameters.get, pattern)) for pattern in candidates)
-
-
-def test_most_parameters_is_none_if_no_pattern_is_cheap_enough():
-    assert most_parameters(5, OPERATIONS, dict.fromkeys(OPERATIONS, 1), COSTS, 2.9) is None
 
 
 def test_compositions_contain_each_tuple_once():

@@ -142,8 +142,8 @@ def test_files_and_modules_exist(name):
 
 
 def test_the_helpers_of_these_tests_parse_commands_and_headings():
-    assert scripts_in("python -m nas.compare x.yaml --pending > out") == [
-        ("nas/compare.py", ["x.yaml", "--pending", ">", "out"])
+    assert scripts_in("python -m nas.compare x.yaml --report > out") == [
+        ("nas/compare.py", ["x.yaml", "--report", ">", "out"])
     ]
     assert scripts_in("torchrun --nproc-per-node 4 -- search.py A --run B") == [("search.py", ["A", "--run", "B"])]
     assert scripts_in("retrain.py --eval-only") == [("retrain.py", ["--eval-only"])]

@@ -49,7 +49,7 @@ def main() -> None:
     patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
 
     table = measure_costs(config, counts, context)
-    results = measure_models([(pattern, config) for pattern in [interleaved(BLOCKS), *patterns]], counts, context)
+    results = measure_models([interleaved(BLOCKS), *patterns], config, counts, context)
     baseline_ms, *measured_ms = (result["median_ms"] for result in results)
     batch, segment, memory = batch_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")

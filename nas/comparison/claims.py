@@ -17,20 +17,18 @@ from nas.comparison.statistics import (
     compare_with_average,
     dominating,
 )
-from nas.core.pattern import ATTENDING, abbreviate, interleaved
+from nas.core.pattern import ATTENDING, interleaved
 
 CLAIMS_FORMAT = "par-claims/2"
 YES, NO, NOT_SHOWN = "yes", "no", "not shown"
-VERDICT_NOTE = (
-    "yes and no are shown by a t-test with p < 0.05, or need no test. not shown: p is larger, or no test is possible."
-)
 AIM_RATIO = 0.65  # of the interleaved pattern's latency (arXiv 2009.04534, abstract: 35% less)
 UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
 
 
 def make_claims(results: list[PatternResult]) -> list[dict]:
     """The claims about each searched pattern: {"pattern", "claim", "verdict", "sentence", "figures"}."""
-    metric, baseline, claims = choose_metric(results), find_interleaved(results), []
+    metric, claims = choose_metric(results), []
+    baseline = next((r for r in results if r.contender.blocks == interleaved(len(r.contender.blocks))), None)
     # Several budgets can give the same pattern. It then gets one set of claims, under its first name.
     searched = {result.contender.key: result for result in reversed(results) if result.contender.kind == SEARCHED}
     for result in reversed(searched.values()):
@@ -51,33 +49,16 @@ def make_claims(results: list[PatternResult]) -> list[dict]:
     return claims
 
 
-def find_interleaved(results: list[PatternResult]) -> PatternResult | None:
-    """The interleaved pattern at the recipe's d_ffn, under any name."""
-    for result in results:
-        contender = result.contender
-        if contender.blocks == interleaved(len(contender.blocks)) and contender.d_ffn is None:
-            return result
-    return None
-
-
 def find_random(result: PatternResult, results: list[PatternResult]) -> list[PatternResult]:
     """The random patterns that were drawn at the latency of a searched pattern."""
     random = [other for other in results if other.contender.kind == RANDOM]
     return [other for other in random if is_random_of(other.contender.name, result.contender.name)]
 
 
-def yes_or_no(true: bool) -> str:
-    return YES if true else NO
-
-
 def make_claim(name: str, verdict: str | bool, sentence: str, **figures) -> dict:
     """verdict: YES, NO or NOT_SHOWN, or whether a claim without a test is true."""
-    return {
-        "claim": name,
-        "verdict": verdict if isinstance(verdict, str) else yes_or_no(verdict),
-        "sentence": sentence,
-        "figures": figures,
-    }
+    verdict = {True: YES, False: NO}.get(verdict, verdict)
+    return {"claim": name, "verdict": verdict, "sentence": sentence, "figures": figures}
 
 
 def format_p(p: float | None) -> str:
@@ -91,32 +72,27 @@ def verdict_of(test: dict) -> str:
     return YES if test["difference"] < 0 else NO
 
 
+def figures_of(test: dict) -> dict:
+    """The figures of a t_test, as claims.yaml names them."""
+    return {"loss_difference": test["difference"], "interval": [test["low"], test["high"]], "p": test["p"]}
+
+
 def claim_quality(result: PatternResult, baseline: PatternResult, metric: Metric) -> dict:
-    name, blocks = result.contender.name, abbreviate(result.contender.blocks)
     test, kind = compare_losses(result, baseline, metric)
     verdict = verdict_of(test)
-    outcome = {YES: "better", NO: "worse", NOT_SHOWN: "no difference is shown"}[verdict]
-    if test["p"] is None:
-        interval, outcome = "", "not tested"
-    else:
+    interval, outcome = "", "not tested"
+    if test["p"] is not None:
         low, high = metric.format_difference(test["low"]), metric.format_difference(test["high"])
         interval = f", {CONFIDENCE:.0%} interval {low} to {high}"
+        outcome = {YES: "better", NO: "worse", NOT_SHOWN: "no difference is shown"}[verdict]
     sentence = (
-        f"{name} ({blocks}) reaches {metric.name} {result.format_mean(metric)} on test, interleaved "
-        f"{baseline.format_mean(metric)} (mean ± standard error over {len(result.seeds)} and {len(baseline.seeds)} "
-        f"seeds): {metric.format_difference(test['difference'])} by mean loss{interval}, {format_p(test['p'])} "
-        f"(t-test, {kind}): {outcome}."
+        f"{result.contender.name} ({result.contender.key}) reaches {metric.name} {result.format_mean(metric)} on test, "
+        f"interleaved {baseline.format_mean(metric)} (mean ± standard error over {len(result.seeds)} and "
+        f"{len(baseline.seeds)} seeds): {metric.format_difference(test['difference'])} by mean loss{interval}, "
+        f"{format_p(test['p'])} (t-test, {kind}): {outcome}."
     )
-    return make_claim(
-        f"better {metric.name} than interleaved",
-        verdict,
-        sentence,
-        searched=mean_and_standard_error(result.values(metric))[0],
-        interleaved=mean_and_standard_error(baseline.values(metric))[0],
-        loss_difference=test["difference"],
-        interval=[test["low"], test["high"]],
-        p=test["p"],
-    )
+    figures = {"searched": float(result.values(metric).mean()), "interleaved": float(baseline.values(metric).mean())}
+    return make_claim(f"better {metric.name} than interleaved", verdict, sentence, **figures, **figures_of(test))
 
 
 def claim_latency(result: PatternResult, baseline: PatternResult | None) -> dict:
@@ -178,7 +154,6 @@ def claim_random(result: PatternResult, random: list[PatternResult], metric: Met
     spread = "" if error is None else f" ± {error:.{metric.digits}f}"
     seeds = sorted({len(other.seeds) for other in random})
     trained = f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'} each"
-    verdict = verdict_of(test)
     sentence = (
         f"{result.contender.name} is better than {better_than} of {len(random)} random patterns at {at} ({trained}). "
         f"Their mean {metric.name} is {average:.{metric.digits}f}{spread}: "
@@ -189,14 +164,12 @@ def claim_random(result: PatternResult, random: list[PatternResult], metric: Met
         sentence += f" One more random pattern would be as good or better with probability {chance:.2f}."
     return make_claim(
         f"better than the average random pattern {latency}",
-        verdict,
+        verdict_of(test),
         sentence,
         random_means=values,
         better_than=better_than,
         of=len(random),
-        loss_difference=test["difference"],
-        interval=[test["low"], test["high"]],
-        p=test["p"],
+        **figures_of(test),
         p_of_a_draw=chance,
         latency_to_searched=ratios,
     )
@@ -211,8 +184,9 @@ def claim_aim(result: PatternResult, quality: dict, random: dict, metric: Metric
     figures, against_random = random["figures"], random["verdict"]
     if against_random == YES and figures["better_than"] < figures["of"]:
         against_random = NOT_SHOWN
+    fast = YES if result.latency_ratio <= AIM_RATIO else NO
     parts = {
-        f"at most {AIM_RATIO:.0%} of the interleaved pattern's latency": yes_or_no(result.latency_ratio <= AIM_RATIO),
+        f"at most {AIM_RATIO:.0%} of the interleaved pattern's latency": fast,
         f"better {metric.name}": quality["verdict"],
         "better than every random pattern": against_random,
     }
@@ -246,11 +220,3 @@ def training_warning(results: list[PatternResult]) -> str | None:
         f"quarter of the {results[0].vocab_size:,} tokens of the vocabulary. The claims mean little; "
         "train for more steps."
     )
-
-
-def claims_markdown(claims: list[dict], warning: str | None) -> str:
-    """The warning, and a line for each claim with its verdict. A `no` is in capitals."""
-    lines = [*([f"{warning}\n"] if warning else []), f"{VERDICT_NOTE}\n"]
-    shown = {YES: "yes", NO: "NO", NOT_SHOWN: "not shown"}
-    lines += [f"- {shown[c['verdict']]}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
-    return "\n".join(lines) + "\n"

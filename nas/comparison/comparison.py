@@ -6,31 +6,27 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from nas.comparison.spec import (
-    RANDOM,
-    Contender,
-    Settings,
-    pattern_file,
-    search_folder,
-    settings_file,
-    training_folder,
-)
+import numpy as np
+
+from nas.comparison.spec import RANDOM, SETTINGS, Contender, Settings, pattern_file, training_folder
 from nas.comparison.tasks import Task
-from nas.comparison.timer import Timer, with_d_ffn
 from nas.core.config import Config
 from nas.core.config_checks import check_pattern
 from nas.core.errors import InputError
 from nas.core.files import write_text, write_yaml
-from nas.core.pattern import FORMAT, abbreviate, read_pattern
+from nas.core.pattern import FORMAT, abbreviate, interleaved, read_pattern
 from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
+from nas.costs.cost_table import CostTable
+from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.maturity import MATURE, MATURE_WITH_TRIALS, maturity_warning
-from nas.training.build import count_parameters, resolve_cutoffs
-from nas.training.device import device_context, set_up_device
+from nas.training.build import resolve_cutoffs
+from nas.training.device import DeviceContext, device_context, set_up_device
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
+REPORT_ROUNDS = 60  # for the latencies in the report
 
 
 class Comparison:
@@ -56,11 +52,11 @@ class Comparison:
         overrides: list[str],
     ):
         self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
-        self.recipe, self.search, self.blocks = recipe, search, (search or recipe).model.blocks
+        self.search, self.blocks = search, (search or recipe).model.blocks
         for contender in given:
             check_pattern(contender.blocks, recipe)
         search_seeds = settings.search_seeds if search else None
-        self.search_folders = {seed: search_folder(path, seed) for seed in search_seeds or []}
+        self.search_folders = {seed: path / f"search-{seed}" for seed in search_seeds or []}
         self.run = open_run(path, recipe, "compare", resume=True, extra={"search_seeds": search_seeds})
         self.recipe = self.run.resolve_auto(recipe)
         self.search_tasks()  # this call and the next check every run
@@ -70,12 +66,6 @@ class Comparison:
     def corpus(self) -> Corpus:
         return Corpus(prepare(self.recipe.data))
 
-    @cached_property
-    def timer(self) -> Timer:
-        given = sorted({name for contender in self.given for name in contender.blocks})
-        operations = self.search.search.operations if self.search else given
-        return Timer(self.recipe, operations, self.blocks, self.corpus.counts(), device_context(self.recipe.train))
-
     def start(self, text: str) -> None:
         """Prepare the data, lock the folder, and write the given patterns. text: the content of COMPARISON.yaml."""
         context = set_up_device(self.recipe.seed, self.recipe.train)
@@ -84,7 +74,7 @@ class Comparison:
         self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)
-        write_text(settings_file(self.path), text)
+        write_text(self.path / SETTINGS, text)
 
     def warn_of_immature_weights(self) -> None:
         """Print a warning if a search trains its operations clearly less than the recipe trains patterns."""
@@ -119,11 +109,10 @@ class Comparison:
             folder = training_folder(self.path, contender, seed)
             if folder in tasks or seed not in settings.seeds_of(contender.kind):
                 continue
-            config = replace(with_d_ffn(self.recipe, contender.d_ffn), seed=seed)
-            open_run(folder, config, "retrain", resume=True, extra={"pattern": contender.blocks})
-            d_ffn = [] if contender.d_ffn is None else [f"model.d_ffn={contender.d_ffn}"]
-            arguments = [pattern_file(self.path, contender.name), self.settings.retrain, "--run", folder, "--resume"]
-            arguments += [*self.overrides, f"seed={seed}", *d_ffn]
+            extra = {"pattern": contender.blocks}
+            open_run(folder, replace(self.recipe, seed=seed), "retrain", resume=True, extra=extra)
+            arguments = [pattern_file(self.path, contender.name), settings.retrain, "--run", folder, "--resume"]
+            arguments += [*self.overrides, f"seed={seed}"]
             tasks[folder] = self.task(folder.name, "retrain.py", arguments, folder / RESULTS)
         return list(tasks.values())
 
@@ -139,20 +128,51 @@ class Comparison:
         file = pattern_file(self.path, contender.name)
         file.parent.mkdir(exist_ok=True)
         if not file.exists():
-            content = {"format": FORMAT, "blocks": contender.blocks}
-            write_yaml(file, {**content, "derived_from": {"method": contender.kind, **origin}})
+            origin = {"method": contender.kind, **origin}
+            write_yaml(file, {"format": FORMAT, "blocks": contender.blocks, "derived_from": origin})
         elif read_pattern(file)["blocks"] != contender.blocks:
-            raise InputError(
-                f"{file} holds another pattern than {abbreviate(contender.blocks)}; give another --run folder"
-            )
+            raise InputError(f"{file} holds another pattern than {contender.key}; give another --run folder")
+
+    @cached_property
+    def timing(self) -> tuple[Config, np.ndarray, DeviceContext]:
+        """What latencies are measured with: the recipe with the blocks and operations of the patterns, how often the
+        training text has each token [V], and the device.
+        """
+        given = sorted({name for contender in self.given for name in contender.blocks})
+        options = replace(self.recipe.search, operations=self.search.search.operations if self.search else given)
+        config = replace(self.recipe, search=options, model=replace(self.recipe.model, blocks=self.blocks))
+        return config, self.corpus.counts(), device_context(config.train)
+
+    def cost_table(self, path: Path) -> CostTable:
+        """Milliseconds of each operation: read from the file if valid for this device, else measured and written."""
+        table = current_costs(*self.timing, path)
+        table.write(path)
+        return table
+
+    def measure(self, patterns: list[list[str]], rounds: int = ROUNDS) -> dict[str, dict]:
+        """{abbreviated pattern: latency}, all measured in the same rounds."""
+        distinct = {abbreviate(blocks): blocks for blocks in [interleaved(self.blocks), *patterns]}
+        latencies = measure_models(list(distinct.values()), *self.timing, rounds)
+        return dict(zip(distinct, latencies, strict=True))
+
+    def current_latencies(self, patterns: list[list[str]], before: dict) -> dict:
+        """{"patterns": {abbreviated pattern: latency}, "holds_for": conditions}
+
+        before: an earlier result, returned if it has all patterns under the present conditions.
+        """
+        config, counts, context = self.timing
+        now = measurement_conditions(config, len(counts), sorted(set().union(*patterns)), context)
+        names = set(map(abbreviate, patterns))
+        if before.get("holds_for") == now and names <= before["patterns"].keys():
+            return before
+        print(f"measuring the latency of {len(names)} patterns", flush=True)
+        return {"patterns": self.measure(patterns, REPORT_ROUNDS), "holds_for": now}
 
     def known_contenders(self) -> list[Contender]:
         """The given contenders, and the derived ones that have a pattern file."""
-        names = self.settings.derived_names.items()
-        files = [(name, kind, pattern_file(self.path, name)) for name, kind in names]
-        derived = [Contender(name, kind, read_pattern(file)["blocks"]) for name, kind, file in files if file.exists()]
-        return [*self.given, *derived]
-
-    def parameters(self, blocks: list[str], d_ffn: int | None = None) -> int:
-        """The number of parameters of a pattern."""
-        return count_parameters(blocks, with_d_ffn(self.recipe, d_ffn), self.corpus.vocab_size)
+        contenders = list(self.given)
+        for name, kind in self.settings.derived_names.items():
+            file = pattern_file(self.path, name)
+            if file.exists():
+                contenders.append(Contender(name, kind, read_pattern(file)["blocks"]))
+        return contenders

@@ -1,36 +1,18 @@
-"""Results of a comparison: one PatternResult per contender, and tables of them."""
+"""Results of a comparison: one PatternResult per contender, read from its run folder."""
 
-import csv
-import io
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.spec import RANDOM, Contender, training_folder
+from nas.comparison.spec import RANDOM, Contender, Settings, training_folder
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import abbreviate
 from nas.core.run_folder import RESULTS
 
+CONTENDERS = "contenders.yaml"  # the contenders of the last report, with their latencies
 CONTENDERS_FORMAT = "par-contenders/1"
-COLUMNS = (
-    "name",
-    "blocks",
-    "seeds",
-    "parameters",
-    "flops_per_token",
-    "latency_ms",
-    "latency_ratio",
-    "nll_mean",
-    "nll_se",
-    "valid_nll_mean",
-    "word_perplexity_mean",
-    "word_perplexity_se",
-    "search_hours",
-    "train_hours",
-)
 
 
 @dataclass(frozen=True)
@@ -113,65 +95,56 @@ def mean_and_standard_error(values) -> tuple[float, float | None]:
 
 
 def write_contenders(
-    path: Path,
-    contenders: list[Contender],
-    seeds: list[int],
-    hours: dict[str, float],
-    latencies: dict,
-    random_seeds: list[int] | None = None,
+    run: Path, contenders: list[Contender], settings: Settings, hours: dict[str, float], latencies: dict
 ) -> None:
-    """Write the contenders file, which read_results() reads.
+    """Write the contenders to the comparison's run folder, for read_results().
 
     Args:
-        hours: search hours by the contender's name.
+        hours: search hours by the contender's name; 0 if it is missing.
         latencies: from nas.comparison.timer.Timer.measure_or_reuse, or empty.
-        random_seeds: the seeds of random patterns; default `seeds`.
     """
-    times = latencies.get("patterns", {})
-    listed = [{**asdict(c), "search_hours": hours[c.name], "latency": times.get(c.key)} for c in contenders]
-    content = {"format": CONTENDERS_FORMAT, "seeds": seeds, "random_seeds": random_seeds or seeds, "contenders": listed}
-    write_yaml(path, {**content, "latency_holds_for": latencies.get("holds_for")})
+    times, listed = latencies.get("patterns", {}), []
+    for contender in contenders:
+        more = {"search_hours": hours.get(contender.name, 0.0), "latency": times.get(contender.key)}
+        listed.append(asdict(contender) | more)
+    content = {"format": CONTENDERS_FORMAT, "seeds": settings.seeds, "random_seeds": settings.seeds_of(RANDOM)}
+    write_yaml(run / CONTENDERS, content | {"contenders": listed, "latency_holds_for": latencies.get("holds_for")})
 
 
-def read_contenders(path: Path) -> dict:
-    """The content of a contenders file. Raises InputError if the file is missing or damaged."""
-    content = read_yaml(path)
+def read_contenders(run: Path) -> tuple[dict, list[Contender]]:
+    """The content of the contenders file, and its contenders. Raises InputError if it is missing or damaged."""
+    content = read_yaml(run / CONTENDERS)
     if content.get("format") != CONTENDERS_FORMAT:
-        raise InputError(f"{path} is damaged: it lacks `format: {CONTENDERS_FORMAT}`")
-    return content
+        raise InputError(f"{run / CONTENDERS} is damaged: it lacks `format: {CONTENDERS_FORMAT}`")
+    return content, [Contender(entry["name"], entry["kind"], entry["blocks"]) for entry in content["contenders"]]
 
 
-def contender_of(entry: dict) -> Contender:
-    return Contender(**{item.name: entry[item.name] for item in fields(Contender)})
-
-
-def known_latencies(path: Path) -> dict:
-    """The `latencies` that write_contenders wrote to this file; empty if there is no file."""
-    if not path.exists():
+def known_latencies(run: Path) -> dict:
+    """The `latencies` that write_contenders() wrote; empty if there is no file."""
+    if not (run / CONTENDERS).exists():
         return {}
-    content = read_contenders(path)
-    times = {contender_of(entry).key: entry["latency"] for entry in content["contenders"]}
+    content, contenders = read_contenders(run)
+    times = {c.key: entry["latency"] for c, entry in zip(contenders, content["contenders"], strict=True)}
     return {"patterns": {key: time for key, time in times.items() if time}, "holds_for": content["latency_holds_for"]}
 
 
-def read_results(path: Path) -> list[PatternResult]:
-    """A result for each contender that has a finished run. path: a file of write_contenders().
+def read_results(run: Path) -> list[PatternResult]:
+    """A result for each contender that has a finished run. run: the comparison's run folder.
 
     Raises InputError if a file is damaged, or if no run has finished.
     """
-    content, results = read_contenders(path), []
-    vocab_size = read_yaml(path.with_name("provenance.yaml"))["vocab_size"]
-    for entry in content["contenders"]:
-        contender = contender_of(entry)
+    (content, contenders), results = read_contenders(run), []
+    vocab_size = read_yaml(run / "provenance.yaml")["vocab_size"]
+    for contender, entry in zip(contenders, content["contenders"], strict=True):
         seeds = content.get("random_seeds", content["seeds"]) if contender.kind == RANDOM else content["seeds"]
-        folders = {seed: training_folder(path.parent, contender, seed) for seed in seeds}
+        folders = {seed: training_folder(run, contender, seed) for seed in seeds}
         done = {seed: folder for seed, folder in folders.items() if (folder / RESULTS).exists()}
         if done:
             runs, folders = [read_yaml(folder / RESULTS) for folder in done.values()], tuple(done.values())
             times = entry["latency"], entry["search_hours"]
             results.append(PatternResult(contender, list(done), runs, *times, folders, vocab_size))
     if not results:
-        raise InputError(f"{path}: none of its runs has finished")
+        raise InputError(f"{run / CONTENDERS}: none of its runs has finished")
     return results
 
 
@@ -181,72 +154,7 @@ def choose_metric(results: list[PatternResult]) -> Metric:
     return WORD_PERPLEXITY if all(split["word_perplexity_comparable"] for split in splits) else BITS_PER_BYTE
 
 
-def csv_record(result: PatternResult) -> dict:
-    """A row of comparison.csv. Losses are in nats per token, on test if the name does not say valid."""
-    first = result.runs[0]
-    nll, nll_error = mean_and_standard_error([run["test"]["nll_per_token"] for run in result.runs])
-    valid_nll, _ = mean_and_standard_error([run["valid"]["nll_per_token"] for run in result.runs])
-    comparable = all(run["test"]["word_perplexity_comparable"] for run in result.runs)
-    perplexity = mean_and_standard_error(result.values(WORD_PERPLEXITY)) if comparable else (None, None)
-    return {
-        "name": result.contender.name,
-        "blocks": abbreviate(result.contender.blocks),
-        "seeds": len(result.seeds),
-        "parameters": first["parameters"],
-        "flops_per_token": first["flops_per_token"],
-        "latency_ms": result.latency and result.latency["median_ms"],
-        "latency_ratio": result.latency_ratio,
-        "nll_mean": nll,
-        "nll_se": nll_error,
-        "valid_nll_mean": valid_nll,
-        "word_perplexity_mean": perplexity[0],
-        "word_perplexity_se": perplexity[1],
-        "search_hours": result.search_hours,
-        "train_hours": result.train_hours,
-    }
-
-
-def csv_text(results: list[PatternResult]) -> str:
-    """One line per contender. Unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for record in map(csv_record, results):
-        writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in record.items()})
-    return text.getvalue()
-
-
-def table_header(metric: Metric) -> list[str]:
-    header = ["pattern", "blocks", f"{metric.name}, test", "valid", "seeds", "latency ms", "of interleaved"]
-    return [*header, "parameters", "FLOPs per token", "hours: search + train"]
-
-
-def table_cells(result: PatternResult, metric: Metric) -> list[str]:
-    """The cells below table_header, without the first two."""
-    first, latency = result.runs[0], result.latency
-    return [
-        result.format_mean(metric),
-        result.format_mean(metric, "valid"),
-        str(len(result.seeds)),
-        "" if latency is None else f"{latency['median_ms']:.2f}",
-        "" if latency is None else f"{latency['ratio_to_interleaved']:.3f}",
-        f"{first['parameters']:,}",
-        f"{first['flops_per_token']:,.0f}",
-        f"{result.search_hours:.2f} + {result.train_hours:.2f}",
-    ]
-
-
 def sort_by_loss(results: list[PatternResult]) -> list[PatternResult]:
     """Lowest mean loss on test first."""
     metric = choose_metric(results)
     return sorted(results, key=lambda result: result.losses(metric).mean())
-
-
-def markdown(results: list[PatternResult]) -> str:
-    metric = choose_metric(results)
-    header = table_header(metric)
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for result in sort_by_loss(results):
-        cells = [result.contender.name, abbreviate(result.contender.blocks), *table_cells(result, metric)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"

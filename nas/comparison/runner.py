@@ -1,19 +1,23 @@
-"""The stages of a comparison: search, derive, choose baselines, train, measure latencies."""
+"""The stages of a comparison: search, derive, draw random patterns, train, measure latencies."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 
 import torch
 
-from nas.comparison.baselines import choose_baselines, match_parameters
 from nas.comparison.comparison import Comparison
 from nas.comparison.results import known_latencies, write_contenders
-from nas.comparison.spec import MATCHED, RANDOM, SEARCHED, UNMATCHED, Contender, contenders_file, pattern_file
-from nas.comparison.tasks import Task, run_tasks, unfinished
+from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED, Contender, is_random_of, pattern_file, random_names
+from nas.comparison.tasks import run_tasks, unfinished
 from nas.core.config import Config
+from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pattern import read_pattern
+from nas.core.pattern import abbreviate, network, read_pattern
 from nas.core.run_folder import LATENCY, OUTCOME, find_weights_run
+from nas.derivation.baselines import random_patterns
+
+BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds
 
 
 def visible_gpus(config: Config) -> list[str]:
@@ -25,61 +29,86 @@ def visible_gpus(config: Config) -> list[str]:
     return [str(number) for number in range(count)] if names is None else names.split(",")[:count]
 
 
-def stages(comparison: Comparison, suffix: str) -> Iterator[tuple[list[Task], bool]]:
-    """The tasks of each stage, and whether they may run in parallel. A stage needs the results of the stages before it.
+def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
+    """The number of runs at a time, by default one on each GPU, and the GPUs.
 
-    Derivations run one by one, because they may measure latencies. Patterns that need no search train
-    in parallel with the searches.
+    Raises InputError if several runs on the CPU lack a number of threads; prints a notice if they exceed the cores.
+    """
+    gpus, threads, cores = visible_gpus(config), config.train.threads, os.cpu_count() or 1
+    workers = workers or max(1, len(gpus))
+    if not gpus and workers > 1 and threads is None:
+        share = max(1, cores // workers)
+        raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
+    if not gpus and (threads or 1) * workers > cores:
+        print(f"NOTICE: {workers} workers of {threads} threads share {cores} cores and slow each other down")
+    return workers, gpus
+
+
+def run_stages(comparison: Comparison, workers: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Search, derive, draw random patterns and train. Returns {name: reason} of the tasks that failed.
+
+    Derivations run one by one, because they may measure latencies. Patterns that need no search train in parallel with
+    the searches.
     """
     searches = comparison.search_tasks()
-    yield searches + comparison.training_tasks(comparison.given if suffix == UNMATCHED else []), True
+    failed = run_tasks(searches + comparison.training_tasks(comparison.given), workers, gpus)
     if searches and not unfinished(searches):
         measure_tables(comparison)
-        yield comparison.derivation_tasks(), False
-        choose_baselines(comparison)
-    yield comparison.training_tasks(find_contenders(comparison, suffix)), True
+        failed |= run_tasks(comparison.derivation_tasks(), 1, gpus)
+        for contender in comparison.known_contenders():
+            if contender.kind == SEARCHED:
+                draw_random(comparison, contender)
+    trainings = comparison.training_tasks(comparison.known_contenders())
+    return failed | run_tasks([task for task in trainings if task.name not in failed], workers, gpus)
 
 
 def measure_tables(comparison: Comparison) -> None:
     """Give each search a table of latencies if there are budgets, because derive.py would else count them in FLOPs."""
     for folder in comparison.search_folders.values() if comparison.settings.budgets else ():
         if not (folder / LATENCY).exists():
-            comparison.timer.table(folder / LATENCY)
+            comparison.cost_table(folder / LATENCY)
 
 
-def run_stages(comparison: Comparison, suffix: str, workers: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Run all stages. Returns {name: reason} of the tasks that failed."""
-    failed = {}
-    for tasks, parallel in stages(comparison, suffix):
-        tasks = [task for task in tasks if task.name not in failed]
-        failed |= run_tasks(tasks, workers if parallel else 1, gpus)
-    return failed
+def draw_random(comparison: Comparison, searched: Contender) -> None:
+    """Write the missing random patterns of a searched pattern. They have its predicted and its measured latency.
 
-
-def pending_tasks(comparison: Comparison, suffix: str) -> list[Task]:
-    """The unfinished tasks of the first stage that has any."""
-    return next((tasks for stage, _ in stages(comparison, suffix) if (tasks := unfinished(stage))), [])
-
-
-def find_contenders(comparison: Comparison, suffix: str) -> list[Contender]:
-    """The contenders that are known now. With MATCHED, only those that can reach the interleaved
-    pattern's parameters.
+    Both may differ by a share SAME_LATENCY. Nothing else should run meanwhile, because latencies are measured.
     """
-    known = comparison.known_contenders()
-    if suffix == MATCHED:
-        return [matched for contender in known if (matched := match_parameters(comparison, contender))]
-    return known
+    names = random_names(searched.name, comparison.settings.random)
+    missing = [name for name in names if not pattern_file(comparison.path, name).exists()]
+    if not missing:
+        return
+    table = comparison.cost_table(comparison.path / LATENCY)
+    own = [other for other in comparison.known_contenders() if is_random_of(other.name, searched.name)]
+    seen = {network(other.blocks) for other in (searched, *own)}
+    target, operations = table.cost(searched.blocks), comparison.search.search.operations
+    draws = random_patterns(comparison.blocks, operations, table, target, SAME_LATENCY, seed=0)
+    fresh = (blocks for blocks in draws if network(blocks) not in seen)
+    for _ in range(TRIES):
+        batch = list(islice(fresh, BATCH * len(missing)))
+        times = comparison.measure([searched.blocks, *batch]) if batch else {}
+        for blocks in batch:
+            ratio = times[abbreviate(blocks)]["median_ms"] / times[searched.key]["median_ms"]
+            if missing and abs(ratio - 1) <= SAME_LATENCY:
+                contender = Contender(missing.pop(0), RANDOM, blocks)
+                predicted = round(table.cost(blocks) / target, 4)
+                origin = {"at_latency_of": searched.key, "predicted_ratio": predicted}
+                comparison.write_pattern(contender, **origin, measured_ratio=round(ratio, 4))
+                print(f"drew {contender.name}: {contender.key}, {ratio:.3f} of the latency of {searched.name}")
+    if missing:
+        print(
+            f"NOTICE: no pattern was found for {', '.join(missing)}, because few have the latency of {searched.name}; "
+            "repeat the command to try again"
+        )
 
 
-def record_contenders(comparison: Comparison, contenders: list[Contender], suffix: str, measure: bool) -> None:
+def record_contenders(comparison: Comparison, contenders: list[Contender], measure: bool) -> None:
     """Write the contenders with their latencies. measure: whether to measure outdated latencies again."""
-    path = contenders_file(comparison.path, suffix)
-    latencies = known_latencies(path)
+    latencies, blocks = known_latencies(comparison.path), [contender.blocks for contender in contenders]
     if measure:
-        latencies = comparison.timer.measure_or_reuse(contenders, latencies)
+        latencies = comparison.current_latencies(blocks, latencies)
     hours = {contender.name: search_hours(comparison, contender) for contender in contenders}
-    settings = comparison.settings
-    write_contenders(path, contenders, settings.seeds, hours, latencies, settings.seeds_of(RANDOM))
+    write_contenders(comparison.path, contenders, comparison.settings, hours, latencies)
 
 
 def search_hours(comparison: Comparison, contender: Contender) -> float:

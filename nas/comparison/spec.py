@@ -1,4 +1,4 @@
-"""The specification of a comparison: COMPARISON.yaml, its contenders, and the paths of their files."""
+"""The specification of a comparison: COMPARISON.yaml, its contenders, and the names of their files."""
 
 import math
 import re
@@ -11,30 +11,23 @@ from nas.core.pattern import abbreviate, read_pattern
 from nas.derivation.baselines import RULES
 
 FORMAT = "par-comparison/1"
-GIVEN, SEARCHED, PARAMETERS, RANDOM = "given", "searched", "parameters", "random"  # kinds of contenders
-PATTERN_NAMES = (*RULES, PARAMETERS)
+GIVEN, SEARCHED, RANDOM = "given", "searched", "random"  # kinds of contenders
 SAME_LATENCY = 0.03  # greatest relative difference between the latency of a random pattern and of the searched one
-UNMATCHED, MATCHED = "", "-matched"  # suffixes of file names: the recipe's d_ffn, or equal parameters
+SETTINGS = "comparison.yaml"  # in the run folder: a copy of the COMPARISON.yaml of the last call
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A pattern that is compared.
-
-    Args:
-        kind: GIVEN (by a rule or a file), SEARCHED, PARAMETERS or RANDOM.
-        d_ffn: None for the recipe's d_ffn.
-    """
+    """A pattern that is compared. kind: GIVEN (by a rule or a file), SEARCHED or RANDOM."""
 
     name: str
     kind: str
     blocks: list[str]
-    d_ffn: int | None = None
 
     @property
     def key(self) -> str:
         """The name of its runs. Contenders with the same pattern share their runs."""
-        return abbreviate(self.blocks) + ("" if self.d_ffn is None else f"-ffn{self.d_ffn}")
+        return abbreviate(self.blocks)
 
 
 def random_names(searched: str, count: int) -> list[str]:
@@ -51,21 +44,8 @@ def training_folder(run: Path, contender: Contender, seed: int) -> Path:
     return run / "runs" / f"{contender.key}-{seed}"
 
 
-def search_folder(run: Path, seed: int) -> Path:
-    return run / f"search-{seed}"
-
-
 def pattern_file(run: Path, name: str) -> Path:
     return run / "patterns" / f"{name}.yaml"
-
-
-def settings_file(run: Path) -> Path:
-    """A copy of the COMPARISON.yaml of the last call."""
-    return run / "comparison.yaml"
-
-
-def contenders_file(run: Path, suffix: str) -> Path:
-    return run / f"contenders{suffix}.yaml"
 
 
 @dataclass(frozen=True)
@@ -92,9 +72,8 @@ class Settings:
     @property
     def derived_names(self) -> dict[str, str]:
         """{name: kind} of the contenders that depend on a search, in order."""
-        names = dict.fromkeys(self.searched, SEARCHED)
-        names |= {PARAMETERS: PARAMETERS} if PARAMETERS in self.patterns else {}
-        return names | {random: RANDOM for name in self.searched for random in random_names(name, self.random)}
+        random = [name for searched in self.searched for name in random_names(searched, self.random)]
+        return dict.fromkeys(self.searched, SEARCHED) | dict.fromkeys(random, RANDOM)
 
     def seeds_of(self, kind: str) -> list[int]:
         """The seeds with which contenders of a kind are trained."""
@@ -119,36 +98,36 @@ def read_settings(path: Path, overrides: dict) -> Settings:
             raise InputError(f"{path}: {key} must name a configuration file, not {content.get(key)!r}")
     settings = Settings(**content | overrides)
     check_values(path, settings)
-    check_search(path, settings, "search_seeds" in content)
-    if settings.search is None and not settings.patterns:
-        raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")
+    if settings.search is None:
+        needs_search = {key: getattr(settings, key) for key in ("budgets", "random", "trials")}
+        needs_search["search_seeds"] = "search_seeds" in content
+        if needed := ", ".join(key for key, given in needs_search.items() if given):
+            raise InputError(f"{path}: {needed} needs a search: add `search: FILE.yaml`, or remove the key")
+        if not settings.patterns:
+            raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")
     return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
 
 
 def check_values(path: Path, settings: Settings) -> None:
     """Raises InputError if a value has the wrong type or range."""
-    check_list(path, "seeds", settings.seeds, is_count, "different whole numbers from 0, such as [1, 2, 3]")
-    check_list(path, "search_seeds", settings.search_seeds, is_count, "different whole numbers from 0, such as [1, 2]")
-    allowed = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
-    check_list(path, "budgets", settings.budgets, is_budget, allowed, empty=True)
-    allowed = f"different names of {', '.join(PATTERN_NAMES)}, or pattern files"
-    check_list(path, "patterns", settings.patterns, is_name, allowed, empty=True)
+
+    def check(key: str, is_valid, allowed: str, empty: bool = False) -> None:
+        values = getattr(settings, key)
+        valid = isinstance(values, list) and all(map(is_valid, values)) and len(set(values)) == len(values)
+        if not valid or not (values or empty):
+            raise InputError(f"{path}: {key}={values!r} must be {allowed}")
+
+    seeds = "different whole numbers from 0, such as [1, 2, 3]"
+    check("seeds", is_count, seeds)
+    check("search_seeds", is_count, seeds)
     if settings.random_seeds is not None:
-        allowed = "different whole numbers from 0, such as [1]"
-        check_list(path, "random_seeds", settings.random_seeds, is_count, allowed)
+        check("random_seeds", is_count, seeds)
+    ratios = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
+    check("budgets", is_budget, ratios, empty=True)
+    check("patterns", is_name, f"different names of {', '.join(RULES)}, or pattern files", empty=True)
     for key in ("random", "trials"):
         if not is_count(getattr(settings, key)):
             raise InputError(f"{path}: {key}={getattr(settings, key)!r} must be a whole number from 0")
-
-
-def check_search(path: Path, settings: Settings, has_seeds: bool) -> None:
-    """Raises InputError if there is no search, but a key needs one. has_seeds: whether `search_seeds` is given."""
-    parameters = PARAMETERS in settings.patterns
-    keys = {"budgets": settings.budgets, PARAMETERS: parameters, RANDOM: settings.random, "search_seeds": has_seeds}
-    keys["trials"] = settings.trials
-    needed = ", ".join(key for key, given in keys.items() if given)
-    if settings.search is None and needed:
-        raise InputError(f"{path}: {needed} needs a search: add `search: FILE.yaml`, or remove the key")
 
 
 def is_count(value) -> bool:
@@ -163,23 +142,15 @@ def is_name(value) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def check_list(path: Path, key: str, values, is_valid, allowed: str, empty: bool = False) -> None:
-    valid = isinstance(values, list) and all(map(is_valid, values)) and len(set(values)) == len(values)
-    if not valid or not (values or empty):
-        raise InputError(f"{path}: {key}={values!r} must be {allowed}")
-
-
 def given_contenders(settings: Settings, path: Path, blocks: int) -> list[Contender]:
     """The contenders that need no search: patterns by rule, with `blocks` blocks, and from files.
 
     Raises InputError if a name is unknown or used twice, or if a pattern has another number of blocks.
     """
-    given = []
-    for name in settings.patterns:
-        if name in RULES:
-            given.append(Contender(name, GIVEN, RULES[name](blocks)))
-        elif name != PARAMETERS:
-            given.append(read_contender(path, name, blocks))
+    given = [
+        Contender(name, GIVEN, RULES[name](blocks)) if name in RULES else read_contender(path, name, blocks)
+        for name in settings.patterns
+    ]
     names = [*(contender.name for contender in given), *settings.derived_names]
     for name in names:
         if names.count(name) > 1:
@@ -189,20 +160,14 @@ def given_contenders(settings: Settings, path: Path, blocks: int) -> list[Conten
 
 def read_contender(path: Path, name: str, blocks: int) -> Contender:
     """The contender in the pattern file `name`, relative to COMPARISON.yaml at `path`."""
-    file = path.parent / name
+    file, mistake = path.parent / name, f"{path}: patterns: {name!r}"
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
-        raise InputError(
-            f"{path}: patterns: {name!r} is neither a file nor one of {', '.join(PATTERN_NAMES)}; the nearest is "
-            f"{nearest(name, PATTERN_NAMES)!r}"
-        )
+        known = f"neither a file nor one of {', '.join(RULES)}; the nearest is {nearest(name, RULES)!r}"
+        raise InputError(f"{mistake} is {known}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", file.stem):
-        raise InputError(
-            f"{path}: patterns: {name!r}: the file name must begin with a letter or digit and consist of letters, "
-            "digits, `-`, `_` and `.`"
-        )
+        allowed = "begin with a letter or digit and consist of letters, digits, `-`, `_` and `.`"
+        raise InputError(f"{mistake}: the file name must {allowed}")
     pattern = read_pattern(file)["blocks"]
     if len(pattern) != blocks:
-        raise InputError(
-            f"{path}: patterns: {file} has {len(pattern)} blocks, but model.blocks is {blocks}; they must match"
-        )
+        raise InputError(f"{mistake} has {len(pattern)} blocks, but model.blocks is {blocks}; they must match")
     return Contender(file.stem, GIVEN, pattern)

@@ -27,10 +27,10 @@ def t_test(one: np.ndarray, two: np.ndarray, paired: bool) -> dict:
     return result | {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
 
 
-def common_seeds(results: list[PatternResult]) -> list[int]:
-    """The seeds that all results share; an empty list if there are fewer than two."""
+def common_seeds(results: list[PatternResult]) -> list[int] | None:
+    """The seeds that all results share; None if there are fewer than two."""
     shared = sorted(set.intersection(*(set(result.seeds) for result in results)))
-    return shared if len(shared) > 1 else []
+    return shared if len(shared) > 1 else None
 
 
 def compare_losses(one: PatternResult, two: PatternResult, metric: Metric) -> tuple[dict, str]:
@@ -39,9 +39,8 @@ def compare_losses(one: PatternResult, two: PatternResult, metric: Metric) -> tu
     Runs with the same seed have the same initial embedding and the same batches, so they are compared in pairs.
     """
     seeds = common_seeds([one, two])
-    if seeds:
-        return t_test(one.losses(metric, seeds), two.losses(metric, seeds), paired=True), "paired by seed"
-    return t_test(one.losses(metric), two.losses(metric), paired=False), "Welch"
+    test = t_test(one.losses(metric, seeds), two.losses(metric, seeds), paired=seeds is not None)
+    return test, "paired by seed" if seeds else "Welch"
 
 
 def compare_with_average(
@@ -54,7 +53,7 @@ def compare_with_average(
     If all share at least two seeds, only these count. Then the effect that a seed has on the average random pattern is
     subtracted from the pattern's loss with that seed.
     """
-    seeds = common_seeds([result, *random]) or None
+    seeds = common_seeds([result, *random])
     losses, own = [other.losses(metric, seeds) for other in random], result.losses(metric, seeds)
     means = np.array([loss.mean() for loss in losses])
     seed_effect = np.mean(losses, axis=0) - means.mean() if seeds else 0.0
@@ -76,10 +75,12 @@ def chance_of_better_draw(loss: float, random: np.ndarray) -> float | None:
 
 def dominating(result: PatternResult, results: list[PatternResult], metric: Metric) -> list[PatternResult]:
     """The results that are at least as fast and have at most its mean loss, and are better in one of the two."""
-
-    def point(result: PatternResult) -> tuple:
-        return result.latency_ratio, result.losses(metric).mean()
-
-    latency, loss = point(result)
-    timed = [other for other in results if None not in (latency, other.latency_ratio)]
-    return [o for o in timed if point(o)[0] <= latency and point(o)[1] <= loss and point(o) != (latency, loss)]
+    if result.latency is None:
+        return []
+    own, found = (result.latency_ratio, result.losses(metric).mean()), []
+    for other in results:
+        if other.latency is not None:
+            point = other.latency_ratio, other.losses(metric).mean()
+            if point[0] <= own[0] and point[1] <= own[1] and point != own:
+                found.append(other)
+    return found

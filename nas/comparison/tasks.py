@@ -1,16 +1,20 @@
 """Tasks: commands that run in separate processes, several at a time."""
 
 import ctypes
+import itertools
 import os
-import shlex
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 POLL_S = 0.2
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # only Linux has it
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -22,11 +26,6 @@ class Task:
     command: list[str]
     result: Path
     log: Path
-
-    @property
-    def shell_line(self) -> str:
-        """The command for a shell in any working directory."""
-        return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(self.command)}"
 
 
 def unfinished(tasks: list[Task]) -> list[Task]:
@@ -43,68 +42,64 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
     Args:
         gpus: names for CUDA_VISIBLE_DEVICES.
     """
-    waiting, running, failed = unfinished(tasks), {}, {}
-    total, begun, free = len(waiting), time.monotonic(), list(range(workers))
-    try:
-        while waiting or running:
-            while waiting and free:
-                task, worker = waiting.pop(0), free.pop(0)
-                log_start = task.log.stat().st_size if task.log.exists() else 0
-                process = start(task, gpus[worker % len(gpus)] if gpus else None)
-                running[process] = task, worker, time.monotonic(), log_start
-            time.sleep(POLL_S)
-            for process in [process for process in running if process.poll() is not None]:
-                task, worker, started, log_start = running.pop(process)
-                free.append(worker)
-                if process.returncode:
-                    failed[task.name] = last_line(task.log, log_start) or f"exit status {process.returncode}"
-                elif not task.result.exists():
-                    failed[task.name] = f"it did not write {task.result}"
-                done = total - len(waiting) - len(running)
-                outcome = f"FAILED: {failed[task.name]}" if task.name in failed else "finished"
-                taken, left = time.monotonic() - started, (time.monotonic() - begun) / done * (total - done)
-                print(f"[{done}/{total}] {task.name} {outcome}, {clock(taken)}; about {clock(left)} left", flush=True)
-    except KeyboardInterrupt:
-        for process in running:
-            process.send_signal(signal.SIGINT)
-        for process in running:
-            process.wait()
-        raise
+    tasks, failed, begun = unfinished(tasks), {}, time.monotonic()
+    worker, gpu_cycle, stop = threading.local(), itertools.cycle(gpus or [None]), threading.Event()
+
+    def choose_gpu() -> None:
+        worker.gpu = next(gpu_cycle)
+
+    with ThreadPoolExecutor(workers, initializer=choose_gpu) as pool:
+        try:
+            futures = {pool.submit(run_task, task, worker, stop): task.name for task in tasks}
+            for done, future in enumerate(as_completed(futures), start=1):
+                name, (reason, seconds) = futures[future], future.result()
+                if reason:
+                    failed[name] = reason
+                outcome = f"FAILED: {reason}" if reason else "finished"
+                left = (time.monotonic() - begun) / done * (len(tasks) - done)
+                times = f"{timedelta(seconds=round(seconds))}; about {timedelta(seconds=round(left))} left"
+                print(f"[{done}/{len(tasks)}] {name} {outcome}, {times}", flush=True)
+        finally:
+            stop.set()  # after Ctrl-C the pool waits here until the tasks have saved
     return failed
 
 
-def start(task: Task, gpu: str | None) -> subprocess.Popen:
+def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tuple[str, float]:
+    """Run a task on worker.gpu, if that is not None. Returns why it failed, or an empty text, and the seconds it took.
+
+    If `stop` is set, the task receives Ctrl-C, or does not begin.
+    """
+    began = time.monotonic()
+    if stop.is_set():
+        return "interrupted", 0.0
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(task.log, "a", encoding="utf-8") as log:
-        return subprocess.Popen(
+    with open(task.log, "ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
             task.command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
-            preexec_fn=end_with_parent(),
+            env=os.environ if worker.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": worker.gpu},
+            preexec_fn=PRCTL and end_with_parent,
             start_new_session=True,  # so that the terminal sends Ctrl-C to this process only, which passes it on once
         )
+    while process.poll() is None:
+        if stop.wait(POLL_S):
+            process.send_signal(signal.SIGINT)
+            process.wait()
+    reason = "" if task.result.exists() else f"it did not write {task.result}"
+    if process.returncode:
+        reason = last_line(task.log, log_start) or f"exit status {process.returncode}"
+    return reason, time.monotonic() - began
 
 
-def end_with_parent() -> Callable[[], object] | None:
-    """A function that the child process runs first. It asks Linux for SIGTERM when the parent ends, so that the child
-    saves.
-    """
-    try:
-        prctl = ctypes.CDLL("libc.so.6").prctl  # loaded here, because few calls are safe between fork and exec
-    except (OSError, AttributeError):
-        return None
-    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent() -> None:
+    """The child asks Linux for SIGTERM when the thread that started it ends, so that the child saves."""
+    PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_line(path: Path, start: int) -> str:
     """The last line with text in a file, from the byte `start` on."""
     text = path.read_bytes()[start:].decode(errors="replace")
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss"""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.transformer_xl import TransformerXL, build_pattern
+from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
@@ -16,7 +16,7 @@ from nas.core.run_folder import LATENCY
 from nas.costs.benchmark import timed_rounds
 from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
-from nas.training.build import backbone_options, block_config
+from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 from nas.training.distributed import broadcast_from_main
 from nas.training.optimizer import WeightsOptimizer
@@ -85,25 +85,23 @@ class SegmentWork:
 
 
 def segment_works(
-    models: list[tuple[list[str], Config]], counts: np.ndarray, context: DeviceContext
-) -> dict[int, SegmentWork]:
-    """The work of each (pattern, configuration), with new weights. Configurations may differ in model sizes only."""
-    shared = models[0][1]
-    batch, segment, _ = batch_shape(shared)
+    patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext
+) -> list[SegmentWork]:
+    """The work of each pattern, with new weights."""
+    batch, segment, _ = batch_shape(config)
     # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    options = backbone_options(shared, len(counts))
-    built = [build_pattern(pattern, block_config(config), len(counts), **options) for pattern, config in models]
-    return {index: SegmentWork(model, tokens, shared, context) for index, model in enumerate(built)}
+    return [SegmentWork(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]
 
 
 def segment_times(
-    models: list[tuple[list[str], Config]], counts: np.ndarray, context: DeviceContext, rounds: int
-) -> list[np.ndarray]:
-    """Seconds of each (pattern, configuration) in each round [R]. Restores the random state of weights and dropout."""
+    patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext, rounds: int
+) -> np.ndarray:
+    """Seconds of each pattern in each round [P, R]. Restores the random state of weights and dropout."""
     with context.fork_rng():
-        return list(timed_rounds(segment_works(models, counts, context), rounds, SECONDS).values())
+        works = dict(enumerate(segment_works(patterns, config, counts, context)))
+        return np.array(list(timed_rounds(works, rounds, SECONDS).values()))
 
 
 def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
@@ -148,8 +146,7 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
         flush=True,
     )
     for attempt in range(1, ATTEMPTS + 1):
-        times = segment_times([(pattern, config) for pattern in patterns], counts, context, ROUNDS)
-        table = fit_costs(patterns, names, np.array(times))
+        table = fit_costs(patterns, names, segment_times(patterns, config, counts, context, ROUNDS))
         reason = unusable_cost(table)
         if not reason:
             return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
@@ -197,15 +194,14 @@ def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, r
 
 
 def measure_models(
-    models: list[tuple[list[str], Config]], counts: np.ndarray, context: DeviceContext, rounds: int = ROUNDS
+    patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext, rounds: int = ROUNDS
 ) -> list[dict]:
     """Milliseconds of whole models for a segment with full memories: median, quartiles and ratio to the first model.
 
-    models: (pattern, configuration); the first is the interleaved pattern. Configurations may differ in model sizes
-    only. All models are timed in the same rounds. The ratio is the median over the rounds, so that a slow round, which
-    slows all models, does not change it.
+    patterns: the first is the interleaved pattern. All models are timed in the same rounds. The ratio is the median
+    over the rounds, so that a slow round, which slows all models, does not change it.
     """
-    times = np.array(segment_times(models, counts, context, rounds))
+    times = segment_times(patterns, config, counts, context, rounds)
     return [
         {
             "median_ms": float(1e3 * np.median(taken)),
@@ -223,7 +219,7 @@ def measure_pattern(
 
     predicted: the result of CostTable.predict, or an empty mapping.
     """
-    baseline, measured = measure_models([(interleaved(len(pattern)), config), (pattern, config)], counts, context)
+    baseline, measured = measure_models([interleaved(len(pattern)), pattern], config, counts, context)
     measured["interleaved_median_ms"] = baseline["median_ms"]
     shape = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
     timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}

@@ -1,4 +1,4 @@
-"""Baseline patterns: rules from the literature, most parameters within a cost, and random patterns of a given cost."""
+"""Baseline patterns: rules from the literature, and random patterns of a given cost."""
 
 import itertools
 import math
@@ -9,7 +9,6 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.pattern import ATTENDING, interleaved, network
 from nas.costs.cost_table import CostTable
-from nas.costs.lattice import PatternLattice
 
 MAX_MISSES = 1000  # random patterns end after this many draws without a new one
 
@@ -103,30 +102,6 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
 
 def replace_attention(rule: Callable[[int], list[str]], kind: str) -> Callable[[int], list[str]]:
     return lambda blocks: [kind if name == "attention" else name for name in rule(blocks)]
-
-
-def spread_evenly(counts: dict[str, int]) -> list[str]:
-    """A pattern with each operation as often as given, evenly spread: {attention: 2, dense: 2} is interleaved."""
-    placed = [(index / count, name) for name, count in counts.items() for index in range(count)]
-    order = list(counts)
-    return [name for _, name in sorted(placed, key=lambda item: (item[0], order.index(item[1])))]
-
-
-def most_parameters(
-    blocks: int, operations: list[str], parameters: dict[str, int], costs: CostTable, max_cost: float
-) -> list[str] | None:
-    """The pattern with the most parameters within a cost, in the table's unit; None if no pattern is cheap enough.
-
-    LiteTransformerSearch (arXiv 2203.02094) uses the number of parameters as the proxy for quality. The number
-    does not depend on the order of blocks, so operations are spread evenly.
-    """
-    scores = np.tile([float(parameters[name]) for name in operations], (blocks, 1))
-    block_costs = [costs.blocks[name] for name in operations]
-    try:
-        path = PatternLattice(block_costs, blocks, max_cost - costs.overhead).best(scores)
-    except ValueError:
-        return None
-    return spread_evenly({name: path.count(i) for i, name in enumerate(operations)})
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from nas.comparison.results import PatternResult
 from nas.comparison.spec import RANDOM
+from nas.core.metrics import read_metrics
 from nas.reporting.style import BLUE, GREY, KIND_COLOURS, PURPLE, RED, new_figure, save, tidy
 
 LABELS = {"heldout": "held-out, sampled paths"}  # of splits in metrics.jsonl; other labels are the names
@@ -31,23 +32,19 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
             curves.append([nll for _, nll in points])
     axes.set(xlabel="training tokens", ylabel="nll (nats per token)")
     limit_nll(axes, curves)
-    format_tokens(axes, max((entry["tokens"] for entry in metrics), default=0))
+    format_tokens(axes)
     axes.legend(frameon=False)
     tidy(axes)
     save(figure, path)
 
 
-def comparison_curves(results: list[PatternResult], metrics: dict[str, list[list[dict]]], path: Path) -> None:
-    """Training nll over tokens of each contender, mean over its seeds.
-
-    Args:
-        metrics: by contender name, the lines of metrics.jsonl of each seed.
-    """
+def comparison_curves(results: list[PatternResult], path: Path) -> None:
+    """Training nll over tokens of each contender, mean over its seeds."""
     figure, axes = new_figure(7, 3.8)
     styles, curves = itertools.cycle(["-", "--", "-.", ":"]), []
     for result in results:
-        name, kind = result.contender.name, result.contender.kind
-        runs = [[(line["tokens"], line["nll"]) for line in run if line["split"] == "train"] for run in metrics[name]]
+        name, kind, metrics = result.contender.name, result.contender.kind, map(read_metrics, result.folders)
+        runs = [[(line["tokens"], line["nll"]) for line in lines if line["split"] == "train"] for lines in metrics]
         length = min(map(len, runs))
         tokens, nll = np.array([run[:length] for run in runs]).reshape(len(runs), length, 2).mean(axis=0).T
         style = {"linewidth": 0.9} if kind == RANDOM else {"linewidth": 1.6, "linestyle": next(styles)}
@@ -55,7 +52,7 @@ def comparison_curves(results: list[PatternResult], metrics: dict[str, list[list
         curves.append([*nll])
     axes.set(xlabel="training tokens", ylabel="training nll (nats per token)")
     limit_nll(axes, curves)
-    format_tokens(axes, max((line["tokens"] for seeds in metrics.values() for run in seeds for line in run), default=0))
+    format_tokens(axes)
     axes.legend(frameon=False, fontsize=7, ncols=2)
     tidy(axes)
     save(figure, path)
@@ -76,7 +73,7 @@ def limit_nll(axes, curves: list[list[float]]) -> None:
         axes.set_title("first steps outside", loc="left", fontsize=8, color="#52606d")
 
 
-def format_tokens(axes, most: int) -> None:
-    """Label the x axis in thousands or millions. most: the greatest number of tokens."""
-    millions = most >= 2e6
+def format_tokens(axes) -> None:
+    """Label the x axis in thousands or millions."""
+    millions = axes.dataLim.x1 >= 2e6
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if millions else f"{value / 1e3:g}k")

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.comparison.claims import VERDICT_NOTE, make_claims, training_warning
-from nas.comparison.results import choose_metric, read_results, sort_by_loss, table_cells, table_header
-from nas.comparison.spec import MATCHED, SEARCHED, UNMATCHED, contenders_file, settings_file
+from nas.comparison.claims import make_claims, training_warning
+from nas.comparison.results import CONTENDERS, choose_metric, read_results, sort_by_loss
+from nas.comparison.spec import SEARCHED, SETTINGS
 from nas.core.config import flat_config
 from nas.core.config_loading import derived_defaults
 from nas.core.errors import InputError
@@ -20,6 +20,7 @@ from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS
 from nas.costs.cost_table import latency_report, read_costs
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.runs import current_pattern, read_run
+from nas.reporting.comparison_report import VERDICT_NOTE, table_cells, table_header
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MEDIA_TYPES = {".gif": "image/gif", ".svg": "image/svg+xml"}
@@ -134,39 +135,26 @@ def training_section(run: Path) -> dict:
 
 
 def comparison_section(run: Path) -> dict:
-    """The section of a comparison: its claims, figures and tables, and then its searches."""
-    titles = {UNMATCHED: "Under one recipe", MATCHED: "At equal parameters"}
-    files = {title: contenders_file(run, suffix) for suffix, title in titles.items()}
-    parts = [comparison_part(title, file) for title, file in files.items() if file.exists()]
-    if not parts:
-        raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
-    settings, derivations = settings_file(run), list(map(derivation, sorted(run.glob(f"patterns/{SEARCHED}*.yaml"))))
-    return {
-        "parts": parts,
-        "settings": settings.read_text(encoding="utf-8") if settings.exists() else None,
-        "derivations": derivations,
-        "table": cost_table(run, len(derivations[0][1]["blocks"]), []) if derivations else None,
-        "searches": [search_section(path.parent) for path in sorted(run.glob("search-*/pi.jsonl"))],
-        "origin": origin(run),
-    }
-
-
-def comparison_part(title: str, contenders: Path) -> dict:
-    """The claims, figures and table of the results in one file of contenders."""
+    """The section of a comparison: its claims, figures and table, and then its searches."""
     from nas.reporting.comparison_figures import comparison_plot
     from nas.reporting.curves import comparison_curves
 
-    results = sort_by_loss(read_results(contenders))
-    metric = choose_metric(results)
-    metrics = {r.contender.name: [read_metrics(folder) for folder in r.folders] for r in results}
+    if not (run / CONTENDERS).exists():
+        raise InputError(f"{run} holds no finished run that python -m nas.compare has reported")
+    results = sort_by_loss(read_results(run))
+    metric, derivations = choose_metric(results), list(map(derivation, sorted(run.glob(f"patterns/{SEARCHED}*.yaml"))))
     return {
-        "title": title,
         "warning": training_warning(results),
         "claims": make_claims(results),
         "plot": data_uri(comparison_plot, results),
         "header": table_header(metric),
         "rows": [(result.contender, table_cells(result, metric)) for result in results],
-        "curves": data_uri(comparison_curves, results, metrics),
+        "curves": data_uri(comparison_curves, results),
+        "settings": (run / SETTINGS).read_text(encoding="utf-8"),
+        "derivations": derivations,
+        "table": cost_table(run, len(derivations[0][1]["blocks"]), []) if derivations else None,
+        "searches": [search_section(path.parent) for path in sorted(run.glob("search-*/pi.jsonl"))],
+        "origin": origin(run),
     }
 
 

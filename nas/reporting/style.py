@@ -18,7 +18,7 @@ COLOURS = {
     "identity": "#b9bfc7",
 }
 RED, BLUE, NAVY, GREY, PURPLE = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1", "#7b6d8d"
-KIND_COLOURS = {"searched": RED, "given": BLUE, "parameters": PURPLE, "random": GREY}  # kinds of contenders
+KIND_COLOURS = {"searched": RED, "given": BLUE, "random": GREY}  # kinds of contenders
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options):
