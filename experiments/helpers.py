@@ -61,7 +61,7 @@ def mean_and_error(losses: list[float]) -> str | None:
 
 def is_due(step: int, steps: int, times: int) -> bool:
     """Whether an evaluation follows this step, if `times` of them divide a training of `steps` steps equally."""
-    return step * times // steps > (step - 1) * times // steps
+    return step > 0 and step * times // steps > (step - 1) * times // steps
 
 
 def kendall_tau(first: list[float], second: list[float]) -> float:

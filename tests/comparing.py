@@ -24,7 +24,6 @@ def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
     """A comparison of runs of 8 steps; keys that are changed to None are omitted."""
     content = yaml.safe_load(small_yaml.read_text())
     content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
-    content["search"]["warmup_steps"] = 2
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
     path = folder / "comparison.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))

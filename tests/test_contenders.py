@@ -88,10 +88,12 @@ def test_tasks_train_each_pattern_with_its_seeds_and_derive_each_budget(comparis
 
 
 def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(comparison, capsys):
+    comparison("search.method=gumbel")
+    assert "WARNING" not in capsys.readouterr().out
     comparison()
-    assert "WARNING" not in capsys.readouterr().out  # it is a joint search
-    comparison("search.schedule=sequential", "search.warmup_steps=null")
-    assert capsys.readouterr().out.count("train each operation of a block 3 times, ") == 1
+    assert (
+        capsys.readouterr().out.count("8 steps train each operation only 3 times; give the search train.steps=22") == 1
+    )
 
 
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):

@@ -93,8 +93,8 @@ def test_the_order_of_the_supernet_is_compared_with_that_of_trainings_alone(tmp_
     (alone := tmp_path / "comparison.csv").write_text("name,blocks,valid_nll_mean\nx,ad,3.1\ny,wd,3.2\nz,di,3.0\n")
     losses = {(0, 2): 4.0, (1, 2): 4.5, (2, 3): 4.2}  # ad, wd, di
     search = SimpleNamespace(operations=["attention", "window", "dense", "identity"])
-    evaluator = SimpleNamespace(config=SimpleNamespace(search=search), path_nll=lambda path: losses[tuple(path)])
-    monkeypatch.setattr("nas.derivation.supernet_evaluator.load_evaluator", lambda run: evaluator)
+    weights = SimpleNamespace(config=SimpleNamespace(search=search), nll=lambda path: losses[tuple(path)])
+    monkeypatch.setattr("nas.search.shared_weights.load_shared_weights", lambda run: weights)
     run_script(monkeypatch, "supernet_order", "--search", tmp_path, "--alone", alone)
     *rows, last = capsys.readouterr().out.splitlines()
     assert rows[2:] == ["| di | 3.0000 | 4.2000 |", "| ad | 3.1000 | 4.0000 |", "| wd | 3.2000 | 4.5000 |"]
