@@ -89,7 +89,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):
         "import sys, runpy, nas.training.trainer as t; original = t.Trainer.save\n"
         "def save(self):\n"
         "    original(self)\n"
-        "    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))\n"
+        "    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
         "t.Trainer.save = save\n"
         f"sys.argv = ['search.py', {str(small_yaml)!r}, '--run', {str(folder)!r}, *{more!r}]\n"
         "runpy.run_path('search.py', run_name='__main__')\n"

@@ -21,7 +21,8 @@ def save_checkpoint(path: Path, state: dict) -> None:
         with atomic_write(path) as file:
             torch.save({"format": FORMAT, **state}, file)
     except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        causes = error, error.__context__  # PyTorch hides the error of the disk behind its own
+        reason = next((one.strerror for one in causes if isinstance(one, OSError)), str(error).splitlines()[0])
         kept = "the previous one is unchanged" if path.exists() else "there is no earlier one"
         raise RunError(f"cannot write {path}: {reason}; {kept}; free space and continue with --resume") from None
 
