@@ -22,8 +22,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 class BlockConfig:
     """Options of every operation.
 
-    dropout: of the results of branches, and of the network's last layer. dropout_embedding: of embeddings.
-    dropout_activation: within dense blocks. dropout_attention: of attention weights.
+    dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
     stride, summary, factorization, window: see models/sparse.py. chunk: see models/linear.py.
     """
@@ -32,9 +31,6 @@ class BlockConfig:
     heads: int
     d_ffn: int
     dropout: float = 0.0
-    dropout_embedding: float = 0.0
-    dropout_activation: float = 0.0
-    dropout_attention: float = 0.0
     norm: str = "pre"
     activation: str = "relu"
     relative: bool = True
@@ -103,7 +99,7 @@ class Attention(Operation):
 
     @staticmethod
     def build(config: BlockConfig) -> RelativeAttention:
-        return RelativeAttention(config.d_model, config.heads, config.relative, config.dropout_attention)
+        return RelativeAttention(config.d_model, config.heads, config.relative)
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
@@ -128,7 +124,7 @@ class SparseOperation(Attention):
     def build(cls, config):
         key_sets = cls.key_sets(config)
         shape = config.d_model, config.heads, key_sets, config.factorization
-        return SparseAttention(*shape, config.relative, config.dropout_attention)
+        return SparseAttention(*shape, config.relative)
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
@@ -166,8 +162,7 @@ class Window(Attention):
 
     @staticmethod
     def build(config):
-        shape = config.d_model, config.heads, config.window
-        return WindowAttention(*shape, config.relative, config.dropout_attention)
+        return WindowAttention(config.d_model, config.heads, config.window, config.relative)
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
@@ -214,11 +209,10 @@ class Dense(Operation):
         super().__init__(config)
         self.expand = nn.Linear(config.d_model, config.d_ffn)
         self.activation = ACTIVATIONS[config.activation]()
-        self.inner_dropout = nn.Dropout(config.dropout_activation)
         self.contract = nn.Linear(config.d_ffn, config.d_model)
 
     def branch(self, context, length, positions):
-        return self.contract(self.inner_dropout(self.activation(self.expand(context))))
+        return self.contract(self.dropout(self.activation(self.expand(context))))
 
     def output_layer(self):
         return self.contract

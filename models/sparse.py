@@ -117,9 +117,8 @@ class SparseAttention(RelativeAttention):
         key_sets: tuple[KeySet, ...],
         factorization: str = "merged",
         relative: bool = True,
-        dropout: float = 0.0,
     ):
-        super().__init__(d_model, heads, relative, dropout)
+        super().__init__(d_model, heads, relative)
         if factorization not in FACTORIZATIONS:
             raise ValueError(f"factorization={factorization!r} must be one of {', '.join(FACTORIZATIONS)}")
         if factorization == "heads" and heads % 2:
@@ -188,7 +187,7 @@ class SparseAttention(RelativeAttention):
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
         query, key_value = key_set.queries(query[heads]), key_set.keys(key_value[:, heads], layout.query_rows)
-        results = attend(query, key_value, position, *biases, mask, key_set.step, True, self.dropout)
+        results = attend(query, key_value, position, *biases, mask, key_set.step, True)
         mixed, lse = map(key_set.ungroup, results)
         return mixed, lse
 
@@ -199,10 +198,10 @@ class WindowAttention(SparseAttention):
     Raises ValueError if the window is below 1.
     """
 
-    def __init__(self, d_model: int, heads: int, window: int, relative: bool = True, dropout: float = 0.0):
+    def __init__(self, d_model: int, heads: int, window: int, relative: bool = True):
         if window < 1:
             raise ValueError(f"window={window} must be at least 1")
-        super().__init__(d_model, heads, (LocalWindow(window),), relative=relative, dropout=dropout)
+        super().__init__(d_model, heads, (LocalWindow(window),), relative=relative)
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""

@@ -139,7 +139,7 @@ class TransformerXL(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.head = head
-        self.embedding_dropout, self.dropout = nn.Dropout(config.dropout_embedding), nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         initialise(self, depth_scaled)
 
     def forward(
@@ -152,7 +152,7 @@ class TransformerXL(nn.Module):
         """
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
-        x = self.embedding_dropout(self.embed(tokens, offset))  # [B, L, D]
+        x = self.dropout(self.embed(tokens, offset))  # [B, L, D]
         encodings = None
         if self.relative:
             pairs = zip(self.blocks, blocks, strict=True)

@@ -76,7 +76,6 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
         ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
-        ("model.dropout_attention=1", "model.dropout_attention=1.0 must be less than 1"),
         ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
         ("train.muon_lr=2", "train.muon_lr=2.0 must be at most 1"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
@@ -189,11 +188,6 @@ def test_the_optimizer_determines_rate_and_decay_unless_they_are_given(load, opt
     assert (train.lr, train.weight_decay) == (lr, decay)
     train = load(f"train.optimizer={optimizer}", "train.lr=0.5", "train.weight_decay=0").train
     assert (train.lr, train.weight_decay) == (0.5, 0)
-
-
-def test_model_dropout_determines_the_other_kinds_unless_they_are_given(load):
-    model = load("model.dropout=0.3", "model.dropout_activation=0").model
-    assert (model.dropout_embedding, model.dropout_activation, model.dropout_attention) == (0.3, 0, 0)
 
 
 def test_short_segments_are_the_default_of_retraining_if_segments_are_long(load):

@@ -74,7 +74,7 @@ def test_a_dense_block_and_its_gradients_equal_those_of_its_layers(activation, d
     weights = torch.randn(2, 3, 8, dtype=torch.float64)
 
     def slow(x):
-        inner = dense.inner_dropout(dense.activation(dense.expand(dense.norm(x))))
+        inner = dense.dropout(dense.activation(dense.expand(dense.norm(x))))
         return dense.dropout(dense.contract(inner))
 
     results = []

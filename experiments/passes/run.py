@@ -26,12 +26,8 @@ COLUMNS = {
     "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
 }
 SETTINGS = {
-    "embeddings not": ["model.dropout=0.2", "model.dropout_embedding=0"],
-    "inner activations not": ["model.dropout=0.2", "model.dropout_activation=0"],
-    "attention weights too": ["model.dropout=0.2", "model.dropout_attention=0.2"],
     "weight decay 0.1": ["model.dropout=0.2", "train.weight_decay=0.1"],
     "weight decay 1": ["model.dropout=0.2", "train.weight_decay=1"],
-    "weight decay 0.5, attention weights": [*COLUMNS["weight decay 0.5"], "model.dropout_attention=0.2"],
     "weight decay 0.5, dropout 0": ["model.dropout=0", "train.weight_decay=0.5"],
 }  # with SETTINGS_PASSES
 SETTINGS_PASSES = 28

@@ -39,10 +39,9 @@ class ModelOptions:
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
-    dropout: float = option(0.0, "dropout of branches and last layer; for many passes over a text", minimum=0, below=1)
-    dropout_embedding: float | None = option(None, "dropout of embeddings (null: model.dropout)", minimum=0, below=1)
-    dropout_activation: float | None = option(None, "dropout in dense blocks (null: model.dropout)", minimum=0, below=1)
-    dropout_attention: float = option(0.0, "dropout of attention weights", minimum=0, below=1)
+    dropout: float = option(
+        0.0, "dropout of embeddings, branches, within dense blocks, and of the last layer", minimum=0, below=1
+    )
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
     cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type

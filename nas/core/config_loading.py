@@ -193,8 +193,6 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
         found["model.summary"] = default_summary(stride or found["model.stride"])
         found["model.window"] = max(1, keys // 4)
         found["model.chunk"] = max(1, min(64, values["train.segment"]))
-    for kind in ("embedding", "activation"):
-        found[f"model.dropout_{kind}"] = values["model.dropout"]
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
         found[f"train.{key}"] = value
     return found

@@ -111,7 +111,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
     for key in new:
-        may_differ = key.startswith("model.dropout") or key in ("model.blocks", "model.clusters")
+        may_differ = key in ("model.dropout", "model.blocks", "model.clusters")
         if key.startswith("model.") and not may_differ and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
     return config, origin

@@ -1,7 +1,7 @@
 """Networks, numbers of steps and streams of both phases, built from a configuration and a corpus."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -31,9 +31,6 @@ def block_config(config: Config) -> BlockConfig:
         heads=model.heads,
         d_ffn=model.d_ffn,
         dropout=model.dropout,
-        dropout_embedding=model.dropout_embedding,
-        dropout_activation=model.dropout_activation,
-        dropout_attention=model.dropout_attention,
         norm=model.norm,
         activation=model.activation,
         relative=model.positions == "relative",
@@ -46,7 +43,7 @@ def block_config(config: Config) -> BlockConfig:
 
 
 def uses_dropout(config: Config) -> bool:
-    return any(value for key, value in asdict(block_config(config)).items() if key.startswith("dropout"))
+    return config.model.dropout > 0
 
 
 def image_size(config: Config) -> int:
