@@ -181,10 +181,6 @@ class RelativeAttention(nn.Module):
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        return self.masked(context, length, positions)
-
-    def masked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """forward() with a mask of all keys."""
         position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
         return self.attend_masked(context[:, -length:], self.project_keys(context), position, positions.start)
 
@@ -206,15 +202,11 @@ class RelativeAttention(nn.Module):
         (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
         mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)
         mixed, _ = attend(query, key_value, position, self.content_bias, self.position_bias, mask)  # [H, B, L, E]
-        return self.output(join_heads(self.without_blind(mixed, mask)))
+        return self.output(join_heads(mixed))
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
         """Additive mask that broadcasts to [H, B, L, K], for L queries that end a context of K keys."""
         return causal_mask(length, keys, dtype, device)
-
-    def without_blind(self, mixed: Tensor, mask: Tensor) -> Tensor:
-        """Mixed values [H, B, L, E] without those of queries that see no key. Here each query sees itself."""
-        return mixed
 
     def project_positions(self, positions: Positions, rows) -> Tensor | None:
         """Projected encodings [H, .., E] of the given rows of the table: a slice, or indices [..]."""

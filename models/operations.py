@@ -13,7 +13,7 @@ from models import attention, linear, sparse
 from models.attention import Positions, RelativeAttention
 from models.linear import LinearAttention
 from models.sparse import SparseAttention, WindowAttention
-from models.sparse_keys import KeySet, LocalWindow, fixed, strided
+from models.sparse_keys import KeySet, LocalBlock, LocalWindow, StridedColumn, SummaryColumns
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -24,7 +24,7 @@ class BlockConfig:
 
     dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, summary, factorization, window: see models/sparse.py. chunk: see models/linear.py.
+    stride, window: see models/sparse.py. chunk: see models/linear.py.
     """
 
     d_model: int
@@ -35,8 +35,6 @@ class BlockConfig:
     activation: str = "relu"
     relative: bool = True
     stride: int = 32
-    summary: int = 4
-    factorization: str = "merged"
     window: int = 32
     chunk: int = 64
 
@@ -117,20 +115,16 @@ class SparseOperation(Attention):
 
     @staticmethod
     def key_sets(config: BlockConfig) -> tuple[KeySet, KeySet]:
-        """Raises ValueError if the stride or the summary is out of range."""
+        """Raises ValueError if the stride is below 1."""
         raise NotImplementedError
 
     @classmethod
     def build(cls, config):
-        key_sets = cls.key_sets(config)
-        shape = config.d_model, config.heads, key_sets, config.factorization
-        return SparseAttention(*shape, config.relative)
+        return SparseAttention(config.d_model, config.heads, cls.key_sets(config), config.relative)
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
-        merged = config.factorization == "merged"
-        shape = config.relative, config.d_model, batch, segment, memory
-        return sparse.count_flops(cls.key_sets(config), merged, *shape)
+        return sparse.count_flops(cls.key_sets(config), config.relative, config.d_model, batch, segment, memory)
 
 
 class SparseStrided(SparseOperation):
@@ -138,7 +132,7 @@ class SparseStrided(SparseOperation):
 
     @staticmethod
     def key_sets(config):
-        return strided(config.stride)
+        return LocalWindow(config.stride), StridedColumn(config.stride)
 
 
 class SparseFixed(SparseOperation):
@@ -150,7 +144,7 @@ class SparseFixed(SparseOperation):
 
     @staticmethod
     def key_sets(config):
-        return fixed(config.stride, config.summary)
+        return LocalBlock(config.stride), SummaryColumns(config.stride)
 
 
 class Window(Attention):
@@ -167,7 +161,7 @@ class Window(Attention):
     @classmethod
     def flops(cls, config, batch, segment, memory):
         shape = config.relative, config.d_model, batch, segment, min(memory, config.window)
-        return sparse.count_flops((LocalWindow(config.window),), True, *shape)
+        return sparse.count_flops((LocalWindow(config.window),), *shape)
 
 
 class GatedDeltaNet(Operation):

@@ -95,7 +95,7 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     mixed.write_text(
         "format: par-pattern/1\nblocks: [sparse_strided, sparse_fixed, window, linear, dense, attention]\n"
     )
-    shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes, "model.factorization=heads")
+    shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes)
     assert "pattern sfwlda, " in shown
     results = yaml.safe_load((tmp_path / "retrain/results.yaml").read_text())
     for split in ("valid", "test"):

@@ -67,11 +67,9 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
         ("model.cutoffs=[5,7.5]", r"model.cutoffs=\[5, 7.5\] must be a list of whole numbers, .* or auto"),
         ("model.cutoffs=optimal", "model.cutoffs=optimal must be a list of whole numbers, .* or auto"),
-        ("model.summary=9", "model.summary=9 must be at most model.stride, which is 8"),
         ("model.stride=0", "model.stride=0 must be at least 1"),
         ("model.window=0", "model.window=0 must be at least 1"),
         ("train.segment=0", "train.segment=0 must be at least 1"),
-        ("model.factorization=head", "must be one of merged, heads; the nearest is heads"),
         ("model.positions=grid", r"model.grid=\[\] must give rows, columns and channels .*: \[32, 32, 3\]"),
         ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
         ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
@@ -165,14 +163,11 @@ def test_the_configuration_loads_without_torch():
 )
 def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_context(load, segment, memory, stride):
     model = load(f"train.segment={segment}", f"train.memory={memory}").model
-    assert (model.stride, model.summary) == (stride, min(4, stride))
-    model = load(f"train.segment={segment}", "model.stride=12", "model.summary=5").model
-    assert (model.stride, model.summary) == (12, 5)
+    assert model.stride == stride
+    assert load(f"train.segment={segment}", "model.stride=12").model.stride == 12
 
 
 def test_options_that_depend_on_others_are_checked(load):
-    with pytest.raises(InputError, match=r"model.heads=3 must be even with model.factorization=heads"):
-        load("model.heads=3", "model.d_model=6", "model.factorization=heads")
     with pytest.raises(InputError, match=r"model.init=depth_scaled needs model.norm=pre, not post"):
         load("model.init=depth_scaled", "model.norm=post")
     grid = ["model.positions=grid", "model.grid=[32,32,3]"]

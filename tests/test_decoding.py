@@ -9,7 +9,7 @@ from models.transformer_xl import build_pattern
 from tests.making import generator
 
 VOCAB, STREAM = 23, 40
-OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "summary": 2, "window": 6, "chunk": 4}
+OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "window": 6, "chunk": 4}
 PIECES = {
     "one by one": [1] * STREAM,
     "a prompt, then one by one": [17, 9, *[1] * 14],
@@ -75,7 +75,6 @@ def test_decoding_one_by_one_equals_the_model_over_the_whole_prefix(name):
 
 OTHERS = {
     "post": {"norm": "post"},
-    "half of the heads for each set": {"factorization": "heads", "heads": 4},
     "images": {"grid": (2, 3, 1)},
     "adaptive softmax": {"cutoffs": (4, 11)},
 }

@@ -132,13 +132,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, mor
 @pytest.mark.parametrize("stopped_at", [5, 8, 11], ids=["short segments", "whole segments", "averaging"])
 def test_a_retraining_resumes_exactly_whatever_its_segments(small_config, stopped_at):
     """The stride divides no segment, so the blocks depend on the positions that the memories have read."""
-    options = [
-        "train.steps=12",
-        "train.short_share=0.5",
-        "train.average_share=0.2",
-        "model.stride=3",
-        "model.summary=1",
-    ]
+    options = ["train.steps=12", "train.short_share=0.5", "train.average_share=0.2", "model.stride=3"]
     config, blocks = small_config(*options, "model.dropout=0"), ["sparse_fixed", "linear", "sparse_strided", "window"]
     whole, part, again = (make_retraining(config, blocks) for _ in range(3))
     for step in range(1, 13):

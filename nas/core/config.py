@@ -5,7 +5,6 @@ from typing import Any
 
 from nas.core.pattern import OPERATIONS
 
-FACTORIZATIONS = ("merged", "heads")  # copied from models.sparse, because that module imports torch
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
@@ -53,16 +52,10 @@ class ModelOptions:
     stride: int | None = option(
         None, "sparse attention: stride; null: the power of two nearest to sqrt(segment + memory)", minimum=1
     )
-    summary: int | None = option(
-        None, "sparse_fixed: summary positions at the end of each stride (null: 4, at most the stride)", minimum=1
-    )
     window: int | None = option(
         None, "window attention: earlier positions that it sees (null: a quarter of segment + memory)", minimum=1
     )
     chunk: int | None = option(None, "linear: positions computed at once (null: 64, at most segment)", minimum=1)
-    factorization: str = option(
-        "merged", "sparse attention: one softmax over both key sets, or half of the heads each", choices=FACTORIZATIONS
-    )
     positions: str = option(
         "relative", "relative positions in attention, or learned embeddings in model.grid", choices=("relative", "grid")
     )

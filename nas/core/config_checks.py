@@ -54,12 +54,6 @@ def check_model(model: ModelOptions) -> None:
             f"model.d_model={model.d_model} must be even: a position encoding consists of pairs of sine and cosine"
         )
     check_cutoffs(model.cutoffs)
-    if model.summary > model.stride:
-        raise InputError(f"model.summary={model.summary} must be at most model.stride, which is {model.stride}")
-    if model.factorization == "heads" and model.heads % 2:
-        raise InputError(
-            f"model.heads={model.heads} must be even with model.factorization=heads: each half has its own key set"
-        )
     if model.init == "depth_scaled" and model.norm != "pre":
         raise InputError(f"model.init=depth_scaled needs model.norm=pre, not {model.norm}")
     if model.tie_embeddings and model.div_value != 1:

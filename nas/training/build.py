@@ -35,8 +35,6 @@ def block_config(config: Config) -> BlockConfig:
         activation=model.activation,
         relative=model.positions == "relative",
         stride=model.stride,
-        summary=model.summary,
-        factorization=model.factorization,
         window=model.window,
         chunk=model.chunk,
     )
