@@ -24,7 +24,7 @@ class BlockConfig:
 
     dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, window: see models/sparse.py. chunk: see models/linear.py.
+    stride, window: see models/sparse.py.
     """
 
     d_model: int
@@ -36,7 +36,6 @@ class BlockConfig:
     relative: bool = True
     stride: int = 32
     window: int = 32
-    chunk: int = 64
 
 
 class Operation(nn.Module):
@@ -176,7 +175,7 @@ class GatedDeltaNet(Operation):
 
     def __init__(self, config):
         super().__init__(config)
-        self.attention = LinearAttention(config.d_model, config.heads, config.chunk)
+        self.attention = LinearAttention(config.d_model, config.heads)
 
     def branch(self, context, length, positions):
         return self.attention(context, length)[0]
@@ -193,7 +192,7 @@ class GatedDeltaNet(Operation):
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
-        return linear.count_flops(config.d_model, config.heads, config.chunk, segment)
+        return linear.count_flops(config.d_model, config.heads, segment)
 
 
 class Dense(Operation):

@@ -9,7 +9,7 @@ from models.transformer_xl import build_pattern
 from tests.making import generator
 
 VOCAB, STREAM = 23, 40
-OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "window": 6, "chunk": 4}
+OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "window": 6}
 PIECES = {
     "one by one": [1] * STREAM,
     "a prompt, then one by one": [17, 9, *[1] * 14],

@@ -179,7 +179,7 @@ def test_an_empty_prompt_needs_a_line_end(small_config, text_folder, cache):
 
 def test_a_model_of_images_needs_a_prompt(small_config, text_folder, cache):
     model = model_of(small_config, text_folder, cache, tokenizer="bytes")
-    images = replace(model, config=small_config("model.positions=grid", "model.grid=[2,2,3]", "data.tokenizer=bytes"))
+    images = replace(model, config=small_config("model.grid=[2,2,3]", "data.tokenizer=bytes"))
     with pytest.raises(InputError, match="a model of images cannot begin after a line end"):
         images.generate("")
 

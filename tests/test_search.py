@@ -182,7 +182,7 @@ def test_an_empty_validation_split_is_reported(small_config, memory_corpus):
 
 def test_rows_of_both_streams_begin_with_an_image(small_config, memory_corpus):
     """101 images give four rows in each stream. The held-out text also begins with a whole image."""
-    images, grid = np.arange(30 * 101) % 250, ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,5,3]"]
+    images, grid = np.arange(30 * 101) % 250, ["data.tokenizer=bytes", "model.grid=[2,5,3]"]
     phase = make_search(small_config(*grid, "search.arch_fraction=0.3"), memory_corpus(256, images, images[:60]))
     assert phase.stream.loader.rows.shape == (4, 17 * 30) and phase.heldout_stream.loader.rows.shape == (4, 7 * 30)
     assert (

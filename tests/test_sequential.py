@@ -35,7 +35,7 @@ def sequential_config(small_config):
 
 
 def test_the_weights_train_first_and_then_the_logits(sequential_config):
-    phase = make_search(sequential_config("train.steps=6", "train.min_lr_ratio=0.1"))
+    phase = make_search(sequential_config("train.steps=6"))
     assert phase.total_steps == 14
     for step in range(1, 15):
         weights = [p.clone() for p in phase.supernet.backbone.parameters()]
@@ -60,7 +60,7 @@ def test_the_weights_train_on_short_segments_first_as_in_a_training(small_config
 
 
 def test_the_learning_rate_ends_with_the_weights_steps(sequential_config):
-    phase = make_search(sequential_config("train.steps=6", "train.warmup_steps=2", "train.min_lr_ratio=0.25"))
+    phase = make_search(sequential_config("train.steps=6", "train.warmup_steps=2"))
     for step in range(1, 7):
         phase.step(step)
     assert phase.train_weights.optimizer.lr == pytest.approx(0.25 * 3e-3)

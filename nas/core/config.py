@@ -6,6 +6,7 @@ from typing import Any
 from nas.core.pattern import OPERATIONS
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
+SHORT_PARTS = 2  # short segments that a segment is divided into
 OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
 
@@ -46,7 +47,6 @@ class ModelOptions:
     cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
         [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
     )
-    clusters: int = option(3, "cutoffs auto: number of clusters, including the head", minimum=2)
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
     stride: int | None = option(
@@ -55,11 +55,11 @@ class ModelOptions:
     window: int | None = option(
         None, "window attention: earlier positions that it sees (null: a quarter of segment + memory)", minimum=1
     )
-    chunk: int | None = option(None, "linear: positions computed at once (null: 64, at most segment)", minimum=1)
-    positions: str = option(
-        "relative", "relative positions in attention, or learned embeddings in model.grid", choices=("relative", "grid")
+    grid: list[int] = option(
+        [],
+        "rows, columns and channels of each image in the byte stream: learned embeddings of them replace relative "
+        "positions; []: the text holds no images",
     )
-    grid: list[int] = option([], "positions grid: rows, columns and channels of each image in the byte stream")
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option(
         "plain",
@@ -81,9 +81,11 @@ class TrainOptions:
     )
     lr: float | None = option(None, "peak learning rate of AdamW (null: 0.01 beside Muon, 0.006 alone)", above=0)
     muon_lr: float = option(0.015, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
-    momentum: float = option(0.9, "momentum of Muon", minimum=0, below=1)
-    schedule: str = option("linear", "decay of the learning rates after the warm-up", choices=("cosine", "linear"))
-    min_lr_ratio: float = option(0.25, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
+    schedule: str = option(
+        "linear",
+        "decay of the learning rates after the warm-up: linear to a quarter of the peak, or cosine to 0",
+        choices=("cosine", "linear"),
+    )
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float | None = option(None, "weight decay of matrices (null: 0.02; adamw: 0.1)", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
@@ -91,14 +93,15 @@ class TrainOptions:
         0.2, "last share of the steps; the weights are averaged over it", minimum=0, maximum=1
     )
     short_share: float | None = option(
-        None, f"first share of the weights' steps, on short segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
+        None,
+        f"first share of the weights' steps, on half segments without memory (null: {SHORT_SHARE} or 0)",
+        minimum=0,
+        maximum=1,
     )
-    short_parts: int = option(2, "short segments that a segment is divided into; they have no memory", minimum=2)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
     checkpoint_every: int = option(500, "steps between checkpoints", minimum=1)
-    patience: int = option(0, "retrain: stop after this many evaluations without improvement; 0: never", minimum=0)
     threads: int | None = option(None, "CPU threads per process (null: PyTorch's default)", minimum=1)
     grad_accum_steps: int = option(
         1, "parts into which each process splits its rows to save memory; gradients do not change", minimum=1

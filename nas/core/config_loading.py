@@ -186,7 +186,6 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if keys > 0:  # check() reports lengths that are out of range
         found["model.stride"] = default_stride(keys)
         found["model.window"] = max(1, keys // 4)
-        found["model.chunk"] = max(1, min(64, values["train.segment"]))
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
         found[f"train.{key}"] = value
     return found

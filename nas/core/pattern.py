@@ -28,7 +28,6 @@ OWN_OPTIONS = {
     "sparse_strided": ("stride",),
     "sparse_fixed": ("stride",),
     "window": ("window",),
-    "linear": ("chunk",),
 }
 
 

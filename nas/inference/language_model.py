@@ -93,7 +93,7 @@ class LanguageModel:
         ids = self.tokenizer.encode(prompt)
         if len(ids):
             return ids
-        if self.config.model.positions == "grid":
+        if self.config.model.grid:
             raise InputError("a model of images cannot begin after a line end; give the first bytes of an image")
         if self.tokenizer.line_end is None:
             raise InputError("the prompt has no tokens, and the vocabulary has no line end; give another prompt")

@@ -32,7 +32,7 @@ class RetrainPhase:
         self.train_weights = TrainStep(
             model, config.train, self.total_steps, context, sampled=False, short_share=short_share(config)
         )
-        self.best_nll, self.best_step, self.evaluations_since_best = math.inf, 0, 0
+        self.best_nll, self.best_step = math.inf, 0
 
     def step(self, step: int) -> tuple[Tensor, int]:
         if not self.model.training:  # setting the mode of every module takes time
@@ -56,12 +56,10 @@ class RetrainPhase:
     def evaluate(self, run: RunFolder, step: int) -> dict:
         figures = self.valid_figures()
         if figures["nll_per_token"] < self.best_nll:
-            self.best_nll, self.best_step, self.evaluations_since_best = figures["nll_per_token"], step, 0
+            self.best_nll, self.best_step = figures["nll_per_token"], step
             if distributed.is_main():
                 with self.train_weights.average.in_use():
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
-        elif step > self.train_weights.short_steps:  # before, the network has not learned to use its memory
-            self.evaluations_since_best += 1
         return figures
 
     def valid_figures(self) -> dict:
@@ -70,9 +68,6 @@ class RetrainPhase:
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 
     def finished(self, step: int) -> str | None:
-        patience = self.config.train.patience
-        if patience and self.evaluations_since_best >= patience:
-            return f"no improvement on valid in {patience} evaluations; the best was step {self.best_step}"
         return None
 
     def end(self) -> None:
@@ -83,14 +78,14 @@ class RetrainPhase:
             "model": self.model.state_dict(),
             "train_weights": self.train_weights.state_dict(),
             "stream": self.stream.state_dict(),
-            "best": [self.best_nll, self.best_step, self.evaluations_since_best],
+            "best": [self.best_nll, self.best_step],
         }
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
         self.train_weights.load_state_dict(state["train_weights"])
         self.stream.load_state_dict(state["stream"])
-        self.best_nll, self.best_step, self.evaluations_since_best = state["best"]
+        self.best_nll, self.best_step = state["best"]
 
 
 def train_pattern(

@@ -22,6 +22,7 @@ from nas.training.train_step import Stream
 # with dropout (experiments/compare). With dropout and strong weight decay they did not yet (experiments/passes).
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
+CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
 def block_config(config: Config) -> BlockConfig:
@@ -33,10 +34,9 @@ def block_config(config: Config) -> BlockConfig:
         dropout=model.dropout,
         norm=model.norm,
         activation=model.activation,
-        relative=model.positions == "relative",
+        relative=not model.grid,
         stride=model.stride,
         window=model.window,
-        chunk=model.chunk,
     )
 
 
@@ -52,15 +52,17 @@ def image_size(config: Config) -> int:
 def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
     """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto.
 
-    Raises InputError if the vocabulary has fewer words than clusters.
+    Raises InputError if the vocabulary has fewer entries than CLUSTERS.
     """
     model, train = config.model, config.train
     if model.cutoffs != "auto":
         return config
-    if model.clusters > corpus.vocab_size:
-        raise InputError(f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}")
+    if corpus.vocab_size < CLUSTERS:
+        raise InputError(
+            f"model.cutoffs=auto needs {CLUSTERS} entries of the vocabulary, not {corpus.vocab_size}; give []"
+        )
     cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
-    cutoffs = optimal_cutoffs(corpus.counts(), model.clusters, cost)
+    cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
     return replace(config, model=replace(model, cutoffs=cutoffs))
 
@@ -98,7 +100,9 @@ def check_splits(config: Config, corpus: Corpus) -> None:
     """Raises InputError if a split is too short to evaluate, or does not consist of whole images."""
     image = image_size(config)
     if config.model.grid and corpus.vocabulary.kind != "bytes":
-        raise InputError(f"model.positions=grid counts bytes, but the tokens of {config.data.tokenizer} are not bytes")
+        raise InputError(
+            f"model.grid={config.model.grid} counts bytes, but the tokens of {config.data.tokenizer} are not bytes"
+        )
     for split in ("train", "valid", "test"):
         tokens = len(corpus.tokens(split))
         if split != "train" and tokens < 2:
