@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.attention import Positions, sinusoidal_encodings
 from models.operations import Operation
-from models.transformer_xl import TransformerXL
+from models.transformer_xl import Memory, TransformerXL, map_memory
 
 
 class KeyValueCache:
@@ -58,7 +58,7 @@ class Decoder:
         for block in model.blocks:
             has_keys = block.reach != 0 and not block.carries_state
             self.caches.append(KeyValueCache(block.operation, positions, context) if has_keys else None)
-        self.states: list[Tensor | None] = [None] * len(self.caches)  # of linear attention
+        self.states: list[Memory] = [None] * len(self.caches)  # of linear attention
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
@@ -86,4 +86,4 @@ class Decoder:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
         for cache in filter(None, self.caches):
             cache.key_value = cache.key_value.expand(-1, -1, count, -1, -1)
-        self.states = [None if state is None else state.expand(count, -1, -1) for state in self.states]
+        self.states = [map_memory(lambda x: x.expand(count, *x.shape[1:]), state) for state in self.states]

@@ -148,20 +148,6 @@ class LinearAttention(nn.Module):
         return self.convolution(F.pad(x.transpose(1, 2), (TAPS - 1, 0))).transpose(1, 2)
 
 
-def pack(state: Tensor, inputs: Tensor) -> Tensor:
-    """A state [B, H, E, E], and the last T of the inputs [B, K, D], as one memory [B, E + T, D].
-
-    As one tensor of the same form, streams and checkpoints treat it as they treat other memories.
-    """
-    return torch.cat([state.transpose(1, 2).flatten(2), inputs[:, 1 - TAPS :]], dim=1)
-
-
-def unpack(memory: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The inverse of pack(). There are fewer than T inputs if the stream was shorter."""
-    width = memory.shape[-1] // heads
-    return memory[:, :width].unflatten(-1, (heads, width)).transpose(1, 2), memory[:, width:]
-
-
 def count_flops(d_model: int, heads: int, segment: int) -> float:
     """FLOPs of a forward pass of LinearAttention per token of the segment, with the state of the previous segment.
 

@@ -180,12 +180,16 @@ class GatedDeltaNet(Operation):
     def branch(self, context, length, positions):
         return self.attention(context, length)[0]
 
-    def step(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [B, L, D], and the last step's memory -> [B, L, D], and a memory of linear.pack(), without gradient."""
-        state, tail = (None, x[:, :0]) if memory is None else linear.unpack(memory, self.attention.heads)
-        context = torch.cat([tail, x], dim=1)  # [B, T + L, D]
+    def step(self, x: Tensor, memory: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x [B, L, D], and the last step's memory -> [B, L, D], and the memory for the next step, without gradient.
+
+        A memory is the state [B, H, E, E], and the inputs [B, T, D] of the last TAPS - 1 positions, or of fewer at the
+        start.
+        """
+        state, before = memory or (None, x[:, :0])
+        context = torch.cat([before, x], dim=1)  # [B, T + L, D]
         branch, state = self.attention(self.prepare(context), x.shape[1], state)
-        return self.finish(x, branch), linear.pack(state, context).detach()
+        return self.finish(x, branch), (state.detach(), context[:, 1 - linear.TAPS :].detach())
 
     def output_layer(self):
         return self.attention.output

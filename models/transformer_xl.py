@@ -3,7 +3,7 @@
 The backbone treats fixed and searched blocks in the same way. Shape letters as in models/attention.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,21 +15,30 @@ from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig, Operation
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
+# Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
+Memory = Tensor | tuple[Tensor, Tensor] | None
+
+
+def map_memory(function: Callable, *memories: Memory) -> Memory:
+    """A memory with the results of function(one tensor of each memory). The memories belong to one block."""
+    if memories[0] is None:
+        return None
+    return tuple(map(function, *memories)) if isinstance(memories[0], tuple) else function(*memories)
+
 
 class Memories(NamedTuple):
-    """State of a stream between two segments.
+    """State of a stream between two segments: the memory of each block, and the positions read so far."""
 
-    blocks: for each block its last inputs [B, M, D], the state of linear.pack(), or None if it has no memory.
-    offset: positions read so far.
-    """
-
-    blocks: list[Tensor | None]
+    blocks: list[Memory]
     offset: int
+
+    def map(self, function: Callable) -> "Memories":
+        """The memories with function(tensor) in place of each tensor."""
+        return Memories([map_memory(function, memory) for memory in self.blocks], self.offset)
 
     def split(self, parts: int) -> list["Memories"]:
         """Split the batch rows into equal parts."""
-        blocks = [[None] * parts if memory is None else memory.chunk(parts) for memory in self.blocks]
-        return [Memories([block[part] for block in blocks], self.offset) for part in range(parts)]
+        return [self.map(lambda x, part=part: x.chunk(parts)[part]) for part in range(parts)]
 
     @staticmethod
     def join(parts: list["Memories"]) -> "Memories":
@@ -37,7 +46,7 @@ class Memories(NamedTuple):
         if len(parts) == 1:
             return parts[0]
         blocks = zip(*(part.blocks for part in parts), strict=True)
-        return Memories([None if block[0] is None else torch.cat(block) for block in blocks], parts[0].offset)
+        return Memories([map_memory(lambda *x: torch.cat(x), *block) for block in blocks], parts[0].offset)
 
 
 class Embedding(nn.Module):
@@ -84,9 +93,7 @@ class Block(nn.Module):
         self.operation = operation
         self.reach, self.period, self.carries_state = operation.reach, operation.period, operation.carries_state
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, memory: Memory, positions: Positions, memory_length: int) -> tuple[Tensor, Memory]:
         if self.carries_state:
             branch, state = self.operation.step(x, memory)
             return x + branch, (state if memory_length else None)
@@ -112,7 +119,7 @@ class TransformerXL(nn.Module):
 
     Args:
         embedding: embedding(tokens [B, L]) -> [B, L, D].
-        blocks: each block(x [B, L, D], memory [B, M, D] or None, positions, memory_length) returns [B, L, D] and the
+        blocks: each block(x [B, L, D], memory, positions, memory_length) returns [B, L, D] and the
             memory for the next segment.
         head: head(hidden [N, D], targets [N]) -> nll [N].
         grid: grid(start, L) -> [L, D], added to the embeddings if attention has no relative positions.

@@ -55,19 +55,13 @@ class Stream:
 
     def state_dict(self) -> dict:
         """The position and the memories. On rank 0 they are the memories of all ranks."""
-        memories = None
-        if self.memories is not None:
-            blocks, offset = self.memories
-            blocks = [block if block is None else distributed.gather_rows(block) for block in blocks]
-            memories = {"blocks": blocks, "offset": offset}
+        memories = self.memories and self.memories.map(distributed.gather_rows)._asdict()
         return {"position": self.loader.position, "memories": memories}
 
     def load_state_dict(self, state: dict) -> None:
         loader, memories = self.loader, state["memories"]
-        loader.position, self.memories = state["position"], None
-        if memories is not None:
-            own = [None if block is None else block[loader.own].to(loader.device) for block in memories["blocks"]]
-            self.memories = Memories(own, memories["offset"])
+        loader.position = state["position"]
+        self.memories = memories and Memories(**memories).map(lambda x: x[loader.own].to(loader.device))
 
 
 class BatchRunner:
