@@ -13,10 +13,12 @@ from nas.data.vocabulary import Vocabulary, count_words, split_words
 from nas.training.device import DeviceContext
 from nas.training.evaluation import figures, reading_lengths, token_nll
 
+SHOWN = 60  # characters of a line in the printed form of a Score
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Score:
-    """The nll of a text.
+    """The nll of a text. Its printed form has a row per line of the text, and the figures.
 
     Args:
         lines: the lines of the text, with their ends.
@@ -35,6 +37,31 @@ class Score:
     def line_nll(self) -> np.ndarray:
         """The summed nll of each line's tokens [lines], in nats."""
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
+
+    def __repr__(self) -> str:
+        counts, rows = (
+            np.bincount(self.line_of, minlength=len(self.lines)),
+            [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"],
+        )
+        for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
+            text = line.decode("utf-8", errors="replace").rstrip("\r\n")
+            shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
+        return "\n".join([*rows, *self.figure_lines()])
+
+    def figure_lines(self) -> list[str]:
+        """The figures of the whole text, as text."""
+        about = self.figures
+        words = "no comparable word perplexity: the tokens do not keep the words"
+        if about["word_perplexity_comparable"]:
+            words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words"
+        compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
+        return [
+            f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
+            f"perplexity {about['perplexity']:.4f} per token",
+            words,
+            f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}",
+        ]
 
 
 def score_text(
