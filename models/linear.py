@@ -133,7 +133,8 @@ class LinearAttention(nn.Module):
                 _, state = self(context[:, :before], before)
             context = context[:, max(0, before - TAPS + 1) :]
         new = context[:, -length:]
-        mixed = self.convolve(self.query_key_value(context))[:, -length:]  # [B, L, 3D]
+        columns = F.pad(self.query_key_value(context).transpose(1, 2), (TAPS - 1, 0))  # [B, 3D, T + K]
+        mixed = self.convolution(columns).transpose(1, 2)[:, -length:]  # [B, L, 3D]
         query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
         with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
             query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
@@ -142,10 +143,6 @@ class LinearAttention(nn.Module):
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
-
-    def convolve(self, x: Tensor) -> Tensor:
-        """A causal convolution of each column of x [B, K, 3D] over the last TAPS positions."""
-        return self.convolution(F.pad(x.transpose(1, 2), (TAPS - 1, 0))).transpose(1, 2)
 
 
 def count_flops(d_model: int, heads: int, segment: int) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models import attention, linear, sparse
 from models.attention import Positions, RelativeAttention
 from models.linear import LinearAttention
-from models.sparse import SparseAttention, WindowAttention
+from models.sparse import SparseAttention
 from models.sparse_keys import KeySet, LocalBlock, LocalWindow, StridedColumn, SummaryColumns
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
@@ -92,11 +92,13 @@ class Attention(Operation):
 
     def __init__(self, config: BlockConfig):
         super().__init__(config)
-        self.attention = self.build(config)
+        shape, key_sets = (config.d_model, config.heads, config.relative), self.key_sets(config)
+        self.attention = SparseAttention(*shape, key_sets) if key_sets else RelativeAttention(*shape)
 
     @staticmethod
-    def build(config: BlockConfig) -> RelativeAttention:
-        return RelativeAttention(config.d_model, config.heads, config.relative)
+    def key_sets(config: BlockConfig) -> tuple[KeySet, ...]:
+        """The sets of keys that a query attends to, as SparseAttention takes them; none: all keys."""
+        return ()
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
@@ -106,27 +108,11 @@ class Attention(Operation):
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
-        return attention.count_flops(config.relative, config.d_model, batch, segment, memory)
+        key_sets, shape = cls.key_sets(config), (config.relative, config.d_model, batch, segment, memory)
+        return sparse.count_flops(key_sets, *shape) if key_sets else attention.count_flops(*shape)
 
 
-class SparseOperation(Attention):
-    """Sparse attention to two sets of keys. Subclasses implement key_sets()."""
-
-    @staticmethod
-    def key_sets(config: BlockConfig) -> tuple[KeySet, KeySet]:
-        """Raises ValueError if the stride is below 1."""
-        raise NotImplementedError
-
-    @classmethod
-    def build(cls, config):
-        return SparseAttention(config.d_model, config.heads, cls.key_sets(config), config.relative)
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return sparse.count_flops(cls.key_sets(config), config.relative, config.d_model, batch, segment, memory)
-
-
-class SparseStrided(SparseOperation):
+class SparseStrided(Attention):
     """Strided sparse attention (arXiv 1904.10509, section 4.3): a local window and a strided column."""
 
     @staticmethod
@@ -134,7 +120,7 @@ class SparseStrided(SparseOperation):
         return LocalWindow(config.stride), StridedColumn(config.stride)
 
 
-class SparseFixed(SparseOperation):
+class SparseFixed(Attention):
     """Fixed sparse attention (arXiv 1904.10509, section 4.3): the query's block, and the last columns of all rows."""
 
     def __init__(self, config):
@@ -154,13 +140,8 @@ class Window(Attention):
         self.reach = config.window
 
     @staticmethod
-    def build(config):
-        return WindowAttention(config.d_model, config.heads, config.window, config.relative)
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        shape = config.relative, config.d_model, batch, segment, min(memory, config.window)
-        return sparse.count_flops((LocalWindow(config.window),), *shape)
+    def key_sets(config):
+        return (LocalWindow(config.window),)
 
 
 class GatedDeltaNet(Operation):

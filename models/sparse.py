@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from models import attention
 from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
-from models.sparse_keys import KeySet, LocalWindow
+from models.sparse_keys import KeySet
 
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
@@ -95,27 +95,35 @@ def dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int, place: int,
     return additive_mask(allowed, dtype, device)
 
 
+def is_window(key_sets: tuple[KeySet, ...]) -> bool:
+    return len(key_sets) == 1
+
+
 def uses_dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int) -> bool:
     """Whether dense attention under a mask is faster than attention in groups."""
-    only_window = len(key_sets) == 1
-    return keys <= DENSE_UP_TO or (only_window and length <= key_sets[0].stride)
+    return keys <= DENSE_UP_TO or (is_window(key_sets) and length <= key_sets[0].stride)
 
 
 class SparseAttention(RelativeAttention):
-    """Attention to the union of one or two sets of keys."""
+    """Attention to a window of keys, or to the union of two sets of keys."""
 
-    def __init__(self, d_model: int, heads: int, key_sets: tuple[KeySet, ...], relative: bool = True):
+    def __init__(self, d_model: int, heads: int, relative: bool, key_sets: tuple[KeySet, ...]):
         super().__init__(d_model, heads, relative)
         self.key_sets, self.stride = key_sets, key_sets[0].stride
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
+        if is_window(self.key_sets):
+            # It moves with the query, so rows may begin anywhere: one layout fits all segments.
+            context = context[:, -(self.stride + length) :]
+            positions = positions._replace(start=context.shape[1] - length)
         if uses_dense_mask(self.key_sets, context.shape[1], length):
             return super().forward(context, length, positions)
         return self.blocked(context, length, positions)
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
-        return dense_mask(self.key_sets, keys, length, (start + length - keys) % self.stride, dtype, device)
+        place = 0 if is_window(self.key_sets) else (start + length - keys) % self.stride
+        return dense_mask(self.key_sets, keys, length, place, dtype, device)
 
     def blocked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """forward() in groups, for many keys."""
@@ -161,23 +169,6 @@ class SparseAttention(RelativeAttention):
         return mixed, lse
 
 
-class WindowAttention(SparseAttention):
-    """Sliding-window attention: a query sees itself and the `window` positions before it."""
-
-    def __init__(self, d_model: int, heads: int, window: int, relative: bool = True):
-        super().__init__(d_model, heads, (LocalWindow(window),), relative)
-
-    def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        context = context[:, -(self.stride + length) :]
-        # The window moves with the query, so rows may begin anywhere. If they begin with the context, one layout fits
-        # all segments.
-        return super().forward(context, length, positions._replace(start=context.shape[1] - length))
-
-    def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
-        return super().mask(length, keys, keys - length, dtype, device)  # one mask fits all places in the stream
-
-
 def count_flops(
     key_sets: tuple[KeySet, ...], relative: bool, d_model: int, batch: int, segment: int, memory: int
 ) -> float:
@@ -185,7 +176,9 @@ def count_flops(
 
     Only matrix products count, including masked scores.
     """
-    keys, stride = memory + segment, key_sets[0].stride
+    stride = key_sets[0].stride
+    memory = min(memory, stride) if is_window(key_sets) else memory
+    keys = memory + segment
     if uses_dense_mask(key_sets, keys, segment):
         return attention.count_flops(relative, d_model, batch, segment, memory)
     layout = lay_out(keys, segment, memory, stride)

@@ -162,8 +162,7 @@ class TransformerXL(nn.Module):
         x = self.dropout(self.embed(tokens, offset))  # [B, L, D]
         encodings = None
         if self.relative:
-            pairs = zip(self.blocks, blocks, strict=True)
-            lengths = (memory.shape[1] for block, memory in pairs if memory is not None and not block.carries_state)
+            lengths = (memory.shape[1] for memory in blocks if isinstance(memory, Tensor))
             encodings = sinusoidal_encodings(max(lengths, default=0) + length, self.d_model, x.dtype, x.device)
         positions = Positions(encodings, offset % self.stride)
         extended = Memories([], offset + length)
@@ -204,13 +203,6 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
             weight.data *= len(model.blocks) ** -0.5
 
 
-def build_output(d_model: int, vocab_size: int, cutoffs: list[int], div_value: int, weight: nn.Parameter | None):
-    """Adaptive softmax if there are cutoffs, else full softmax. `weight` ties the layer to an embedding."""
-    if cutoffs:
-        return AdaptiveSoftmax(d_model, vocab_size, cutoffs, div_value, weight)
-    return FullSoftmax(d_model, vocab_size, weight)
-
-
 def build_backbone(
     blocks: Sequence[nn.Module],
     config: BlockConfig,
@@ -231,7 +223,10 @@ def build_backbone(
         raise ValueError(f"relative={config.relative} with grid={list(grid)}: attention needs distances or a grid")
     embedding = Embedding(vocab_size, config.d_model)
     tied = embedding.weight if tie_embeddings else None
-    head = build_output(config.d_model, vocab_size, list(cutoffs), div_value, tied)
+    if cutoffs:
+        head = AdaptiveSoftmax(config.d_model, vocab_size, list(cutoffs), div_value, tied)
+    else:
+        head = FullSoftmax(config.d_model, vocab_size, tied)
     positions = GridPositions(*grid, config.d_model) if grid else None
     return TransformerXL(embedding, blocks, head, config, positions, recompute, depth_scaled)
 
