@@ -74,9 +74,21 @@ class FusedAttention(torch.autograd.Function):
         (rows, keys, width), length = key.shape, mixed.shape[1]
         grad_output = torch.zeros_like(mixed) if grad_output is None else grad_output.reshape(mixed.shape)  # [HB, L, E]
 
+        # With g = grad_output @ value^T, the gradient of the scores is weights * (g - expected). Here `expected` is the
+        # mean of g under the weights, and equals grad_output . mixed. The log-sum-exp adds weights * grad_lse.
+        expected, scale = (grad_output * mixed).sum(dim=-1, keepdim=True), width**-0.5  # [HB, L, 1]
+        if grad_lse is not None:
+            expected -= grad_lse.reshape(expected.shape)
+        expected = expected.expand_as(weights)
+        centred = torch.baddbmm(expected, grad_output, value.transpose(1, 2), beta=-scale, alpha=scale)  # [HB, L, K]
+
+        # Behind L * step zeros, the gradient by key also holds the gradient by distance, the input gradient of
+        # relative_shift(). To read it, take rows of step + K values, and drop the first `step` columns. The values that
+        # such a row takes from its neighbour are zero: they belong to masked keys, or to queries that see no key.
         zeros = 0 if position is None else length * ctx.step
-        storage = score_gradients(weights, value, mixed, grad_output, grad_lse, zeros)  # [HB, zeros + LK]
-        grad_scores = storage[:, zeros:].view_as(weights)  # [HB, L, K]
+        storage = grad_output.new_empty(rows, zeros + length * keys)
+        storage[:, :zeros] = 0
+        grad_scores = torch.mul(centred, weights, out=storage[:, zeros:].view_as(weights))  # [HB, L, K]
         grad_key_value = grad_output.new_empty(2, rows, keys, width)  # [2, HB, K, E]
         torch.bmm(grad_scores.transpose(1, 2), content_query, out=grad_key_value[0])  # [HB, K, E]
         torch.bmm(weights.transpose(1, 2), grad_output, out=grad_key_value[1])  # [HB, K, E]
@@ -99,28 +111,3 @@ class FusedAttention(torch.autograd.Function):
             grad_position_bias.view(*ctx.heads, width),
             *[None] * 3,
         )
-
-
-def score_gradients(
-    weights: Tensor, value: Tensor, mixed: Tensor, grad_output: Tensor, grad_lse: Tensor | None, zeros: int
-) -> Tensor:
-    """Gradient of the scores by key, before scaling, behind zeros: [HB, zeros + LK].
-
-    weights [HB, L, K]; value [HB, K, E]; mixed = weights @ value and grad_output [HB, L, E]; grad_lse [*H, *B, L, 1].
-
-    With L * step zeros, the storage also holds the gradient by distance, that is, the input gradient of
-    relative_shift(). To read it, take rows of step + K values, and drop the first `step` columns. The values that such
-    a row takes from its neighbour are zero, because they belong to a masked key, or to a query that sees no key.
-    """
-    (rows, length, keys), scale = weights.shape, mixed.shape[-1] ** -0.5
-    # With g = grad_output @ value^T, the gradient of the scores is weights * (g - expected). Here `expected` is the
-    # mean of g under the weights, and equals grad_output . mixed. The log-sum-exp adds weights * grad_lse.
-    expected = (grad_output * mixed).sum(dim=-1, keepdim=True)  # [HB, L, 1]
-    if grad_lse is not None:
-        expected -= grad_lse.reshape(expected.shape)
-    whole = expected.expand(rows, length, keys)
-    centred = torch.baddbmm(whole, grad_output, value.transpose(1, 2), beta=-scale, alpha=scale)  # [HB, L, K]
-    storage = grad_output.new_empty(rows, zeros + length * keys)
-    storage[:, :zeros] = 0
-    torch.mul(centred, weights, out=storage[:, zeros:].view_as(weights))
-    return storage
