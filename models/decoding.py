@@ -6,7 +6,7 @@ Shape letters as in models/attention.py.
 import torch
 from torch import Tensor
 
-from models.attention import Positions, sinusoidal_encodings
+from models.attention import Positions
 from models.operations import Operation
 from models.transformer_xl import Memory, TransformerXL, map_memory
 
@@ -50,10 +50,7 @@ class Decoder:
     @torch.no_grad()
     def __init__(self, model: TransformerXL, context: int):
         self.model, self.context, self.offset = model.eval(), context, 0  # offset: positions read so far
-        weight, encodings = model.embedding.weight, None
-        if model.relative:
-            encodings = sinusoidal_encodings(context, model.d_model, weight.dtype, weight.device)
-        positions = Positions(encodings)
+        positions = model.positions(context)
         self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
             has_keys = block.reach != 0 and not block.carries_state

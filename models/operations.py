@@ -72,10 +72,6 @@ class Operation(nn.Module):
         """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
         raise NotImplementedError
 
-    def output_layer(self) -> nn.Linear:
-        """The last layer of the branch."""
-        raise NotImplementedError
-
     @classmethod
     def flops(cls, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
         """FLOPs of a forward pass per token of the segment; a multiply-add counts as two.
@@ -102,9 +98,6 @@ class Attention(Operation):
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
-
-    def output_layer(self):
-        return self.attention.output
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
@@ -172,9 +165,6 @@ class GatedDeltaNet(Operation):
         branch, state = self.attention(self.prepare(context), x.shape[1], state)
         return self.finish(x, branch), (state.detach(), context[:, 1 - linear.TAPS :].detach())
 
-    def output_layer(self):
-        return self.attention.output
-
     @classmethod
     def flops(cls, config, batch, segment, memory):
         return linear.count_flops(config.d_model, config.heads, segment)
@@ -191,9 +181,6 @@ class Dense(Operation):
 
     def branch(self, context, length, positions):
         return self.contract(self.dropout(self.activation(self.expand(context))))
-
-    def output_layer(self):
-        return self.contract
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
@@ -219,6 +206,7 @@ class Identity(nn.Module):
         return 0.0
 
 
+LAST_LAYERS = ("attention.output.weight", "contract.weight")  # the weights of the last layer of each branch
 # CONTRIBUTING.md lists what else a new operation needs.
 OPERATIONS = {
     "attention": Attention,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Positions, sinusoidal_encodings
-from models.operations import OPERATIONS, BlockConfig, Operation
+from models.operations import LAST_LAYERS, OPERATIONS, BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 # Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
@@ -160,11 +160,8 @@ class TransformerXL(nn.Module):
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
         x = self.dropout(self.embed(tokens, offset))  # [B, L, D]
-        encodings = None
-        if self.relative:
-            lengths = (memory.shape[1] for memory in blocks if isinstance(memory, Tensor))
-            encodings = sinusoidal_encodings(max(lengths, default=0) + length, self.d_model, x.dtype, x.device)
-        positions = Positions(encodings, offset % self.stride)
+        longest = max((memory.shape[1] for memory in blocks if isinstance(memory, Tensor)), default=0)
+        positions = self.positions(longest + length, offset)
         extended = Memories([], offset + length)
         for block, memory in zip(self.blocks, blocks, strict=True):
             inputs = x, memory, positions, memory_length
@@ -173,6 +170,13 @@ class TransformerXL(nn.Module):
             extended.blocks.append(memory)
         hidden = self.dropout(self.final_norm(x))
         return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), extended
+
+    def positions(self, keys: int, offset: int = 0) -> Positions:
+        """Positions of a segment with K = `keys` keys. offset: positions of the stream before it."""
+        weight, encodings = self.embedding.weight, None
+        if self.relative:
+            encodings = sinusoidal_encodings(keys, self.d_model, weight.dtype, weight.device)
+        return Positions(encodings, offset % self.stride)
 
     def embed(self, tokens: Tensor, offset: int) -> Tensor:
         """Embeddings [B, L, D] of tokens [B, L]. offset: positions of the stream before them."""
@@ -197,10 +201,8 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    if depth_scaled:
-        operations = filter(lambda module: isinstance(module, Operation), model.modules())
-        for weight in {operation.output_layer().weight for operation in operations}:  # operations may share weights
-            weight.data *= len(model.blocks) ** -0.5
+            if depth_scaled and name.endswith(LAST_LAYERS):
+                parameter.data *= len(model.blocks) ** -0.5
 
 
 def build_backbone(

@@ -24,7 +24,8 @@ def check(config: Config) -> None:
     check_model(config.model)
     check_grid(config)
     check_train(config.train)
-    check_short_segments(config)
+    if config.train.short_share and (conflict := short_segments_conflict(config)):
+        raise InputError(conflict)
     check_search(config.search)
     check_pattern(config.search.operations, config)
 
@@ -101,12 +102,6 @@ def check_train(train: TrainOptions) -> None:
         raise InputError(
             f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
         )
-
-
-def check_short_segments(config: Config) -> None:
-    train = config.train
-    if train.short_share and (conflict := short_segments_conflict(config)):
-        raise InputError(conflict)
 
 
 def short_segments_conflict(config: Config) -> str | None:

@@ -13,8 +13,7 @@ from nas.core.pattern import FORMAT, abbreviate
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
-from nas.inference.language_model import LanguageModel
-from nas.inference.loading import load_model
+from nas.inference.language_model import LanguageModel, load_model
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import CONFIG, EXPORT_FORMAT, WEIGHTS
 

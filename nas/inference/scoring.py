@@ -71,7 +71,7 @@ def score_text(
 
     Raises InputError if the text has fewer than two tokens, or if it is not UTF-8 and the tokens are not bytes.
     """
-    lines = split_lines(data)
+    lines = io.BytesIO(data).readlines()  # only a line feed ends a line
     encoded = [vocabulary.encode(line) for line in lines]
     ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
     if len(ids) < 2:
@@ -87,8 +87,3 @@ def score_text(
         "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
     }
     return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), figures(float(nll.sum()), len(nll), original))
-
-
-def split_lines(data: bytes) -> list[bytes]:
-    """The lines of a text with their ends. Only a line feed ends a line."""
-    return io.BytesIO(data).readlines()

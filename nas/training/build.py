@@ -1,7 +1,7 @@
 """Networks, numbers of steps and streams of both phases, built from a configuration and a corpus."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -26,18 +26,8 @@ CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
 def block_config(config: Config) -> BlockConfig:
-    model = config.model
-    return BlockConfig(
-        d_model=model.d_model,
-        heads=model.heads,
-        d_ffn=model.d_ffn,
-        dropout=model.dropout,
-        norm=model.norm,
-        activation=model.activation,
-        relative=not model.grid,
-        stride=model.stride,
-        window=model.window,
-    )
+    same = [item.name for item in fields(BlockConfig) if item.name != "relative"]
+    return BlockConfig(relative=not config.model.grid, **{name: getattr(config.model, name) for name in same})
 
 
 def uses_dropout(config: Config) -> bool:

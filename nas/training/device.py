@@ -98,12 +98,13 @@ def choose_device(option: str) -> torch.device:
 
 def choose_precision(option: str, device: torch.device) -> str:
     """fp32 or bf16. Raises InputError if train.precision=bf16 and the GPU does not support bf16."""
-    if device.type != "cuda":
+    if device.type != "cuda" or option == "fp32":
         return "bf16" if option == "bf16" else "fp32"
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    if option == "bf16" and not has_bf16:
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
+    if option == "bf16":
         raise InputError("train.precision=bf16: this GPU has no bf16; give fp32 or auto")
-    return "bf16" if has_bf16 and option != "fp32" else "fp32"
+    return "fp32"
 
 
 def has_bf16_instructions() -> bool:

@@ -70,13 +70,12 @@ class Muon(torch.optim.Optimizer):
         scale: the gradients are divided by it. finite: whether the matrices change. Both are 0-d tensors. They may be
         on a GPU; this method does not wait for it.
         """
-        for group in self.param_groups:
-            by_shape = {}
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    by_shape.setdefault(matrix.shape, []).append(matrix)
-            for matrices in by_shape.values():
-                self.update(matrices, group, scale, finite)
+        (group,), by_shape = self.param_groups, {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for matrices in by_shape.values():
+            self.update(matrices, group, scale, finite)
 
     def update(self, matrices: list[Tensor], group: dict, scale: Tensor, finite: Tensor) -> None:
         """Update matrices of one shape."""
