@@ -9,7 +9,7 @@ from nas.training.checkpoint import load_checkpoint
 from nas.training.device import device_context
 from nas.training.optimizer import TailAverage
 from nas.training.trainer import Trainer
-from tests.making import assert_same_state, make_retraining, make_search
+from tests.making import make_retraining, make_search
 
 PATTERN = ["attention", "dense"]
 AVERAGE = ["train.steps=12", "train.average_share=0.34", "model.dropout=0.2"]  # of steps 8 to 12
@@ -102,19 +102,6 @@ def test_a_search_evaluates_the_mean(small_config, tmp_path):
     last = weights_of(phase)
     phase.end()
     assert found == phase.evaluate(run, 9)["nll"] and not all(map(torch.equal, last, weights_of(phase)))
-
-
-def test_averaging_resumes_exactly(small_config):
-    config = small_config(*AVERAGE, "model.dropout=0")
-    whole, part, again = (make_retraining(config, PATTERN) for _ in range(3))
-    for step in range(1, 13):
-        whole.step(step)
-        if step <= 9:
-            part.step(step)
-    again.load_state_dict(part.state_dict())
-    for step in range(10, 13):
-        again.step(step)
-    assert_same_state(whole.state_dict(), again.state_dict())
 
 
 def test_the_logits_learn_with_the_mean_of_the_supernet(small_config):

@@ -103,6 +103,14 @@ def test_bad_values_are_reported(load, override, message):
             r"model.window=129 must be at most train.segment \+ train.memory, which is 128",
         ),
         ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
+        ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
+        (
+            "model.grid=[2,2,1] data.tokenizer=words",
+            "counts bytes: it needs data.tokenizer=bytes and data.newline=keep",
+        ),
+        ("model.grid=[2,2,1] data.tokenizer=bytes data.newline=drop", "counts bytes: it needs data.tokenizer=bytes"),
+        ("model.grid=[2,2,1] data.tokenizer=bytes train.short_share=0.5", "does not work with model.grid; give 0"),
+        ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
     ],
 )
 def test_options_that_exclude_each_other_are_reported(load, overrides, message):
@@ -165,15 +173,6 @@ def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_conte
     assert load(f"train.segment={segment}", "model.stride=12").model.stride == 12
 
 
-def test_options_that_depend_on_others_are_checked(load):
-    with pytest.raises(InputError, match=r"model.init=depth_scaled needs model.norm=pre, not post"):
-        load("model.init=depth_scaled", "model.norm=post")
-    assert load("model.grid=[32,32,3]", "data.tokenizer=bytes").model.grid == [32, 32, 3]
-    for other in (["data.tokenizer=words"], ["data.tokenizer=bytes", "data.newline=drop"]):
-        with pytest.raises(InputError, match=r"model.grid=.* counts bytes: it needs data.tokenizer=bytes and .*keep"):
-            load("model.grid=[32,32,3]", *other)
-
-
 @pytest.mark.parametrize(("optimizer", "lr", "decay"), [("muon", 0.01, 0.02), ("adamw", 0.006, 0.1)])
 def test_the_optimizer_determines_rate_and_decay_unless_they_are_given(load, optimizer, lr, decay):
     train = load(f"train.optimizer={optimizer}").train
@@ -189,12 +188,3 @@ def test_short_segments_are_the_default_of_retraining_if_segments_are_long(load)
         assert short_share(load(*more)) == 0
     assert short_share(load("train.segment=16", "train.short_share=0.5")) == 0.5
     assert short_share(load("train.segment=128", "train.short_share=0")) == 0
-
-
-def test_short_segments_that_do_not_fit_are_refused(load):
-    with pytest.raises(InputError, match=r"train.short_share=0.5 needs an even train.segment, not 63"):
-        load("train.short_share=0.5", "train.segment=63")
-    grid = ["model.grid=[2,2,1]", "data.tokenizer=bytes"]
-    with pytest.raises(InputError, match=r"does not work with model.grid"):
-        load("train.short_share=0.5", *grid)
-    load("train.segment=63", *grid)
