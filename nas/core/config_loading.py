@@ -16,13 +16,8 @@ from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_message
 
-RUN_KEYS = (
-    "format",
-    "stage",
-    "pattern",
-    "search_seeds",
-    "weights_sha256",
-)  # keys of a recorded configuration that are not options
+# Keys of a recorded configuration that are not options
+RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256")
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
 OTHER_NAMES = {
     "learning_rate": "train.lr",
