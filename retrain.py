@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
     """Print a notice for each size of the model that differs from the search, and if model.blocks does."""
-    keys = ["d_model", "heads", "d_ffn", "positions"]
+    keys = ["d_model", "heads", "d_ffn", "grid"]
     keys += dict.fromkeys(size for name in pattern_file["blocks"] for size in OWN_OPTIONS.get(name, ()))
     for key in keys:
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)

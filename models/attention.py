@@ -86,7 +86,7 @@ def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
     return padded.flatten(-2)[..., length * step :].unflatten(-1, (length, keys))  # [..., L, K]
 
 
-def plain_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse, dropout):
+def plain_attend(query, key_value, position, content_bias, position_bias, mask, step, with_lse):
     """The definition of attend() in ordinary operations. torch.compile gets this version and fuses it by itself."""
     key, value = key_value  # [*H, *B, K, E] each
     if position is None:
@@ -100,7 +100,7 @@ def plain_attend(query, key_value, position, content_bias, position_bias, mask, 
         scores = (query + content_bias) @ key.transpose(-2, -1) + relative_shift(by_distance, step)
     scores = scores * query.shape[-1] ** -0.5 + mask  # [*H, *B, L, K]
     lse = scores.logsumexp(dim=-1, keepdim=True) if with_lse else None  # [*H, *B, L, 1]
-    return F.dropout(scores.softmax(dim=-1), dropout) @ value, lse  # [*H, *B, L, E]
+    return scores.softmax(dim=-1) @ value, lse  # [*H, *B, L, E]
 
 
 def attend(
@@ -112,7 +112,6 @@ def attend(
     mask: Tensor,
     step: int = 1,
     with_lse: bool = False,
-    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with relative positions (arXiv 1901.02860, section 3.3, terms (a) to (d) of A^rel).
 
@@ -129,8 +128,6 @@ def attend(
         step: number of keys between neighbouring queries, see relative_shift().
         with_lse: whether to return the log-sum-exp of the scores, which combines results over disjoint
             key sets.
-        dropout: probability with which a weight of a value is set to 0; the others grow by 1 / (1 - dropout). The
-            log-sum-exp does not change.
 
     Returns:
         The mixed values [*H, *B, L, E], and the log-sum-exp [*H, *B, L, 1] or None. For a query that sees no key, the
@@ -138,7 +135,7 @@ def attend(
     """
     inputs = cast_inputs(query, key_value, position, content_bias, position_bias, mask)
     function = plain_attend if torch.compiler.is_compiling() else FusedAttention.apply
-    return function(*inputs, step, with_lse, dropout)
+    return function(*inputs, step, with_lse)
 
 
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:
@@ -167,14 +164,14 @@ def count_flops(relative: bool, d_model: int, batch: int, segment: int, memory: 
 class RelativeAttention(nn.Module):
     """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
 
-    dropout: of the attention weights, in training. Raises ValueError if heads does not divide d_model.
+    Raises ValueError if heads does not divide d_model.
     """
 
-    def __init__(self, d_model: int, heads: int, relative: bool = True, dropout: float = 0.0):
+    def __init__(self, d_model: int, heads: int, relative: bool = True):
         super().__init__()
         if d_model % heads:
             raise ValueError(f"heads={heads} must divide d_model={d_model}")
-        self.heads, self.dropout_in_training = heads, dropout
+        self.heads = heads
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
         self.position = nn.Linear(d_model, d_model, bias=False) if relative else None
@@ -184,10 +181,6 @@ class RelativeAttention(nn.Module):
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        return self.masked(context, length, positions)
-
-    def masked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """forward() with a mask of all keys."""
         position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
         return self.attend_masked(context[:, -length:], self.project_keys(context), position, positions.start)
 
@@ -208,22 +201,12 @@ class RelativeAttention(nn.Module):
         """
         (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
         mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)
-        biases = self.content_bias, self.position_bias
-        mixed, _ = attend(query, key_value, position, *biases, mask, dropout=self.dropout)  # [H, B, L, E]
-        return self.output(join_heads(self.without_blind(mixed, mask)))
+        mixed, _ = attend(query, key_value, position, self.content_bias, self.position_bias, mask)  # [H, B, L, E]
+        return self.output(join_heads(mixed))
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
         """Additive mask that broadcasts to [H, B, L, K], for L queries that end a context of K keys."""
         return causal_mask(length, keys, dtype, device)
-
-    def without_blind(self, mixed: Tensor, mask: Tensor) -> Tensor:
-        """Mixed values [H, B, L, E] without those of queries that see no key. Here each query sees itself."""
-        return mixed
-
-    @property
-    def dropout(self) -> float:
-        """Dropout of the attention weights; 0 in evaluation."""
-        return self.dropout_in_training if self.training else 0.0
 
     def project_positions(self, positions: Positions, rows) -> Tensor | None:
         """Projected encodings [H, .., E] of the given rows of the table: a slice, or indices [..]."""

@@ -6,9 +6,9 @@ Shape letters as in models/attention.py.
 import torch
 from torch import Tensor
 
-from models.attention import Positions, sinusoidal_encodings
+from models.attention import Positions
 from models.operations import Operation
-from models.transformer_xl import TransformerXL
+from models.transformer_xl import Memory, TransformerXL, map_memory
 
 
 class KeyValueCache:
@@ -50,15 +50,12 @@ class Decoder:
     @torch.no_grad()
     def __init__(self, model: TransformerXL, context: int):
         self.model, self.context, self.offset = model.eval(), context, 0  # offset: positions read so far
-        weight, encodings = model.embedding.weight, None
-        if model.relative:
-            encodings = sinusoidal_encodings(context, model.d_model, weight.dtype, weight.device)
-        positions = Positions(encodings)
+        positions = model.positions(context)
         self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
             has_keys = block.reach != 0 and not block.carries_state
             self.caches.append(KeyValueCache(block.operation, positions, context) if has_keys else None)
-        self.states: list[Tensor | None] = [None] * len(self.caches)  # of linear attention
+        self.states: list[Memory] = [None] * len(self.caches)  # of linear attention
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
@@ -86,4 +83,4 @@ class Decoder:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
         for cache in filter(None, self.caches):
             cache.key_value = cache.key_value.expand(-1, -1, count, -1, -1)
-        self.states = [None if state is None else state.expand(count, -1, -1) for state in self.states]
+        self.states = [map_memory(lambda x: x.expand(count, *x.shape[1:]), state) for state in self.states]

@@ -40,7 +40,7 @@ class FusedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key_value, position, content_bias, position_bias, mask, step, with_lse, dropout):
+    def forward(ctx, query, key_value, position, content_bias, position_bias, mask, step, with_lse):
         lead, (length, width), keys = query.shape[:-2], query.shape[-2:], key_value.shape[-2]  # lead: *H, *B
         rows, scale = lead.numel(), width**-0.5
         key, value = key_value.reshape(2, rows, keys, width)  # [HB, K, E] each
@@ -61,9 +61,8 @@ class FusedAttention(torch.autograd.Function):
         weights = torch.softmax(flat, dim=-1, out=flat)  # [HB, L, K]
         # The largest weight is exp(highest - lse).
         lse = (highest - weights.amax(dim=-1, keepdim=True).log()).view(*lead, length, 1) if with_lse else None
-        kept = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None  # [HB, L, K]
-        mixed = torch.bmm(weights if kept is None else weights * kept, value)  # [HB, L, E]
-        ctx.save_for_backward(content_query, position_query, key, value, position, weights, kept, mixed)
+        mixed = torch.bmm(weights, value)  # [HB, L, E]
+        ctx.save_for_backward(content_query, position_query, key, value, position, weights, mixed)
         ctx.lead, ctx.step = lead, step
         ctx.set_materialize_grads(False)
         return mixed.view(*lead, length, width), lse
@@ -71,21 +70,32 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_output, grad_lse):
-        content_query, position_query, key, value, position, weights, kept, mixed = ctx.saved_tensors
+        content_query, position_query, key, value, position, weights, mixed = ctx.saved_tensors
         (rows, keys, width), length = key.shape, mixed.shape[1]
         grad_output = torch.zeros_like(mixed) if grad_output is None else grad_output.reshape(mixed.shape)  # [HB, L, E]
 
+        # With g = grad_output @ value^T, the gradient of the scores is weights * (g - expected). Here `expected` is the
+        # mean of g under the weights, and equals grad_output . mixed. The log-sum-exp adds weights * grad_lse.
+        expected, scale = (grad_output * mixed).sum(dim=-1, keepdim=True), width**-0.5  # [HB, L, 1]
+        if grad_lse is not None:
+            expected -= grad_lse.reshape(expected.shape)
+        expected = expected.expand_as(weights)
+        centred = torch.baddbmm(expected, grad_output, value.transpose(1, 2), beta=-scale, alpha=scale)  # [HB, L, K]
+
+        # Behind L * step zeros, the gradient by key also holds the gradient by distance, the input gradient of
+        # relative_shift(). To read it, take rows of step + K values, and drop the first `step` columns. The values that
+        # such a row takes from its neighbour are zero: they belong to masked keys, or to queries that see no key.
         zeros = 0 if position is None else length * ctx.step
-        storage = score_gradients(weights, kept, value, mixed, grad_output, grad_lse, zeros)  # [HB, zeros + LK]
-        grad_scores = storage[:, zeros:].view_as(weights)  # [HB, L, K]
+        storage = grad_output.new_empty(rows, zeros + length * keys)
+        storage[:, :zeros] = 0
+        grad_scores = torch.mul(centred, weights, out=storage[:, zeros:].view_as(weights))  # [HB, L, K]
         grad_key_value = grad_output.new_empty(2, rows, keys, width)  # [2, HB, K, E]
         torch.bmm(grad_scores.transpose(1, 2), content_query, out=grad_key_value[0])  # [HB, K, E]
-        used = weights if kept is None else weights * kept
-        torch.bmm(used.transpose(1, 2), grad_output, out=grad_key_value[1])  # [HB, K, E]
+        torch.bmm(weights.transpose(1, 2), grad_output, out=grad_key_value[1])  # [HB, K, E]
         grad_key_value = grad_key_value.view(2, *ctx.lead, keys, width)  # [2, *H, *B, K, E]
         grad_query = torch.bmm(grad_scores, key)  # [HB, L, E]
         if position is None:
-            return grad_query.view(*ctx.lead, length, width), grad_key_value, *[None] * 7
+            return grad_query.view(*ctx.lead, length, width), grad_key_value, *[None] * 6
         heads = len(position)
         grad_distance = storage.view(heads, -1, keys + ctx.step)[:, :, ctx.step :]  # [H, BL, K]
         grad_position_query = torch.bmm(grad_distance, position)  # [H, BL, E]
@@ -99,40 +109,5 @@ class FusedAttention(torch.autograd.Function):
             grad_position.view(*ctx.heads, keys, width),
             grad_content_bias.view(*ctx.heads, width),
             grad_position_bias.view(*ctx.heads, width),
-            *[None] * 4,
+            *[None] * 3,
         )
-
-
-def score_gradients(
-    weights: Tensor,
-    kept: Tensor | None,
-    value: Tensor,
-    mixed: Tensor,
-    grad_output: Tensor,
-    grad_lse: Tensor | None,
-    zeros: int,
-) -> Tensor:
-    """Gradient of the scores by key, before scaling, behind zeros: [HB, zeros + LK].
-
-    weights [HB, L, K]; kept [HB, L, K], the factors of dropout, or None; value [HB, K, E]; mixed = (weights * kept) @
-    value and grad_output [HB, L, E]; grad_lse [*H, *B, L, 1].
-
-    With L * step zeros, the storage also holds the gradient by distance, that is, the input gradient of
-    relative_shift(). To read it, take rows of step + K values, and drop the first `step` columns. The values that such
-    a row takes from its neighbour are zero, because they belong to a masked key, or to a query that sees no key.
-    """
-    (rows, length, keys), scale = weights.shape, mixed.shape[-1] ** -0.5
-    # With g = kept * (grad_output @ value^T), the gradient of the scores is weights * (g - expected). Here `expected`
-    # is the mean of g under the weights, and equals grad_output . mixed. The log-sum-exp adds weights * grad_lse.
-    expected = (grad_output * mixed).sum(dim=-1, keepdim=True)  # [HB, L, 1]
-    if grad_lse is not None:
-        expected -= grad_lse.reshape(expected.shape)
-    if kept is None:  # the product subtracts `expected` on the way
-        whole = expected.expand(rows, length, keys)
-        centred = torch.baddbmm(whole, grad_output, value.transpose(1, 2), beta=-scale, alpha=scale)  # [HB, L, K]
-    else:
-        centred = torch.bmm(grad_output, value.transpose(1, 2)).mul_(kept).sub_(expected).mul_(scale)  # [HB, L, K]
-    storage = grad_output.new_empty(rows, zeros + length * keys)
-    storage[:, :zeros] = 0
-    torch.mul(centred, weights, out=storage[:, zeros:].view_as(weights))
-    return storage

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from models.attention import join_heads, split_heads
 
+CHUNK = 64  # most positions computed at once; it changes the speed, not the result
 TAPS = 4  # positions that the short convolution reads, the current one included
 SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the last head, before training
 
@@ -22,7 +23,6 @@ def gated_delta(
     log_decay: Tensor,
     beta: Tensor,
     state: Tensor | None = None,
-    chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule (arXiv 2412.06464, section 3.3): read a stream with a state of fixed size.
 
@@ -41,14 +41,12 @@ def gated_delta(
         log_decay: [B, H, L], at most 0.
         beta: [B, H, L], strength of writing, from 0 to 1.
         state: [B, H, E, F] after the previous positions; None: zeros.
-        chunk: positions per chunk; it changes the speed, not the result.
 
     Returns:
         The outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length = query.shape[-2]
-    if length == 1:  # a new token of a generation
-        chunk = 1
+    chunk = min(CHUNK, length)
     rest = -length % chunk
     if rest:  # positions without effect: they do not decay the state and add nothing to it
         query, key, value = (F.pad(x, (0, 0, 0, rest)) for x in (query, key, value))
@@ -103,14 +101,14 @@ class LinearAttention(nn.Module):
     head's state and the strength of writing depend on the input. The output is normalised per head and gated (section
     3.4 of the paper).
 
-    chunk: see gated_delta(). Raises ValueError if heads does not divide d_model.
+    Raises ValueError if heads does not divide d_model.
     """
 
-    def __init__(self, d_model: int, heads: int, chunk: int = 64):
+    def __init__(self, d_model: int, heads: int):
         super().__init__()
         if d_model % heads:
             raise ValueError(f"heads={heads} must divide d_model={d_model}")
-        self.heads, self.chunk = heads, chunk
+        self.heads = heads
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)
         self.gates = nn.Linear(d_model, 2 * heads)  # of the decay, and of the strength of writing
@@ -135,42 +133,25 @@ class LinearAttention(nn.Module):
                 _, state = self(context[:, :before], before)
             context = context[:, max(0, before - TAPS + 1) :]
         new = context[:, -length:]
-        mixed = self.convolve(self.query_key_value(context))[:, -length:]  # [B, L, 3D]
+        columns = F.pad(self.query_key_value(context).transpose(1, 2), (TAPS - 1, 0))  # [B, 3D, T + K]
+        mixed = self.convolution(columns).transpose(1, 2)[:, -length:]  # [B, L, 3D]
         query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
         with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
             query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
             decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-            read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state, self.chunk)
+            read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
 
-    def convolve(self, x: Tensor) -> Tensor:
-        """A causal convolution of each column of x [B, K, 3D] over the last TAPS positions."""
-        return self.convolution(F.pad(x.transpose(1, 2), (TAPS - 1, 0))).transpose(1, 2)
 
-
-def pack(state: Tensor, inputs: Tensor) -> Tensor:
-    """A state [B, H, E, E], and the last T of the inputs [B, K, D], as one memory [B, E + T, D].
-
-    As one tensor of the same form, streams and checkpoints treat it as they treat other memories.
-    """
-    return torch.cat([state.transpose(1, 2).flatten(2), inputs[:, 1 - TAPS :]], dim=1)
-
-
-def unpack(memory: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The inverse of pack(). There are fewer than T inputs if the stream was shorter."""
-    width = memory.shape[-1] // heads
-    return memory[:, :width].unflatten(-1, (heads, width)).transpose(1, 2), memory[:, width:]
-
-
-def count_flops(d_model: int, heads: int, chunk: int, segment: int) -> float:
+def count_flops(d_model: int, heads: int, segment: int) -> float:
     """FLOPs of a forward pass of LinearAttention per token of the segment, with the state of the previous segment.
 
     Only matrix products and the convolution count, including the masked half of the scores and the positions that fill
     the last chunk.
     """
-    square, width = 2 * d_model**2, d_model // heads
+    square, width, chunk = 2 * d_model**2, d_model // heads, min(CHUNK, segment)
     projections = (3 * square + 2 * 3 * d_model * TAPS) * (segment + TAPS - 1) / segment
     projections += 2 * square + 2 * d_model * 2 * heads
     products = 2 * d_model * (3 * chunk + 3 * width)  # scores of keys and of queries, corrections; three with the state

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from models import attention, linear, sparse
 from models.attention import Positions, RelativeAttention
 from models.linear import LinearAttention
-from models.sparse import SparseAttention, WindowAttention
-from models.sparse_keys import KeySet, LocalWindow, fixed, strided
+from models.sparse import SparseAttention
+from models.sparse_keys import KeySet, LocalBlock, LocalWindow, StridedColumn, SummaryColumns
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -22,27 +22,20 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 class BlockConfig:
     """Options of every operation.
 
-    dropout: of the results of branches, and of the network's last layer. dropout_embedding: of embeddings.
-    dropout_activation: within dense blocks. dropout_attention: of attention weights.
+    dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, summary, factorization, window: see models/sparse.py. chunk: see models/linear.py.
+    stride, window: see models/sparse.py.
     """
 
     d_model: int
     heads: int
     d_ffn: int
     dropout: float = 0.0
-    dropout_embedding: float = 0.0
-    dropout_activation: float = 0.0
-    dropout_attention: float = 0.0
     norm: str = "pre"
     activation: str = "relu"
     relative: bool = True
     stride: int = 32
-    summary: int = 4
-    factorization: str = "merged"
     window: int = 32
-    chunk: int = 64
 
 
 class Operation(nn.Module):
@@ -79,10 +72,6 @@ class Operation(nn.Module):
         """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
         raise NotImplementedError
 
-    def output_layer(self) -> nn.Linear:
-        """The last layer of the branch."""
-        raise NotImplementedError
-
     @classmethod
     def flops(cls, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
         """FLOPs of a forward pass per token of the segment; a multiply-add counts as two.
@@ -99,53 +88,32 @@ class Attention(Operation):
 
     def __init__(self, config: BlockConfig):
         super().__init__(config)
-        self.attention = self.build(config)
+        shape, key_sets = (config.d_model, config.heads, config.relative), self.key_sets(config)
+        self.attention = SparseAttention(*shape, key_sets) if key_sets else RelativeAttention(*shape)
 
     @staticmethod
-    def build(config: BlockConfig) -> RelativeAttention:
-        return RelativeAttention(config.d_model, config.heads, config.relative, config.dropout_attention)
+    def key_sets(config: BlockConfig) -> tuple[KeySet, ...]:
+        """The sets of keys that a query attends to, as SparseAttention takes them; none: all keys."""
+        return ()
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
 
-    def output_layer(self):
-        return self.attention.output
-
     @classmethod
     def flops(cls, config, batch, segment, memory):
-        return attention.count_flops(config.relative, config.d_model, batch, segment, memory)
+        key_sets, shape = cls.key_sets(config), (config.relative, config.d_model, batch, segment, memory)
+        return sparse.count_flops(key_sets, *shape) if key_sets else attention.count_flops(*shape)
 
 
-class SparseOperation(Attention):
-    """Sparse attention to two sets of keys. Subclasses implement key_sets()."""
-
-    @staticmethod
-    def key_sets(config: BlockConfig) -> tuple[KeySet, KeySet]:
-        """Raises ValueError if the stride or the summary is out of range."""
-        raise NotImplementedError
-
-    @classmethod
-    def build(cls, config):
-        key_sets = cls.key_sets(config)
-        shape = config.d_model, config.heads, key_sets, config.factorization
-        return SparseAttention(*shape, config.relative, config.dropout_attention)
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        merged = config.factorization == "merged"
-        shape = config.relative, config.d_model, batch, segment, memory
-        return sparse.count_flops(cls.key_sets(config), merged, *shape)
-
-
-class SparseStrided(SparseOperation):
+class SparseStrided(Attention):
     """Strided sparse attention (arXiv 1904.10509, section 4.3): a local window and a strided column."""
 
     @staticmethod
     def key_sets(config):
-        return strided(config.stride)
+        return LocalWindow(config.stride), StridedColumn(config.stride)
 
 
-class SparseFixed(SparseOperation):
+class SparseFixed(Attention):
     """Fixed sparse attention (arXiv 1904.10509, section 4.3): the query's block, and the last columns of all rows."""
 
     def __init__(self, config):
@@ -154,7 +122,7 @@ class SparseFixed(SparseOperation):
 
     @staticmethod
     def key_sets(config):
-        return fixed(config.stride, config.summary)
+        return LocalBlock(config.stride), SummaryColumns(config.stride)
 
 
 class Window(Attention):
@@ -165,14 +133,8 @@ class Window(Attention):
         self.reach = config.window
 
     @staticmethod
-    def build(config):
-        shape = config.d_model, config.heads, config.window
-        return WindowAttention(*shape, config.relative, config.dropout_attention)
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        shape = config.relative, config.d_model, batch, segment, min(memory, config.window)
-        return sparse.count_flops((LocalWindow(config.window),), True, *shape)
+    def key_sets(config):
+        return (LocalWindow(config.window),)
 
 
 class GatedDeltaNet(Operation):
@@ -187,24 +149,25 @@ class GatedDeltaNet(Operation):
 
     def __init__(self, config):
         super().__init__(config)
-        self.attention = LinearAttention(config.d_model, config.heads, config.chunk)
+        self.attention = LinearAttention(config.d_model, config.heads)
 
     def branch(self, context, length, positions):
         return self.attention(context, length)[0]
 
-    def step(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [B, L, D], and the last step's memory -> [B, L, D], and a memory of linear.pack(), without gradient."""
-        state, tail = (None, x[:, :0]) if memory is None else linear.unpack(memory, self.attention.heads)
-        context = torch.cat([tail, x], dim=1)  # [B, T + L, D]
-        branch, state = self.attention(self.prepare(context), x.shape[1], state)
-        return self.finish(x, branch), linear.pack(state, context).detach()
+    def step(self, x: Tensor, memory: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x [B, L, D], and the last step's memory -> [B, L, D], and the memory for the next step, without gradient.
 
-    def output_layer(self):
-        return self.attention.output
+        A memory is the state [B, H, E, E], and the inputs [B, T, D] of the last TAPS - 1 positions, or of fewer at the
+        start.
+        """
+        state, before = memory or (None, x[:, :0])
+        context = torch.cat([before, x], dim=1)  # [B, T + L, D]
+        branch, state = self.attention(self.prepare(context), x.shape[1], state)
+        return self.finish(x, branch), (state.detach(), context[:, 1 - linear.TAPS :].detach())
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
-        return linear.count_flops(config.d_model, config.heads, config.chunk, segment)
+        return linear.count_flops(config.d_model, config.heads, segment)
 
 
 class Dense(Operation):
@@ -214,14 +177,10 @@ class Dense(Operation):
         super().__init__(config)
         self.expand = nn.Linear(config.d_model, config.d_ffn)
         self.activation = ACTIVATIONS[config.activation]()
-        self.inner_dropout = nn.Dropout(config.dropout_activation)
         self.contract = nn.Linear(config.d_ffn, config.d_model)
 
     def branch(self, context, length, positions):
-        return self.contract(self.inner_dropout(self.activation(self.expand(context))))
-
-    def output_layer(self):
-        return self.contract
+        return self.contract(self.dropout(self.activation(self.expand(context))))
 
     @classmethod
     def flops(cls, config, batch, segment, memory):
@@ -247,6 +206,7 @@ class Identity(nn.Module):
         return 0.0
 
 
+LAST_LAYERS = ("attention.output.weight", "contract.weight")  # the weights of the last layer of each branch
 # CONTRIBUTING.md lists what else a new operation needs.
 OPERATIONS = {
     "attention": Attention,

@@ -4,7 +4,6 @@ N tokens, D model width, V vocabulary. Token ids must be ranked by frequency; 0 
 """
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,29 +24,6 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
     return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
 
 
-class Tail(NamedTuple):
-    """Tokens of a tail cluster.
-
-    If `rows` is given, it holds the positions of these tokens, and `labels` holds their labels. If `rows` is None,
-    `labels` has an entry for each of the N tokens, and `inside` marks the tokens of the tail. The other labels are
-    arbitrary.
-    """
-
-    rows: Tensor | None
-    labels: Tensor
-    inside: Tensor | None
-
-    def pick(self, x: Tensor) -> Tensor:
-        """The rows of x [N, ..] that belong to the labels."""
-        return x if self.rows is None else x.index_select(0, self.rows)
-
-    def add(self, nll: Tensor, tail_nll: Tensor) -> Tensor:
-        """Add the nll of the labels to nll [N]."""
-        if self.rows is None:
-            return nll + torch.where(self.inside, tail_nll, 0)
-        return nll.index_add(0, self.rows, tail_nll)
-
-
 def is_static(targets: Tensor, vocab_size: int) -> bool:
     """Whether to compute each tail for all tokens. True on a GPU if this adds little work.
 
@@ -56,21 +32,20 @@ def is_static(targets: Tensor, vocab_size: int) -> bool:
     return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
 
 
-def split_targets(targets: Tensor, cluster_bounds: list[int]) -> tuple[Tensor, list[Tail]]:
-    """Split targets [N] into labels of the head [N] and tails.
+def tail_nll(
+    project: nn.Module, layer: tuple[Tensor, Tensor], hidden: Tensor, labels: Tensor, inside: Tensor, static: bool
+) -> Tensor:
+    """The nll [N] of the tokens `inside` [N] of a tail, and 0 for the others, whose labels [N] are arbitrary.
 
-    In the head, tail i (from 1) has the label cluster_bounds[1] + i - 1.
+    static: see is_static(). A tail without tokens gets gradients of zeros, because DistributedDataParallel waits for
+    all gradients.
     """
-    head_targets, tails, static = targets, [], is_static(targets, cluster_bounds[-1])
-    for i, (low, high) in enumerate(pairwise(cluster_bounds[1:])):
-        inside = (targets >= low) & (targets < high)  # [N]
-        head_targets = head_targets.masked_fill(inside, cluster_bounds[1] + i)
-        if static:
-            tails.append(Tail(None, torch.where(inside, targets - low, 0), inside))
-        else:
-            rows = inside.nonzero().squeeze(1)
-            tails.append(Tail(rows, targets.index_select(0, rows) - low, None))
-    return head_targets, tails
+    if static:
+        nll = linear_nll(project(hidden), *layer, torch.where(inside, labels, 0))
+        return torch.where(inside, nll, 0)
+    rows = inside.nonzero().squeeze(1)
+    nll = linear_nll(project(hidden.index_select(0, rows)), *layer, labels.index_select(0, rows))
+    return nll.new_zeros(len(inside)).index_add(0, rows, nll)
 
 
 class FullSoftmax(nn.Module):
@@ -126,7 +101,7 @@ class AdaptiveSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size + len(cutoffs)))  # of head, its tail entries, and tails
         if div_value == 1:
             self.weight = nn.Parameter(torch.empty(vocab_size, d_model)) if weight is None else weight
-            self.tables, self.projections = None, [None] * len(self.cluster_sizes)
+            self.tables, self.projections = None, nn.ModuleList(nn.Identity() for _ in self.cluster_sizes)
         else:
             widths = [max(1, d_model // div_value**i) for i in range(len(self.cluster_sizes))]
             shapes = zip(self.cluster_sizes, widths, strict=True)
@@ -141,20 +116,15 @@ class AdaptiveSoftmax(nn.Module):
         weights = [torch.cat([head, self.clusters]), *tails]
         return list(zip(weights, self.bias.split([len(weight) for weight in weights]), strict=True))
 
-    def project(self, hidden: Tensor, index: int) -> Tensor:
-        """Project hidden [N, D] to the width of cluster `index`."""
-        projection = self.projections[index]
-        return hidden if projection is None else projection(hidden)
-
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [N, D], targets [N] -> nll [N], in nats"""
-        head_targets, tails = split_targets(targets, self.cluster_bounds)
-        head, *layers = self.layers()
-        nll = linear_nll(hidden, *head, head_targets)
-        for i, (layer, tail) in enumerate(zip(layers, tails, strict=True), start=1):
-            # A tail without tokens gets zero gradients, because DistributedDataParallel waits for all gradients.
-            nll = tail.add(nll, linear_nll(self.project(tail.pick(hidden), i), *layer, tail.labels))
-        return nll
+        (head, *tails), bounds = self.layers(), pairwise(self.cluster_bounds[1:])
+        static, labels, nll = is_static(targets, self.cluster_bounds[-1]), targets, 0.0
+        for i, (layer, (low, high)) in enumerate(zip(tails, bounds, strict=True), start=1):
+            inside = (targets >= low) & (targets < high)  # [N]
+            labels = labels.masked_fill(inside, self.cluster_sizes[0] + i - 1)  # the head's entry for the tail
+            nll = nll + tail_nll(self.projections[i], layer, hidden, targets - low, inside, static)
+        return nll + linear_nll(hidden, *head, labels)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
@@ -163,7 +133,7 @@ class AdaptiveSoftmax(nn.Module):
         parts = [head_log[:, : self.cluster_sizes[0]]]
         for i, layer in enumerate(tails, start=1):
             tail_log = head_log[:, self.cluster_sizes[0] + i - 1, None]  # [N, 1]
-            parts.append(tail_log + linear_logits(self.project(hidden, i), *layer).log_softmax(dim=-1))
+            parts.append(tail_log + linear_logits(self.projections[i](hidden), *layer).log_softmax(dim=-1))
         return torch.cat(parts, dim=-1)
 
     def flops(self, mass: list[float] | None = None) -> float:
@@ -174,7 +144,7 @@ class AdaptiveSoftmax(nn.Module):
         """
         mass = mass or [size / sum(self.cluster_sizes) for size in self.cluster_sizes]
         head, *tails = self.layers()
-        tail_costs = [weight.numel() for weight, _ in tails]
+        costs = [weight.numel() for weight, _ in tails]
         for i, projection in enumerate(self.projections[1:]):
-            tail_costs[i] += 0 if projection is None else projection.weight.numel()
-        return 2.0 * (head[0].numel() + sum(m * cost for m, cost in zip(mass[1:], tail_costs, strict=True)))
+            costs[i] += sum(parameter.numel() for parameter in projection.parameters())
+        return 2.0 * (head[0].numel() + sum(m * cost for m, cost in zip(mass[1:], costs, strict=True)))

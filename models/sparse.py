@@ -4,12 +4,11 @@ arXiv 1904.10509, section 4.3), and sliding-window attention at a cost of n (arX
 The stream is divided into rows of l = `stride` or `window` positions. A query attends to one or two sets of past keys:
 
 - strided: (1) itself and the previous l positions; (2) its column, that is, itself and every l-th position before it;
-- fixed: (1) its row; (2) the last c = `summary` columns of every row;
+- fixed: (1) its row; (2) the last columns of every row;
 - window: itself and the previous l positions.
 
-factorization `merged`: one softmax over the union of both sets. `heads`: the first half of the heads attends to the
-first set, the second half to the second (section 5.1). A head without any key (fixed, in the first row) adds nothing.
-The paper's variant that alternates the sets between blocks is not available.
+One softmax covers the union of both sets. The paper's variants that give each set half of the heads, or alternate the
+sets between blocks (section 5.1), are not available.
 Places are counted from the start of the stream, so its division into segments does not change the sets. The sets of a
 window do not depend on where rows begin.
 
@@ -28,9 +27,8 @@ from torch.nn import functional as F
 
 from models import attention
 from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
-from models.sparse_keys import KeySet, LocalWindow
+from models.sparse_keys import KeySet
 
-FACTORIZATIONS = ("merged", "heads")
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
 
@@ -86,60 +84,46 @@ def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, 
 
 
 @cache_tensors(64)  # many entries, because the masks are small and a segment may begin in any column
-def dense_mask(unions: tuple, keys: int, length: int, place: int, dtype, device) -> Tensor:
-    """Additive masks [len(unions), L, K] for a context that begins in column `place` of a row.
+def dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int, place: int, dtype, device) -> Tensor:
+    """Additive mask [L, K] of the union of key sets, for a context that begins in column `place` of a row.
 
-    unions: tuples of key sets. In mask u a query attends to the union of unions[u]. The result is cached; do not modify
-    it.
+    The result is cached; do not modify it.
     """
     places = torch.arange(place, place + keys)
     query, key = places[-length:, None], places[None]  # [L, 1], [1, K]
-    allowed = [reduce(or_, [key_set.contains(query, key) for key_set in union]) & (key <= query) for union in unions]
-    return additive_mask(torch.stack(allowed), dtype, device)
+    allowed = reduce(or_, [key_set.contains(query, key) for key_set in key_sets]) & (key <= query)
+    return additive_mask(allowed, dtype, device)
+
+
+def is_window(key_sets: tuple[KeySet, ...]) -> bool:
+    return len(key_sets) == 1
 
 
 def uses_dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int) -> bool:
     """Whether dense attention under a mask is faster than attention in groups."""
-    only_window = len(key_sets) == 1
-    return keys <= DENSE_UP_TO or (only_window and length <= key_sets[0].stride)
+    return keys <= DENSE_UP_TO or (is_window(key_sets) and length <= key_sets[0].stride)
 
 
 class SparseAttention(RelativeAttention):
-    """Attention to one or two sets of keys, such as strided(stride) or fixed(stride, summary).
+    """Attention to a window of keys, or to the union of two sets of keys."""
 
-    Raises ValueError if the factorization is unknown or the heads do not fit it.
-    """
-
-    def __init__(
-        self,
-        d_model: int,
-        heads: int,
-        key_sets: tuple[KeySet, ...],
-        factorization: str = "merged",
-        relative: bool = True,
-        dropout: float = 0.0,
-    ):
-        super().__init__(d_model, heads, relative, dropout)
-        if factorization not in FACTORIZATIONS:
-            raise ValueError(f"factorization={factorization!r} must be one of {', '.join(FACTORIZATIONS)}")
-        if factorization == "heads" and heads % 2:
-            raise ValueError(f"heads={heads} must be even: with factorization=heads each half has its own set")
+    def __init__(self, d_model: int, heads: int, relative: bool, key_sets: tuple[KeySet, ...]):
+        super().__init__(d_model, heads, relative)
         self.key_sets, self.stride = key_sets, key_sets[0].stride
-        self.merged = factorization == "merged" or len(key_sets) == 1
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        compute = self.masked if uses_dense_mask(self.key_sets, context.shape[1], length) else self.blocked
-        return compute(context, length, positions)
+        if is_window(self.key_sets):
+            # It moves with the query, so rows may begin anywhere: one layout fits all segments.
+            context = context[:, -(self.stride + length) :]
+            positions = positions._replace(start=context.shape[1] - length)
+        if uses_dense_mask(self.key_sets, context.shape[1], length):
+            return super().forward(context, length, positions)
+        return self.blocked(context, length, positions)
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
-        unions = (self.key_sets,) if self.merged else tuple((key_set,) for key_set in self.key_sets)
-        place = (start + length - keys) % self.stride
-        masks = dense_mask(unions, keys, length, place, dtype, device)  # [1 or 2, L, K]
-        return masks.repeat_interleave(self.heads // len(unions), dim=0)[:, None]  # [H, 1, L, K]
-
-    def without_blind(self, mixed: Tensor, mask: Tensor) -> Tensor:
-        return mixed if self.merged else mixed * (mask == 0).any(dim=-1, keepdim=True)
+        place = 0 if is_window(self.key_sets) else (start + length - keys) % self.stride
+        return dense_mask(self.key_sets, keys, length, place, dtype, device)
 
     def blocked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """forward() in groups, for many keys."""
@@ -150,79 +134,51 @@ class SparseAttention(RelativeAttention):
         (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, self.stride))  # [H, B, R, l, E]
         key_value = split_heads(self.key_value(context), self.heads, 2).unflatten(3, (-1, self.stride))
 
-        (near, *others), inputs = self.key_sets, (query, key_value, positions, layout)
-        if not others:
-            mixed, _ = self.attend_to(near, slice(None), *inputs)
-        elif self.merged:  # weigh each set's softmax by its share of the sum of exp(scores)
-            mixed, lse = self.attend_to(near, slice(None), *inputs)
-            far, far_lse = self.attend_to(*others, slice(None), *inputs, without=near)
-            mixed = torch.lerp(far, mixed, torch.sigmoid(lse - far_lse))  # [H, B, R, l, E]
-        else:
-            half = self.heads // 2
-            mixed, _ = self.attend_to(near, slice(half), *inputs)
-            far, far_lse = self.attend_to(*others, slice(half, None), *inputs)
-            mixed = torch.cat([mixed, far * (far_lse > MASKED / 2)])  # a head without any key adds nothing
+        near, *others = self.key_sets
+        mixed, lse = self.attend_to(near, None, query, key_value, positions, layout)  # [H, B, R, l, E], [H, B, R, l, 1]
+        for key_set in others:  # weigh each set's softmax by its share of the sum of exp(scores)
+            far, far_lse = self.attend_to(key_set, near, query, key_value, positions, layout)
+            mixed = torch.lerp(far, mixed, torch.sigmoid(lse - far_lse))
         return self.output(join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length]))
 
     def attend_to(
         self,
         key_set: KeySet,
-        heads: slice,
+        without: KeySet | None,
         query: Tensor,
         key_value: Tensor,
         positions: Positions,
         layout: Layout,
-        without: KeySet | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attention of the given heads to one key set, without the keys of another.
+        """Attention to one key set, without the keys of another.
 
-        query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> mixed values [heads, B, R, l, E] and the log-sum-exp of
-        the scores [heads, B, R, l, 1].
+        query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> mixed values [H, B, R, l, E] and the log-sum-exp of the
+        scores [H, B, R, l, 1].
         """
         mask, distance = group_masks(key_set, without, layout, query.dtype, query.device)
         position, biases = None, (None, None)
         if self.position is not None:
             last = len(positions.encodings) - 1  # distances outside of the table belong to masked keys
-            position = self.project_positions(positions, (last - distance).clamp(0, last))[heads]  # [H, (G,) N, E]
-            biases = (self.content_bias[heads], self.position_bias[heads])  # [H, E] each
+            position = self.project_positions(positions, (last - distance).clamp(0, last))  # [H, (G,) N, E]
+            biases = (self.content_bias, self.position_bias)  # [H, E] each
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
-        query, key_value = key_set.queries(query[heads]), key_set.keys(key_value[:, heads], layout.query_rows)
-        results = attend(query, key_value, position, *biases, mask, key_set.step, True, self.dropout)
+        query, key_value = key_set.queries(query), key_set.keys(key_value, layout.query_rows)
+        results = attend(query, key_value, position, *biases, mask, key_set.step, True)
         mixed, lse = map(key_set.ungroup, results)
         return mixed, lse
 
 
-class WindowAttention(SparseAttention):
-    """Sliding-window attention: a query sees itself and the `window` positions before it.
-
-    Raises ValueError if the window is below 1.
-    """
-
-    def __init__(self, d_model: int, heads: int, window: int, relative: bool = True, dropout: float = 0.0):
-        if window < 1:
-            raise ValueError(f"window={window} must be at least 1")
-        super().__init__(d_model, heads, (LocalWindow(window),), relative=relative, dropout=dropout)
-
-    def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        context = context[:, -(self.stride + length) :]
-        # The window moves with the query, so rows may begin anywhere. If they begin with the context, one layout fits
-        # all segments.
-        return super().forward(context, length, positions._replace(start=context.shape[1] - length))
-
-    def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
-        return super().mask(length, keys, keys - length, dtype, device)  # one mask fits all places in the stream
-
-
 def count_flops(
-    key_sets: tuple[KeySet, ...], merged: bool, relative: bool, d_model: int, batch: int, segment: int, memory: int
+    key_sets: tuple[KeySet, ...], relative: bool, d_model: int, batch: int, segment: int, memory: int
 ) -> float:
     """FLOPs of a forward pass of SparseAttention per token of the segment, `memory` positions into the stream.
 
     Only matrix products count, including masked scores.
     """
-    keys, stride = memory + segment, key_sets[0].stride
+    stride = key_sets[0].stride
+    memory = min(memory, stride) if is_window(key_sets) else memory
+    keys = memory + segment
     if uses_dense_mask(key_sets, keys, segment):
         return attention.count_flops(relative, d_model, batch, segment, memory)
     layout = lay_out(keys, segment, memory, stride)
@@ -233,5 +189,5 @@ def count_flops(
         group_keys = key_set.keys(places, layout.query_rows).shape[-2]
         if relative:  # the batch shares the projected positions
             total += square * min(group_keys * (stride if key_set.own_positions else 1), keys) / batch
-        total += (3 if relative else 2) * 2 * d_model * queries * group_keys * (1 if merged else 0.5)
+        total += (3 if relative else 2) * 2 * d_model * queries * group_keys
     return total / segment

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SUMMARY = 4  # c, at most l
+
 
 @dataclass(frozen=True)
 class KeySet:
@@ -83,41 +85,24 @@ class StridedColumn(KeySet):
         return groups.transpose(-3, -2)
 
 
-@dataclass(frozen=True)
 class SummaryColumns(KeySet):
     """The last c columns of every row. Each group is one column of queries; all groups have the same keys."""
 
-    summary: int  # c
     own_positions = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= self.summary <= self.stride:
-            raise ValueError(f"summary={self.summary} must be from 1 to stride={self.stride}")
 
     @property
     def step(self):
-        return self.summary
+        return min(SUMMARY, self.stride)
 
     def contains(self, query, key):
-        return key % self.stride >= self.stride - self.summary
+        return key % self.stride >= self.stride - self.step
 
     def queries(self, rows):
         return rows.movedim(-2, -4)
 
     def keys(self, rows, query_rows):
-        keys = rows[..., -self.summary :, :].flatten(-3, -2).unsqueeze(-4)  # [.., H, 1, B, N, E]
+        keys = rows[..., -self.step :, :].flatten(-3, -2).unsqueeze(-4)  # [.., H, 1, B, N, E]
         return keys.expand(*keys.shape[:-4], self.stride, *keys.shape[-3:])  # [.., H, l, B, N, E]
 
     def ungroup(self, groups):
         return groups.movedim(-4, -2)
-
-
-def strided(stride: int) -> tuple[KeySet, KeySet]:
-    """The two key sets of strided attention. Raises ValueError if the stride is below 1."""
-    return LocalWindow(stride), StridedColumn(stride)
-
-
-def fixed(stride: int, summary: int) -> tuple[KeySet, KeySet]:
-    """The two key sets of fixed attention. Raises ValueError if the stride or the summary is out of range."""
-    return LocalBlock(stride), SummaryColumns(stride, summary)

@@ -3,7 +3,7 @@
 The backbone treats fixed and searched blocks in the same way. Shape letters as in models/attention.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,24 +12,33 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Positions, sinusoidal_encodings
-from models.operations import OPERATIONS, BlockConfig, Operation
+from models.operations import LAST_LAYERS, OPERATIONS, BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
+
+# Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
+Memory = Tensor | tuple[Tensor, Tensor] | None
+
+
+def map_memory(function: Callable, *memories: Memory) -> Memory:
+    """A memory with the results of function(one tensor of each memory). The memories belong to one block."""
+    if memories[0] is None:
+        return None
+    return tuple(map(function, *memories)) if isinstance(memories[0], tuple) else function(*memories)
 
 
 class Memories(NamedTuple):
-    """State of a stream between two segments.
+    """State of a stream between two segments: the memory of each block, and the positions read so far."""
 
-    blocks: for each block its last inputs [B, M, D], the state of linear.pack(), or None if it has no memory.
-    offset: positions read so far.
-    """
-
-    blocks: list[Tensor | None]
+    blocks: list[Memory]
     offset: int
+
+    def map(self, function: Callable) -> "Memories":
+        """The memories with function(tensor) in place of each tensor."""
+        return Memories([map_memory(function, memory) for memory in self.blocks], self.offset)
 
     def split(self, parts: int) -> list["Memories"]:
         """Split the batch rows into equal parts."""
-        blocks = [[None] * parts if memory is None else memory.chunk(parts) for memory in self.blocks]
-        return [Memories([block[part] for block in blocks], self.offset) for part in range(parts)]
+        return [self.map(lambda x, part=part: x.chunk(parts)[part]) for part in range(parts)]
 
     @staticmethod
     def join(parts: list["Memories"]) -> "Memories":
@@ -37,7 +46,7 @@ class Memories(NamedTuple):
         if len(parts) == 1:
             return parts[0]
         blocks = zip(*(part.blocks for part in parts), strict=True)
-        return Memories([None if block[0] is None else torch.cat(block) for block in blocks], parts[0].offset)
+        return Memories([map_memory(lambda *x: torch.cat(x), *block) for block in blocks], parts[0].offset)
 
 
 class Embedding(nn.Module):
@@ -84,9 +93,7 @@ class Block(nn.Module):
         self.operation = operation
         self.reach, self.period, self.carries_state = operation.reach, operation.period, operation.carries_state
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, memory: Memory, positions: Positions, memory_length: int) -> tuple[Tensor, Memory]:
         if self.carries_state:
             branch, state = self.operation.step(x, memory)
             return x + branch, (state if memory_length else None)
@@ -112,7 +119,7 @@ class TransformerXL(nn.Module):
 
     Args:
         embedding: embedding(tokens [B, L]) -> [B, L, D].
-        blocks: each block(x [B, L, D], memory [B, M, D] or None, positions, memory_length) returns [B, L, D] and the
+        blocks: each block(x [B, L, D], memory, positions, memory_length) returns [B, L, D] and the
             memory for the next segment.
         head: head(hidden [N, D], targets [N]) -> nll [N].
         grid: grid(start, L) -> [L, D], added to the embeddings if attention has no relative positions.
@@ -139,7 +146,7 @@ class TransformerXL(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.head = head
-        self.embedding_dropout, self.dropout = nn.Dropout(config.dropout_embedding), nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         initialise(self, depth_scaled)
 
     def forward(
@@ -152,13 +159,9 @@ class TransformerXL(nn.Module):
         """
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
-        x = self.embedding_dropout(self.embed(tokens, offset))  # [B, L, D]
-        encodings = None
-        if self.relative:
-            pairs = zip(self.blocks, blocks, strict=True)
-            lengths = (memory.shape[1] for block, memory in pairs if memory is not None and not block.carries_state)
-            encodings = sinusoidal_encodings(max(lengths, default=0) + length, self.d_model, x.dtype, x.device)
-        positions = Positions(encodings, offset % self.stride)
+        x = self.dropout(self.embed(tokens, offset))  # [B, L, D]
+        longest = max((memory.shape[1] for memory in blocks if isinstance(memory, Tensor)), default=0)
+        positions = self.positions(longest + length, offset)
         extended = Memories([], offset + length)
         for block, memory in zip(self.blocks, blocks, strict=True):
             inputs = x, memory, positions, memory_length
@@ -167,6 +170,13 @@ class TransformerXL(nn.Module):
             extended.blocks.append(memory)
         hidden = self.dropout(self.final_norm(x))
         return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), extended
+
+    def positions(self, keys: int, offset: int = 0) -> Positions:
+        """Positions of a segment with K = `keys` keys. offset: positions of the stream before it."""
+        weight, encodings = self.embedding.weight, None
+        if self.relative:
+            encodings = sinusoidal_encodings(keys, self.d_model, weight.dtype, weight.device)
+        return Positions(encodings, offset % self.stride)
 
     def embed(self, tokens: Tensor, offset: int) -> Tensor:
         """Embeddings [B, L, D] of tokens [B, L]. offset: positions of the stream before them."""
@@ -191,17 +201,8 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    if depth_scaled:
-        operations = filter(lambda module: isinstance(module, Operation), model.modules())
-        for weight in {operation.output_layer().weight for operation in operations}:  # operations may share weights
-            weight.data *= len(model.blocks) ** -0.5
-
-
-def build_output(d_model: int, vocab_size: int, cutoffs: list[int], div_value: int, weight: nn.Parameter | None):
-    """Adaptive softmax if there are cutoffs, else full softmax. `weight` ties the layer to an embedding."""
-    if cutoffs:
-        return AdaptiveSoftmax(d_model, vocab_size, cutoffs, div_value, weight)
-    return FullSoftmax(d_model, vocab_size, weight)
+            if depth_scaled and name.endswith(LAST_LAYERS):
+                parameter.data *= len(model.blocks) ** -0.5
 
 
 def build_backbone(
@@ -224,7 +225,10 @@ def build_backbone(
         raise ValueError(f"relative={config.relative} with grid={list(grid)}: attention needs distances or a grid")
     embedding = Embedding(vocab_size, config.d_model)
     tied = embedding.weight if tie_embeddings else None
-    head = build_output(config.d_model, vocab_size, list(cutoffs), div_value, tied)
+    if cutoffs:
+        head = AdaptiveSoftmax(config.d_model, vocab_size, list(cutoffs), div_value, tied)
+    else:
+        head = FullSoftmax(config.d_model, vocab_size, tied)
     positions = GridPositions(*grid, config.d_model) if grid else None
     return TransformerXL(embedding, blocks, head, config, positions, recompute, depth_scaled)
 

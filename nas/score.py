@@ -12,8 +12,6 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 
-SHOWN = 60  # characters of a line that are printed
-
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.score", description=__doc__)
@@ -45,27 +43,6 @@ def print_tokens(score, vocabulary) -> None:
         print(json.dumps({"line": line + 1, "token": text, "id": int(token), "nll": known}, ensure_ascii=False))
 
 
-def print_lines(score) -> None:
-    """Print a row per line of the text, and the figures."""
-    import numpy as np
-
-    counts = np.bincount(score.line_of, minlength=len(score.lines))
-    print(f"{'line':>6}{'tokens':>8}{'nll':>12}  text")
-    for number, (line, count, nll) in enumerate(zip(score.lines, counts, score.line_nll(), strict=True), start=1):
-        text = line.decode("utf-8", errors="replace").rstrip("\r\n")
-        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-        print(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
-    about = score.figures
-    print(f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token")
-    print(f"perplexity {about['perplexity']:.4f} per token")
-    if about["word_perplexity_comparable"]:
-        print(f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words")
-    else:
-        print("no comparable word perplexity: the tokens do not keep the words")
-    compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
-    print(f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}")
-
-
 def main() -> None:
     arguments = parse_arguments()
     data = read_text(arguments.text)
@@ -77,7 +54,7 @@ def main() -> None:
     if arguments.per_token:
         print_tokens(score, model.tokenizer)
     else:
-        print_lines(score)
+        print(score)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ STAGES = {
     "retrain_adamw": [
         "train.optimizer=adamw",
         "train.schedule=cosine",
-        "train.min_lr_ratio=0",
         "train.average_share=0",
         "model.tie_embeddings=true",
     ],

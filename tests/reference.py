@@ -84,7 +84,7 @@ def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
             columns.append(head[:, token])
             continue
         projection = layer.projections[cluster]
-        projected = hidden if projection is None else hidden @ projection.weight.T
+        projected = hidden if layer.tables is None else hidden @ projection.weight.T
         start = cluster_bounds[cluster] + len(sizes) - 1
         tail_scores = projected @ tables[cluster].T + layer.bias[start : start + sizes[cluster]]
         tail = tail_scores.exp() / tail_scores.exp().sum(dim=1, keepdim=True)

@@ -7,7 +7,7 @@ from nas.core.run_folder import RunFolder
 from nas.retraining.phase import train_pattern
 from nas.training.device import device_context
 from nas.training.optimizer import TailAverage
-from tests.making import assert_same_state, make_retraining
+from tests.making import make_retraining
 
 PATTERN = ["attention", "dense"]
 AVERAGE = ["train.steps=12", "train.average_share=0.34", "model.dropout=0.2"]  # of steps 8 to 12
@@ -69,16 +69,3 @@ def test_training_without_a_run_folder_ends_with_the_mean(small_config):
 
     model = train_pattern(PATTERN, config, corpus, device_context(config.train), keep)
     assert_mean([parameter.detach() for parameter in model.parameters()], kept)
-
-
-def test_averaging_resumes_exactly(small_config):
-    config = small_config(*AVERAGE, "model.dropout=0")
-    whole, part, again = (make_retraining(config, PATTERN) for _ in range(3))
-    for step in range(1, 13):
-        whole.step(step)
-        if step <= 9:
-            part.step(step)
-    again.load_state_dict(part.state_dict())
-    for step in range(10, 13):
-        again.step(step)
-    assert_same_state(whole.state_dict(), again.state_dict())

@@ -90,7 +90,7 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     mixed.write_text(
         "format: par-pattern/1\nblocks: [sparse_strided, sparse_fixed, window, linear, dense, attention]\n"
     )
-    shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes, "model.factorization=heads")
+    shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes)
     assert "pattern sfwlda, " in shown
     results = yaml.safe_load((tmp_path / "retrain/results.yaml").read_text())
     for split in ("valid", "test"):
@@ -131,11 +131,9 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     message = refuse("retrain", empty, small_yaml, "--run", folder)
     assert message == "error: train.optimizer=muon needs blocks with weights; give train.optimizer=adamw"
     empty.write_text("format: par-pattern/1\nblocks: [linear, dense]\n")
-    grid = ["data.tokenizer=bytes", "model.positions=grid", "model.grid=[2,3,1]"]
+    grid = ["data.tokenizer=bytes", "model.grid=[2,3,1]"]
     message = refuse("retrain", empty, small_yaml, "--run", folder, *grid)
-    assert message == (
-        "error: the operation linear needs model.positions=relative; remove linear from the operations, or the grid"
-    )
+    assert message == "error: the operation linear cannot read images; remove it, or model.grid=[2, 3, 1]"
     assert message == refuse("search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
     assert not folder.exists()
 
@@ -172,11 +170,11 @@ def test_auto_cutoffs_are_resolved_in_search_retrain_and_resumption(small_yaml, 
     pattern = search / "pattern.yaml"
     assert yaml.safe_load(pattern.read_text())["model"]["cutoffs"] == settled
 
-    succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4")
+    succeed("retrain", pattern, small_yaml, "--run", retrain, *auto)
     others = yaml.safe_load((retrain / "config.yaml").read_text())["model"]["cutoffs"]
-    assert len(others) == 3
+    assert others == settled
     # The given options and the resolved cutoffs are accepted, but not other cutoffs.
-    succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "model.clusters=4", "--resume")
+    succeed("retrain", pattern, small_yaml, "--run", retrain, *auto, "--resume")
     succeed("retrain", pattern, retrain / "config.yaml", "--run", retrain, "--resume")
     assert "model.cutoffs" in refuse("search", small_yaml, "--run", search, "train.steps=12", "--resume")
 

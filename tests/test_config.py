@@ -67,16 +67,12 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
         ("model.cutoffs=[5,7.5]", r"model.cutoffs=\[5, 7.5\] must be a list of whole numbers, .* or auto"),
         ("model.cutoffs=optimal", "model.cutoffs=optimal must be a list of whole numbers, .* or auto"),
-        ("model.summary=9", "model.summary=9 must be at most model.stride, which is 8"),
         ("model.stride=0", "model.stride=0 must be at least 1"),
         ("model.window=0", "model.window=0 must be at least 1"),
         ("train.segment=0", "train.segment=0 must be at least 1"),
-        ("model.factorization=head", "must be one of merged, heads; the nearest is heads"),
-        ("model.positions=grid", r"model.grid=\[\] must give rows, columns and channels .*: \[32, 32, 3\]"),
-        ("model.positions=gird", "must be one of relative, grid; the nearest is grid"),
-        ("model.grid=[2,3,1]", r"model.grid=\[2, 3, 1\] needs model.positions=grid"),
+        ("model.grid=[2,3]", r"model.grid=\[2, 3\] must be rows, columns and channels, such as \[32, 32, 3\], or \[\]"),
+        ("model.grid=[2,0,3]", r"model.grid=\[2, 0, 3\] must be rows, columns and channels"),
         ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
-        ("model.dropout_attention=1", "model.dropout_attention=1.0 must be less than 1"),
         ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
         ("train.muon_lr=2", "train.muon_lr=2.0 must be at most 1"),
         ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
@@ -107,8 +103,15 @@ def test_bad_values_are_reported(load, override, message):
             "search.operations=[window,dense] model.window=129",
             r"model.window=129 must be at most train.segment \+ train.memory, which is 128",
         ),
-        ("search.operations=[linear,dense] model.chunk=65", "model.chunk=65 must be at most train.segment=64"),
         ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
+        ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
+        (
+            "model.grid=[2,2,1] data.tokenizer=words",
+            "counts bytes: it needs data.tokenizer=bytes and data.newline=keep",
+        ),
+        ("model.grid=[2,2,1] data.tokenizer=bytes data.newline=drop", "counts bytes: it needs data.tokenizer=bytes"),
+        ("model.grid=[2,2,1] data.tokenizer=bytes train.short_share=0.5", "does not work with model.grid; give 0"),
+        ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
     ],
 )
 def test_options_that_exclude_each_other_are_reported(load, overrides, message):
@@ -167,21 +170,8 @@ def test_the_configuration_loads_without_torch():
 )
 def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_context(load, segment, memory, stride):
     model = load(f"train.segment={segment}", f"train.memory={memory}").model
-    assert (model.stride, model.summary) == (stride, min(4, stride))
-    model = load(f"train.segment={segment}", "model.stride=12", "model.summary=5").model
-    assert (model.stride, model.summary) == (12, 5)
-
-
-def test_options_that_depend_on_others_are_checked(load):
-    with pytest.raises(InputError, match=r"model.heads=3 must be even with model.factorization=heads"):
-        load("model.heads=3", "model.d_model=6", "model.factorization=heads")
-    with pytest.raises(InputError, match=r"model.init=depth_scaled needs model.norm=pre, not post"):
-        load("model.init=depth_scaled", "model.norm=post")
-    grid = ["model.positions=grid", "model.grid=[32,32,3]"]
-    assert load(*grid, "data.tokenizer=bytes").model.grid == [32, 32, 3]
-    for other in (["data.tokenizer=words"], ["data.tokenizer=bytes", "data.newline=drop"]):
-        with pytest.raises(InputError, match=r"positions=grid counts bytes: it needs data.tokenizer=bytes and .*keep"):
-            load(*grid, *other)
+    assert model.stride == stride
+    assert load(f"train.segment={segment}", "model.stride=12").model.stride == 12
 
 
 @pytest.mark.parametrize(("optimizer", "lr", "decay"), [("muon", 0.01, 0.02), ("adamw", 0.006, 0.1)])
@@ -192,24 +182,10 @@ def test_the_optimizer_determines_rate_and_decay_unless_they_are_given(load, opt
     assert (train.lr, train.weight_decay) == (0.5, 0)
 
 
-def test_model_dropout_determines_the_other_kinds_unless_they_are_given(load):
-    model = load("model.dropout=0.3", "model.dropout_activation=0").model
-    assert (model.dropout_embedding, model.dropout_activation, model.dropout_attention) == (0.3, 0, 0)
-
-
 def test_short_segments_are_the_default_of_retraining_if_segments_are_long(load):
-    grid = ["model.positions=grid", "model.grid=[8,8,2]", "data.tokenizer=bytes"]
+    grid = ["model.grid=[8,8,2]", "data.tokenizer=bytes"]
     assert short_share(load("train.segment=128")) == 0.85
     for more in ([], ["train.segment=127"], ["train.segment=129"], ["train.segment=128", *grid]):
         assert short_share(load(*more)) == 0
     assert short_share(load("train.segment=16", "train.short_share=0.5")) == 0.5
     assert short_share(load("train.segment=128", "train.short_share=0")) == 0
-
-
-def test_short_segments_that_do_not_fit_are_refused(load):
-    with pytest.raises(InputError, match=r"train.short_parts=3 must divide train.segment=64"):
-        load("train.short_share=0.5", "train.short_parts=3")
-    grid = ["model.positions=grid", "model.grid=[2,2,1]", "data.tokenizer=bytes"]
-    with pytest.raises(InputError, match=r"does not work with model.positions=grid"):
-        load("train.short_share=0.5", *grid)
-    load("train.short_parts=3", *grid)

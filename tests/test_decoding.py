@@ -9,7 +9,7 @@ from models.transformer_xl import build_pattern
 from tests.making import generator
 
 VOCAB, STREAM = 23, 40
-OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "summary": 2, "window": 6, "chunk": 4}
+OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "window": 6}
 PIECES = {
     "one by one": [1] * STREAM,
     "a prompt, then one by one": [17, 9, *[1] * 14],
@@ -63,19 +63,8 @@ def test_the_decoder_equals_the_model_for_the_same_pieces(pattern, pieces, conte
     torch.testing.assert_close(by_the_decoder(model, tokens, pieces, context), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "identity"])
-@torch.no_grad()
-def test_decoding_one_by_one_equals_the_model_over_the_whole_prefix(name):
-    model, tokens = model_of([name, "dense", name]), stream()
-    decoded = by_the_decoder(model, tokens, [1] * STREAM, STREAM)
-    for length in (1, 2, 13, STREAM):
-        whole = by_the_model(model, tokens[:, :length], [length], length)
-        torch.testing.assert_close(decoded[:, length - 1], whole[:, 0], rtol=0, atol=1e-10)
-
-
 OTHERS = {
     "post": {"norm": "post"},
-    "half of the heads for each set": {"factorization": "heads", "heads": 4},
     "images": {"grid": (2, 3, 1)},
     "adaptive softmax": {"cutoffs": (4, 11)},
 }

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nas.core.config import TrainOptions
+from nas.core.provenance import cpu_info
 from nas.training import device
 from nas.training.device import device_context
 from nas.training.optimizer import orthogonalise
@@ -22,20 +23,25 @@ def test_tiny_numbers_count_as_zero_on_all_threads():
     assert done.stdout.split("\n")[:2] == ["cpu 2", "0"], done.stderr
 
 
+def test_entries_of_the_cpu_are_read(tmp_path):
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Fast: 9\nflags\t\t: fpu sse\nprocessor\t: 1\nflags\t: other\n")
+    assert [cpu_info(key, file) for key in ("model name", "flags", "Features")] == ["Fast: 9", "fpu sse", ""]
+    assert cpu_info("flags", tmp_path / "none") == ""
+
+
 @pytest.mark.parametrize(
-    ("text", "precision", "expected"),
+    ("flags", "precision", "expected"),
     [
-        ("flags\t\t: fpu avx512_bf16 sse\n", "auto", True),
-        ("flags\t\t: fpu amx_bf16\n", "bf16", True),
-        ("flags\t\t: fpu avx512_bf16\n", "fp32", False),
-        ("flags\t\t: fpu avx512f\n", "auto", False),
-        ("Features\t: fp asimd\n", "auto", False),
+        ("fpu avx512_bf16 sse", "auto", True),
+        ("fpu amx_bf16", "bf16", True),
+        ("fpu avx512_bf16", "fp32", False),
+        ("fpu avx512f", "auto", False),
+        ("", "auto", False),
     ],
 )
-def test_muon_uses_bf16_on_a_cpu_with_instructions_for_it(monkeypatch, tmp_path, text, precision, expected):
-    file = tmp_path / "cpuinfo"
-    file.write_text(text)
-    monkeypatch.setattr(device, "Path", lambda _: file)
+def test_muon_uses_bf16_on_a_cpu_with_instructions_for_it(monkeypatch, flags, precision, expected):
+    monkeypatch.setattr(device, "cpu_info", lambda key: flags)
     context = device_context(TrainOptions(device="cpu", precision=precision))
     assert context.muon_bf16 == expected and (context.precision == "bf16") == (precision == "bf16")
     assert ("fp32 (Muon's products bf16)" in str(context)) == (expected and precision == "auto")

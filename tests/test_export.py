@@ -38,7 +38,7 @@ def test_a_model_of_images_is_exported_scored_and_trained_on(small_yaml, tmp_pat
     for split, part in (("train", images[:40]), ("valid", images[40:50]), ("test", images[50:])):
         (tmp_path / "data" / f"{split}.bin").write_bytes(part.tobytes())
     (pattern := tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [attention, dense]\n")
-    options = ["model.positions=grid", "model.grid=[2,2,3]", "train.segment=12", "train.memory=0", "train.steps=3"]
+    options = ["model.grid=[2,2,3]", "train.segment=12", "train.memory=0", "train.steps=3"]
     options += ["data.tokenizer=bytes", f"data.source={tmp_path / 'data'}", "data.vocab_size=null"]
     options += ["train.warmup_steps=1"]
     succeed("retrain", pattern, small_yaml, *options, "--run", tmp_path / "run")

@@ -162,12 +162,10 @@ def test_a_seed_repeats_the_text_and_another_changes_it(model):
     first, again, other = (model.generate("the", 30, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert model.generate("the", 30) != model.generate("the", 30)
-    samples = model.sample("the", 30, Sampling(), 1, samples=3)
-    assert len(set(samples)) == 3
-
-
-def test_an_empty_prompt_begins_after_a_line_end(model):
-    assert model.generate("", 12, seed=3) == model.generate("\n", 12, seed=3)
+    assert len(set(model.sample("the", 30, Sampling(), 1, samples=3))) == 3
+    (one,) = model.sample("every child", 9, Sampling(0))
+    assert model.sample("every child", 9, Sampling(0), samples=3) == [one] * 3
+    assert model.generate("", 12, seed=3) == model.generate("\n", 12, seed=3)  # after a line end
 
 
 def test_an_empty_prompt_needs_a_line_end(small_config, text_folder, cache):
@@ -179,7 +177,7 @@ def test_an_empty_prompt_needs_a_line_end(small_config, text_folder, cache):
 
 def test_a_model_of_images_needs_a_prompt(small_config, text_folder, cache):
     model = model_of(small_config, text_folder, cache, tokenizer="bytes")
-    images = replace(model, config=small_config("model.positions=grid", "model.grid=[2,2,3]", "data.tokenizer=bytes"))
+    images = replace(model, config=small_config("model.grid=[2,2,3]", "data.tokenizer=bytes"))
     with pytest.raises(InputError, match="a model of images cannot begin after a line end"):
         images.generate("")
 
@@ -212,8 +210,3 @@ def test_a_character_of_several_tokens_is_written_once_it_is_complete(small_conf
     assert len(ids) > 5 and b"".join(pieces) == "a 好 b".encode()
     for piece in pieces:
         assert codecs.decode(piece, "utf-8") is not None
-
-
-def test_at_temperature_zero_every_sample_is_the_single_text(model):
-    (one,) = model.sample("every child", 9, Sampling(0))
-    assert model.sample("every child", 9, Sampling(0), samples=3) == [one] * 3

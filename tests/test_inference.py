@@ -60,10 +60,11 @@ def test_words_of_a_binary_text_are_not_compared(trained):
     assert not figures["word_perplexity_comparable"] and figures["bits_per_byte_comparable"]
 
 
-def test_the_score_command_prints_lines_tokens_and_figures(trained, tmp_path):
+def test_a_score_is_printed_in_lines_tokens_and_figures(trained, tmp_path):
     (tmp_path / "text.txt").write_text("my sister sees it .\nthe river\n")
     score = load_model(trained["words"]).score((tmp_path / "text.txt").read_bytes())
-    lines = succeed("score", trained["words"], tmp_path / "text.txt").splitlines()
+    lines = str(score).splitlines()
+    assert f"{score!r}\n" == succeed("score", trained["words"], tmp_path / "text.txt")
     assert lines[1].split() == ["1", "6", f"{score.line_nll()[0]:.4f}", "my", "sister", "sees", "it", "."]
     assert lines[2].split()[:3] == ["2", "3", f"{score.line_nll()[1]:.4f}"]
     assert f"word perplexity {score.figures['word_perplexity']:.4f}, 9 words" in lines

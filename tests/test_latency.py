@@ -252,7 +252,7 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, ca
         (
             (["attention", "dense"], "model.d_ffn=5", "d_ffn 24"),
             (["attention", "dense"], "model.stride=2", None),
-            (["sparse_fixed", "dense"], "model.stride=2", "stride 4, summary 4"),
+            (["sparse_fixed", "dense"], "model.stride=2", "stride 4"),
         ),
     ):
         timed = f"search.latency.timing={timing}"

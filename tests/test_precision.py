@@ -64,7 +64,7 @@ def test_attention(relative):
     def slow(query, key_value, position=None, u=None, v=None):
         mask = causal_mask(length, keys, query.dtype, query.device)
         others = cast_inputs(position, u, v) if relative else [None] * 3
-        return plain_attend(*cast_inputs(query, key_value), *others, *cast_inputs(mask), 1, False, 0.0)[0]
+        return plain_attend(*cast_inputs(query, key_value), *others, *cast_inputs(mask), 1, False)[0]
 
     assert_as_good(errors(inputs, fast, fast, slow))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from models.transformer_xl import Memories
@@ -19,7 +18,6 @@ from nas.data.preprocess import prepare
 from nas.data.tokenizers import SentencePieceTokenizer, training_lines
 from nas.data.vocabulary import Vocabulary
 from nas.training.train_step import Stream
-from tests.making import assert_same_state
 
 
 def options(source, cache, **more):
@@ -50,30 +48,26 @@ def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_mode
         assert corpus.meta["splits"][split]["lossless"]
 
 
-def test_decoded_words_are_separated_by_single_spaces(text_folder, tmp_path):
-    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=None)))
-    original = (text_folder / "valid.txt").read_text()
-    expected = "\n".join(" ".join(line.split()) for line in original.split("\n"))
-    assert corpus.vocabulary.decode(corpus.tokens("valid")).decode() == expected
-    about = corpus.meta["splits"]["valid"]
-    assert about["words_kept"] and not about["lossless"]
+LOSSY = [  # options, what decoding gives, and whether the words are kept
+    ({"tokenizer": "words"}, lambda text: "\n".join(" ".join(line.split()) for line in text.split("\n")), True),
+    ({"tokenizer": "bytes", "lowercase": True}, str.lower, False),
+    ({"tokenizer": "bytes", "newline": "drop"}, lambda text: text.replace("\n", ""), False),
+]
 
 
-def test_a_small_word_vocabulary_records_that_words_are_lost(text_folder, tmp_path):
-    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=12)))
-    assert corpus.vocab_size == 12
-    assert not corpus.meta["splits"]["valid"]["words_kept"]
-    assert b"<unk>" in corpus.vocabulary.decode(corpus.tokens("valid"))
-
-
-@pytest.mark.parametrize("change", [{"lowercase": True}, {"newline": "drop"}])
-def test_lossy_options_are_recorded(change, text_folder, tmp_path):
-    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="bytes", **change)))
+@pytest.mark.parametrize(("choice", "expected", "words_kept"), LOSSY, ids=lambda choice: str(choice)[:40])
+def test_what_a_preparation_loses_is_recorded(choice, expected, words_kept, text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
     about = corpus.meta["splits"]["test"]
-    assert not about["lossless"] and not about["words_kept"]
-    decoded = corpus.vocabulary.decode(corpus.tokens("test"))
-    text = (text_folder / "test.txt").read_bytes()
-    assert decoded == (text.lower() if "lowercase" in change else text.replace(b"\n", b""))
+    assert not about["lossless"] and about["words_kept"] == words_kept
+    decoded = corpus.vocabulary.decode(corpus.tokens("test")).decode()
+    assert decoded == expected((text_folder / "test.txt").read_text())
+
+
+def test_a_small_word_vocabulary_loses_words(text_folder, tmp_path):
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer="words", vocab_size=12)))
+    assert corpus.vocab_size == 12 and not corpus.meta["splits"]["valid"]["words_kept"]
+    assert b"<unk>" in corpus.vocabulary.decode(corpus.tokens("valid"))
 
 
 @pytest.mark.parametrize("choice", [{"tokenizer": "bytes"}, {"tokenizer": "words"}, {"newline": "drop"}], ids=str)
@@ -84,6 +78,8 @@ def test_the_vocabulary_encodes_as_the_preparation_does(choice, lowercase, text_
     text = (text_folder / "valid.txt").read_text()
     np.testing.assert_array_equal(corpus.vocabulary.encode(text), corpus.tokens("valid"))
     np.testing.assert_array_equal(corpus.vocabulary.encode(text.encode()), corpus.tokens("valid"))
+    counts = np.bincount(corpus.tokens("train"), minlength=corpus.vocab_size)
+    assert (np.diff(counts) <= 0).all() and np.array_equal(counts, corpus.counts())  # ids are ranks
     end = corpus.vocabulary.line_end
     assert end is None if choice.get("newline") == "drop" else corpus.vocabulary.decode(np.array([end])) == b"\n"
 
@@ -99,14 +95,6 @@ def test_a_damaged_vocabulary_and_text_that_is_not_utf_8_are_reported(text_folde
     (folder / "ids.npy").unlink()
     with pytest.raises(InputError, match=r"ids\.npy is missing or damaged"):
         Vocabulary.load(folder)
-
-
-@pytest.mark.parametrize("tokenizer", ["bytes", "words", "sentencepiece"])
-def test_ids_are_ranked_by_training_frequency(tokenizer, text_folder, tmp_path):
-    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer=tokenizer, vocab_size=310)))
-    counts = np.bincount(corpus.tokens("train"), minlength=corpus.vocab_size)
-    assert (np.diff(counts) <= 0).all()
-    np.testing.assert_array_equal(counts, corpus.counts())
 
 
 def test_words_and_bytes_are_counted_on_the_original_text(text_folder, tmp_path):
@@ -227,25 +215,9 @@ def test_rows_of_images_begin_with_an_image():
     batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
     tokens, _ = batches.next()
     assert tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
-    with pytest.raises(InputError, match=r"needs 40\)"):
+    with pytest.raises(InputError, match=r"has 39 tokens: too short for train.batch_size=2 rows .*needs 40\)"):
         ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)
     assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).segments_per_epoch == 1
-
-
-def test_context_batches_resume_where_they_were():
-    one, two = (Stream(ContextBatches(np.arange(200), 2, 5)) for _ in range(2))
-    for _ in range(3):
-        one.next()
-        one.memories = Memories([None, torch.zeros(2, 5, 1)], one.loader.position * 5)
-    two.load_state_dict(one.state_dict())
-    assert (one.next().tokens == two.next().tokens).all()
-    assert_same_state(list(two.memories), list(one.memories))
-    assert two.memories.offset == 15
-
-
-def test_a_stream_too_short_for_a_row_is_refused():
-    with pytest.raises(InputError, match=r"has 40 tokens: too short for train.batch_size=8 rows .*needs 72"):
-        ContextBatches(np.arange(40), 8, 8)
 
 
 def test_concurrent_preparation_ends_in_one_folder(text_folder, tmp_path):

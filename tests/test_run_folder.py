@@ -18,15 +18,16 @@ def start(path, config, stage="search", resume=False, **more):
     return run
 
 
-def test_a_run_is_never_overwritten(tmp_path, small_config):
-    start(tmp_path / "run", small_config())
-    with pytest.raises(InputError, match="already holds a run; add --resume"):
-        open_run(tmp_path / "run", small_config(), "search", False)
-
-
-def test_opening_writes_nothing(tmp_path, small_config):
+def test_a_run_is_never_overwritten_and_opening_writes_nothing(tmp_path, small_config):
     open_run(tmp_path / "run", small_config(), "search", False)
     assert not (tmp_path / "run").exists()
+    run = start(tmp_path / "run", small_config())
+    with pytest.raises(InputError, match="already holds a run; add --resume"):
+        open_run(run.path, small_config(), "search", False)
+    open_run(run.path, small_config("data.source=/elsewhere"), "search", True)  # the same text may have moved
+    (run.path / "config.yaml").unlink()
+    with pytest.raises(InputError, match=r"lacks config\.yaml, so its run cannot go on; restore the file"):
+        open_run(run.path, small_config(), "search", True)
 
 
 def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_config):
@@ -65,18 +66,6 @@ def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, sma
     open_run(run.path, small_config(), "search", True)
     with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); use the options of"):
         open_run(run.path, small_config("model.activation=gelu"), "search", True)
-
-
-def test_a_run_goes_on_where_its_text_has_moved(tmp_path, small_config):
-    run = start(tmp_path / "run", small_config())
-    open_run(run.path, small_config("data.source=/elsewhere"), "search", True)
-
-
-def test_a_run_without_its_configuration_is_named(tmp_path, small_config):
-    run = start(tmp_path / "run", small_config())
-    (run.path / "config.yaml").unlink()
-    with pytest.raises(InputError, match=r"lacks config\.yaml, so its run cannot go on; restore the file"):
-        open_run(run.path, small_config(), "search", True)
 
 
 def test_auto_cutoffs_mean_the_recorded_cutoffs(tmp_path, small_config):

@@ -10,28 +10,29 @@ from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import build_pattern
 from tests import reference
 
-KINDS = ("strided", "fixed")
-SHAPES = [  # stride, summary, segment, memory, positions of the stream before the segment
-    (4, 1, 8, 8, 8),
-    (4, 2, 8, 0, 0),
-    (4, 3, 7, 0, 0),
-    (4, 2, 7, 5, 5),
-    (4, 2, 6, 8, 21),
-    (3, 3, 7, 4, 9),
-    (5, 2, 3, 11, 22),
-    (8, 2, 5, 0, 0),
-    (6, 1, 1, 9, 10),
-    (1, 1, 5, 3, 3),
+KINDS = ("strided", "fixed", "window")
+SHAPES = [  # stride or window, segment, memory, positions of the stream before the segment
+    (4, 8, 8, 8),
+    (5, 8, 0, 0),
+    (7, 7, 5, 5),
+    (6, 6, 8, 21),
+    (3, 7, 4, 9),
+    (5, 3, 11, 22),
+    (8, 5, 0, 0),
+    (6, 1, 9, 10),
+    (1, 5, 3, 3),
 ]
 
 
-def attention_of(kind, stride, summary=1, factorization="merged", relative=True, d_model=8, heads=4):
+def operation_of(kind, stride, relative=True, d_model=8, heads=2):
+    name = "window" if kind == "window" else f"sparse_{kind}"
+    return OPERATIONS[name](BlockConfig(d_model, heads, 1, stride=stride, window=stride, relative=relative)).double()
+
+
+def attention_of(*arguments, **options):
     """A sparse attention module whose parameters make every term of the scores contribute."""
     torch.manual_seed(0)
-    config = BlockConfig(
-        d_model, heads, 1, stride=stride, summary=summary, factorization=factorization, relative=relative
-    )
-    attention = OPERATIONS[f"sparse_{kind}"](config).attention.double()
+    attention = operation_of(*arguments, **options).attention
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
     return attention
@@ -45,18 +46,17 @@ def context_of(attention, segment, memory, start, batch=2):
     return context, segment, Positions(encodings, start)
 
 
-def slow(attention, kind, summary, context, segment, positions):
+def slow(attention, kind, context, segment, positions):
     """Attention to the reference's key sets, one score at a time."""
-    heads, keys, stride = attention.heads, context.shape[1], attention.stride
+    keys, stride = context.shape[1], attention.stride
     first = positions.start + segment - keys  # place of the first key in the stream
-    half = heads // 2
 
     def sees(head, query, key):
-        near, far = reference.sparse_sets(kind, stride, summary, first + query)
-        return first + key in (near | far if attention.merged else near if head < half else far)
+        near, far = reference.sparse_sets(kind, stride, min(4, stride), first + query)
+        return first + key in near | far
 
-    (query,) = split_heads(attention.query(context[:, -segment:]), heads)
-    key, value = split_heads(attention.key_value(context), heads, 2)
+    (query,) = split_heads(attention.query(context[:, -segment:]), attention.heads)
+    key, value = split_heads(attention.key_value(context), attention.heads, 2)
     position = attention.project_positions(positions, slice(-keys, None))
     mixed = reference.relative_attention(
         *(x.transpose(0, 1) for x in (query, key, value)),
@@ -75,31 +75,13 @@ def values_and_gradients(output, context, attention):
 
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
-@pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, factorization, relative):
-    stride, summary, segment, memory, start = shape
-    attention = attention_of(kind, stride, summary, factorization, relative)
+def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, relative, monkeypatch):
+    stride, segment, memory, start = shape
+    attention = attention_of(kind, stride, relative)
     inputs = context_of(attention, segment, memory, start)
-    expected = values_and_gradients(slow(attention, kind, summary, *inputs), inputs[0], attention)
-    for compute in (attention.blocked, attention.masked):
-        results = values_and_gradients(compute(*inputs), inputs[0], attention)
-        for a, b in zip(results, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-
-
-@pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_window_attention_equals_the_double_loop(shape, relative, monkeypatch):
-    window, _, segment, memory, start = shape
-    torch.manual_seed(0)
-    attention = OPERATIONS["window"](BlockConfig(8, 4, 1, window=window, relative=relative)).attention.double()
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter, std=0.6)
-    inputs = context_of(attention, segment, memory, start)
-    expected = values_and_gradients(slow(attention, "window", 0, *inputs), inputs[0], attention)
+    expected = values_and_gradients(slow(attention, kind, *inputs), inputs[0], attention)
     for dense in (True, False):
         monkeypatch.setattr(sparse, "uses_dense_mask", lambda *_, dense=dense: dense)
         results = values_and_gradients(attention(*inputs), inputs[0], attention)
@@ -107,21 +89,19 @@ def test_window_attention_equals_the_double_loop(shape, relative, monkeypatch):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_keys_use_groups_and_few_a_dense_mask(kind, monkeypatch):
-    attention, calls = attention_of(kind, 4), []
-    for name in ("blocked", "masked"):
-        original = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda *inputs, name=name, f=original: calls.append(name) or f(*inputs))
-    results = []
-    for border in (12, 11):
-        monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
-        inputs = context_of(attention, 8, 4, 4)
-        torch.manual_seed(1)
-        with torch.no_grad():
-            results.append(attention(torch.randn(2, 12, 8, dtype=torch.float64), *inputs[1:]))
-    assert calls == ["masked", "blocked"]
-    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
+def test_many_keys_use_groups_and_few_a_dense_mask(monkeypatch):
+    """A window of few queries uses a dense mask of any length, because its keys are few."""
+    monkeypatch.setattr(sparse, "DENSE_UP_TO", 12)
+    calls = []
+    for kind in KINDS:
+        attention = attention_of(kind, 4)
+        monkeypatch.setattr(attention, "blocked", lambda *_, kind=kind: calls.append(kind))
+        for segment, memory in ((8, 4), (8, 5), (4, 9)):
+            attention(*context_of(attention, segment, memory, 4))
+    assert calls == ["strided", "strided", "fixed", "fixed"]
+    monkeypatch.setattr(sparse, "DENSE_UP_TO", 11)
+    attention(*context_of(attention, 8, 4, 4))
+    assert calls[4:] == ["window"]
 
 
 class LargestTensor(TorchDispatchMode):
@@ -137,25 +117,22 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_tensor_is_as_large_as_all_scores(kind, factorization):
+def test_no_tensor_is_as_large_as_all_scores(kind):
     sparse.group_masks.cache_clear()
     segment, memory, heads = 512, 512, 2
-    attention = attention_of(kind, 32, 1, factorization, heads=heads)
+    attention = attention_of(kind, 32, heads=heads)
     inputs = context_of(attention, segment, memory, memory, batch=1)
     with LargestTensor() as largest:
         attention(*inputs).sum().backward()
     assert 0 < largest.entries <= segment * (segment + memory) * heads / 5
 
 
-@pytest.mark.parametrize("factorization", sparse.FACTORIZATIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factorization, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
-    length, config = 22, BlockConfig(8, 2, 1, stride=5, summary=1, factorization=factorization)
-    blocks = [OPERATIONS[f"sparse_{kind}"](config).double() for _ in range(2)]
+    length, blocks = 22, [operation_of(kind, 5) for _ in range(2)]
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
     positions, y = Positions(sinusoidal_encodings(length, 8, torch.float64)), x
     for block in blocks:
@@ -168,12 +145,11 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, factoriz
 
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("border", [0, sparse.DENSE_UP_TO])
-@pytest.mark.parametrize(("kind", "factorization"), list(itertools.product(KINDS, sparse.FACTORIZATIONS)))
-def test_division_into_segments_does_not_change_results(kind, factorization, border, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_division_into_segments_does_not_change_results(kind, border, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
     torch.manual_seed(0)
-    config = BlockConfig(8, 2, 12, stride=4, summary=1, factorization=factorization)
-    model = build_pattern([f"sparse_{kind}", "dense", f"sparse_{kind}"], config, 11).double()
+    model = build_pattern([f"sparse_{kind}", "dense", f"sparse_{kind}"], BlockConfig(8, 2, 12, stride=5), 11).double()
     tokens, targets = torch.randint(11, (2, 2, 30))
     uncut, _ = model(tokens, targets, None, 30)
     pieces, memories = [], None
@@ -186,25 +162,20 @@ def test_division_into_segments_does_not_change_results(kind, factorization, bor
 
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("kind", KINDS)
-def test_large_scores_stay_finite_and_correct(kind):
+def test_large_scores_stay_finite_and_correct(kind, monkeypatch):
     attention = attention_of(kind, 4)
     with torch.no_grad():
         attention.query.weight *= 1e4
-    context, *others = context_of(attention, 16, 8, 8)
-    exact = attention.masked(context, *others)
+    context, segment, positions = context_of(attention, 16, 8, 8)
+    exact = attention(context, segment, positions)
     single = attention.float()
-    encodings = others[1].encodings.float()
-    for compute in (single.blocked, single.masked):
-        result = compute(context.detach().float(), others[0], Positions(encodings, others[1].start))
+    for border in (0, sparse.DENSE_UP_TO):
+        monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
+        result = single(context.detach().float(), segment, Positions(positions.encodings.float(), positions.start))
         torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
 
 
-def test_invalid_options_are_reported():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stride_below_1_is_reported(kind):
     with pytest.raises(ValueError, match="stride=0 must be at least 1"):
-        attention_of("strided", 0)
-    with pytest.raises(ValueError, match="summary=5 must be from 1 to stride=4"):
-        attention_of("fixed", 4, 5)
-    with pytest.raises(ValueError, match="heads=3 must be even"):
-        attention_of("strided", 4, factorization="heads", d_model=6, heads=3)
-    with pytest.raises(ValueError, match="factorization='both' must be one of merged, heads"):
-        attention_of("strided", 4, factorization="both")
+        attention_of(kind, 0)

@@ -24,36 +24,37 @@ def stream(length, batch=2):
     return tokens[:, :-1], tokens[:, 1:]
 
 
+ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "window", "linear", "identity"]
+STREAMS = {
+    "attention": (["attention"], {}),
+    "pre": (ALL, {}),
+    "post": (ALL, {"norm": "post"}),
+    "grid": (ALL, {"relative": False}),
+}
+
+
 @pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("pattern", [["attention"], ["attention", "dense", "identity", "attention", "attention"]])
-def test_two_segments_with_memory_equal_one_long_segment(pattern, norm):
+@pytest.mark.parametrize(("pattern", "options"), STREAMS.values(), ids=STREAMS)
+def test_segments_with_memory_equal_one_long_segment(pattern, options):
     """With a memory of all previous positions, dividing a stream into segments changes no loss at any depth."""
-    model = model_of(pattern, BlockConfig(16, 2, 24, norm=norm))
-    tokens, targets = stream(12)
-    whole, _ = model(tokens, targets, None, 0)
-    first, memories = model(tokens[:, :5], targets[:, :5], None, 12)
-    second, memories = model(tokens[:, 5:7], targets[:, 5:7], memories, 12)
-    third, _ = model(tokens[:, 7:], targets[:, 7:], memories, 12)
-    torch.testing.assert_close(torch.cat([first, second, third], dim=1), whole, rtol=0, atol=1e-10)
+    grid = [] if options.get("relative", True) else [2, 3, 2]
+    model = model_of(pattern, BlockConfig(16, 2, 24, stride=4, window=3, **options), grid=grid)
+    tokens, targets = stream(30)
+    whole, _ = model(tokens, targets, None, 30)
+    parts, memories = [], None
+    for part in (slice(0, 5), slice(5, 7), slice(7, 20), slice(20, 30)):
+        nll, memories = model(tokens[:, part], targets[:, part], memories, 30)
+        parts.append(nll)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-10)
+    _, memories = model(tokens[:, :20], targets[:, :20], None, 2)
+    assert not torch.allclose(model(tokens[:, 20:], targets[:, 20:], memories, 2)[0], whole[:, 20:])  # it forgets
 
 
-def test_a_shorter_memory_forgets():
-    model = model_of(["attention"])
-    tokens, targets = stream(12)
-    whole, _ = model(tokens, targets, None, 0)
-    _, memories = model(tokens[:, :6], targets[:, :6], None, 2)
-    second, _ = model(tokens[:, 6:], targets[:, 6:], memories, 2)
-    assert not torch.allclose(second, whole[:, 6:])
-
-
-def test_only_attention_blocks_keep_a_memory_and_it_has_no_gradient():
-    model = model_of(["dense", "attention", "identity", "attention"])
+def test_only_attention_blocks_keep_a_memory_of_what_they_read_and_it_has_no_gradient():
+    model = model_of(["dense", "attention", "identity", "window"], BlockConfig(16, 2, 24, window=3))
     _, memories = model(*stream(6), None, 4)
-    assert [memory is not None for memory in memories.blocks] == [False, True, False, True]
-    assert all(
-        memory.shape == (2, 4, 16) and not memory.requires_grad for memory in memories.blocks if memory is not None
-    )
+    assert [memory is not None and memory.shape[1] for memory in memories.blocks] == [False, 4, False, 3]
+    assert not any(memory.requires_grad for memory in memories.blocks if memory is not None)
 
 
 def test_memory_holds_the_last_inputs():
@@ -82,9 +83,6 @@ def test_weights_start_at_a_size_that_keeps_activations():
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
 
 
-ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "window", "linear", "identity"]
-
-
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     """Losses, memories and gradients over two segments with dropout are bit-identical."""
@@ -105,16 +103,6 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
     assert kept[1] < kept[0] / 2
-
-
-def test_a_window_block_keeps_no_more_memory_than_it_reads():
-    config = BlockConfig(16, 2, 24, window=3)
-    model, (tokens, targets) = model_of(["window", "attention"], config), stream(20)
-    whole, _ = model(tokens, targets, None, 20)
-    first, memories = model(tokens[:, :13], targets[:, :13], None, 20)
-    second, _ = model(tokens[:, 13:], targets[:, 13:], memories, 20)
-    assert [memory.shape[1] for memory in memories.blocks] == [3, 13]
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
 
 
 def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
@@ -163,38 +151,25 @@ def test_relative_positions_and_a_grid_cannot_be_combined():
 
 
 def test_a_grid_model_has_positions_only_in_its_embeddings():
-    """Its attention has no relative positions, and dividing a stream into segments changes no loss."""
     config = BlockConfig(16, 2, 24, relative=False, stride=4, window=3)
     model = model_of(ALL, config, grid=[2, 3, 2])
     assert not any("position" in name for name, _ in model.blocks.named_parameters())
     for table in model.grid.tables:
         assert table.std().item() == pytest.approx(16**-0.5, rel=0.5)  # drawn like the token embeddings
-    tokens, targets = stream(30)
-    whole, _ = model(tokens, targets, None, 30)
-    first, memories = model(tokens[:, :13], targets[:, :13], None, 30)
-    second, _ = model(tokens[:, 13:], targets[:, 13:], memories, 30)
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
     same = torch.zeros(1, 24, dtype=torch.long)
     nll, _ = model(same, same, None, 0)
     assert not torch.allclose(nll[0, 1], nll[0, 2]) and nll.shape == (1, 24)
 
 
-@pytest.mark.parametrize("kind", ["dropout", "dropout_embedding", "dropout_activation", "dropout_attention"])
-@pytest.mark.parametrize("border", [0, sparse.DENSE_UP_TO])  # sparse attention in groups, or under a dense mask
-def test_each_kind_of_dropout_acts_where_it_belongs_and_only_in_training(kind, border, monkeypatch):
-    monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
+@pytest.mark.parametrize("name", ["attention", "sparse_strided", "dense"])
+def test_dropout_acts_on_embeddings_branches_and_the_last_layer_in_training_only(name):
+    torch.manual_seed(0)
+    model = build_pattern([name], BlockConfig(8, 2, 12, dropout=0.5, stride=4), 20)
+    dropped = []
+    for module in (model, model.blocks[0].operation):
+        module.dropout.register_forward_hook(lambda _, inputs, output: dropped.append(not torch.equal(*inputs, output)))
     tokens = torch.randint(20, (2, 16))
-    for name in ("attention", "sparse_strided", "dense"):
-        torch.manual_seed(0)
-        model = build_pattern([name], BlockConfig(8, 2, 12, stride=4, **{kind: 0.5}), 20)
-        model.dropout = torch.nn.Identity()  # that of the last layer; here the block's own counts
-        acts = {"dropout": True, "dropout_embedding": True, "dropout_activation": name == "dense"}
-        outputs = []
-        for training in (True, False):
-            model.train(training)
-            draws = []
-            for seed in range(2):
-                torch.manual_seed(seed)
-                draws.append(model(tokens, tokens, None, 16)[0])
-            outputs.append(torch.equal(*draws))
-        assert outputs == [not acts.get(kind, name != "dense"), True], name
+    for training in (True, False):
+        model.train(training)(tokens, tokens, None, 16)
+        assert dropped == [training] * (4 if name == "dense" else 3)
+        dropped.clear()

@@ -5,8 +5,8 @@ from typing import Any
 
 from nas.core.pattern import OPERATIONS
 
-FACTORIZATIONS = ("merged", "heads")  # copied from models.sparse, because that module imports torch
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
+SHORT_PARTS = 2  # short segments that a segment is divided into
 OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
 
@@ -25,9 +25,7 @@ class DataOptions:
         "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt (or .bin), or a file",
     )
     tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, a .model or vocabulary")
-    vocab_size: int | None = option(
-        None, "pieces of sentencepiece (null: 8000, or the most the text allows), or words (null: all)", minimum=2
-    )
+    vocab_size: int | None = option(None, "pieces (null: at most 8000) or words (null: all)", minimum=2)
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
     newline: str = option("keep", "keep line ends; drop: word perplexity is not comparable", choices=("keep", "drop"))
     cache: str = option("~/.cache/par-nas", "folder for downloads and prepared tokens")
@@ -39,41 +37,19 @@ class ModelOptions:
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     d_ffn: int = option(512, "inner width of a dense block", minimum=1)
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
-    dropout: float = option(0.0, "dropout of branches and last layer; for many passes over a text", minimum=0, below=1)
-    dropout_embedding: float | None = option(None, "dropout of embeddings (null: model.dropout)", minimum=0, below=1)
-    dropout_activation: float | None = option(None, "dropout in dense blocks (null: model.dropout)", minimum=0, below=1)
-    dropout_attention: float = option(0.0, "dropout of attention weights", minimum=0, below=1)
+    dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
     cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
         [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
     )
-    clusters: int = option(3, "cutoffs auto: number of clusters, including the head", minimum=2)
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
-    stride: int | None = option(
-        None, "sparse attention: stride; null: the power of two nearest to sqrt(segment + memory)", minimum=1
-    )
-    summary: int | None = option(
-        None, "sparse_fixed: summary positions at the end of each stride (null: 4, at most the stride)", minimum=1
-    )
-    window: int | None = option(
-        None, "window attention: earlier positions that it sees (null: a quarter of segment + memory)", minimum=1
-    )
-    chunk: int | None = option(None, "linear: positions computed at once (null: 64, at most segment)", minimum=1)
-    factorization: str = option(
-        "merged", "sparse attention: one softmax over both key sets, or half of the heads each", choices=FACTORIZATIONS
-    )
-    positions: str = option(
-        "relative", "relative positions in attention, or learned embeddings in model.grid", choices=("relative", "grid")
-    )
-    grid: list[int] = option([], "positions grid: rows, columns and channels of each image in the byte stream")
+    stride: int | None = option(None, "sparse attention: stride (null: 2^k nearest sqrt(segment + memory))", minimum=1)
+    window: int | None = option(None, "window: earlier positions seen (null: a quarter of segment + memory)", minimum=1)
+    grid: list[int] = option([], "rows, columns, channels of images, for learned positions; []: relative ones")
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
-    init: str = option(
-        "plain",
-        "depth_scaled: scale each branch's last layer by 1 / sqrt(blocks); needs norm pre",
-        choices=("plain", "depth_scaled"),
-    )
+    init: str = option("plain", "depth_scaled: last layers times 1 / sqrt(blocks)", choices=("plain", "depth_scaled"))
 
 
 @dataclass
@@ -84,33 +60,23 @@ class TrainOptions:
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees; linear carries a state instead", minimum=0)
-    optimizer: str = option(
-        "muon", "muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW", choices=("adamw", "muon")
-    )
+    optimizer: str = option("muon", "of the blocks' matrices; all other weights have AdamW", choices=("adamw", "muon"))
     lr: float | None = option(None, "peak learning rate of AdamW (null: 0.01 beside Muon, 0.006 alone)", above=0)
     muon_lr: float = option(0.015, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
-    momentum: float = option(0.9, "momentum of Muon", minimum=0, below=1)
-    schedule: str = option("linear", "decay of the learning rates after the warm-up", choices=("cosine", "linear"))
-    min_lr_ratio: float = option(0.25, "final learning rate, as a ratio to the peak", minimum=0, maximum=1)
+    schedule: str = option("linear", "decay of the rates, to 1/4 or 0 (cosine)", choices=("cosine", "linear"))
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
     weight_decay: float | None = option(None, "weight decay of matrices (null: 0.02; adamw: 0.1)", minimum=0)
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
-    average_share: float = option(
-        0.2, "last share of the steps; the weights are averaged over it", minimum=0, maximum=1
-    )
+    average_share: float = option(0.2, "last share of the steps, over which weights are averaged", minimum=0, maximum=1)
     short_share: float | None = option(
-        None, f"first share of the weights' steps, on short segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
+        None, f"first share of the weights' steps, on half segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
     )
-    short_parts: int = option(2, "short segments that a segment is divided into; they have no memory", minimum=2)
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)
     log_every: int = option(50, "steps between lines of metrics and pi", minimum=1)
     checkpoint_every: int = option(500, "steps between checkpoints", minimum=1)
-    patience: int = option(0, "retrain: stop after this many evaluations without improvement; 0: never", minimum=0)
     threads: int | None = option(None, "CPU threads per process (null: PyTorch's default)", minimum=1)
-    grad_accum_steps: int = option(
-        1, "parts into which each process splits its rows to save memory; gradients do not change", minimum=1
-    )
+    grad_accum_steps: int = option(1, "parts into which each process splits its rows to save memory", minimum=1)
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
         "auto",

@@ -4,7 +4,7 @@ import math
 import operator
 from dataclasses import asdict
 
-from nas.core.config import Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
+from nas.core.config import SHORT_PARTS, Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
 from nas.core.errors import InputError, nearest
 from nas.core.pattern import OPERATIONS, SAME_PARAMETERS
 
@@ -24,7 +24,8 @@ def check(config: Config) -> None:
     check_model(config.model)
     check_grid(config)
     check_train(config.train)
-    check_short_segments(config)
+    if config.train.short_share and (conflict := short_segments_conflict(config)):
+        raise InputError(conflict)
     check_search(config.search)
     check_pattern(config.search.operations, config)
 
@@ -54,12 +55,6 @@ def check_model(model: ModelOptions) -> None:
             f"model.d_model={model.d_model} must be even: a position encoding consists of pairs of sine and cosine"
         )
     check_cutoffs(model.cutoffs)
-    if model.summary > model.stride:
-        raise InputError(f"model.summary={model.summary} must be at most model.stride, which is {model.stride}")
-    if model.factorization == "heads" and model.heads % 2:
-        raise InputError(
-            f"model.heads={model.heads} must be even with model.factorization=heads: each half has its own key set"
-        )
     if model.init == "depth_scaled" and model.norm != "pre":
         raise InputError(f"model.init=depth_scaled needs model.norm=pre, not {model.norm}")
     if model.tie_embeddings and model.div_value != 1:
@@ -79,29 +74,21 @@ def check_cutoffs(cutoffs) -> None:
 
 def check_grid(config: Config) -> None:
     grid, data = config.model.grid, config.data
-    if config.model.positions != "grid":
-        if grid:
-            raise InputError(f"model.grid={grid} needs model.positions=grid")
+    if not grid:
         return
     if len(grid) != 3 or min(grid) < 1:
-        raise InputError(
-            f"model.grid={grid} must give rows, columns and channels with model.positions=grid: [32, 32, 3]"
-        )
+        raise InputError(f"model.grid={grid} must be rows, columns and channels, such as [32, 32, 3], or []")
     if data.tokenizer in ("sentencepiece", "words") or data.newline != "keep":  # a path is checked when it is read
-        raise InputError("model.positions=grid counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
+        raise InputError(f"model.grid={grid} counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
 
 
 def check_pattern(pattern: list[str], config: Config) -> None:
     """Raises InputError if the options do not fit a pattern, a list of operations."""
-    model, segment, keys = config.model, config.train.segment, config.train.segment + config.train.memory
+    model, keys = config.model, config.train.segment + config.train.memory
     if "window" in pattern and model.window > keys:
         raise InputError(f"model.window={model.window} must be at most train.segment + train.memory, which is {keys}")
-    if "linear" in pattern and model.chunk > segment:
-        raise InputError(f"model.chunk={model.chunk} must be at most train.segment={segment}")
-    if "linear" in pattern and model.positions == "grid":  # its state would go on from one image to the next
-        raise InputError(
-            "the operation linear needs model.positions=relative; remove linear from the operations, or the grid"
-        )
+    if "linear" in pattern and model.grid:  # its state would go on from one image to the next
+        raise InputError(f"the operation linear cannot read images; remove it, or model.grid={model.grid}")
     if set(pattern) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
 
@@ -117,19 +104,13 @@ def check_train(train: TrainOptions) -> None:
         )
 
 
-def check_short_segments(config: Config) -> None:
-    train = config.train
-    if train.short_share and (conflict := short_segments_conflict(config)):
-        raise InputError(conflict)
-
-
 def short_segments_conflict(config: Config) -> str | None:
     """Why the configuration does not allow short segments, or None."""
     train = config.train
-    if train.segment % train.short_parts:
-        return f"train.short_parts={train.short_parts} must divide train.segment={train.segment}"
-    if config.model.positions == "grid":
-        return f"train.short_share={train.short_share} does not work with model.positions=grid; give 0"
+    if train.segment % SHORT_PARTS:
+        return f"train.short_share={train.short_share} needs an even train.segment, not {train.segment}"
+    if config.model.grid:
+        return f"train.short_share={train.short_share} does not work with model.grid; give 0"
     return None
 
 

@@ -16,13 +16,8 @@ from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_message
 
-RUN_KEYS = (
-    "format",
-    "stage",
-    "pattern",
-    "search_seeds",
-    "weights_sha256",
-)  # keys of a recorded configuration that are not options
+# Keys of a recorded configuration that are not options
+RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256")
 SECTIONS_NEEDED = "must hold sections with keys, such as `train: {steps: 100}`"
 OTHER_NAMES = {
     "learning_rate": "train.lr",
@@ -177,24 +172,15 @@ def default_stride(keys: int) -> int:
     return lower if root - lower <= 2 * lower - root else 2 * lower
 
 
-def default_summary(stride: int) -> int:
-    """4 positions, or the stride if it is shorter."""
-    return min(4, stride)
-
-
 def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """{dotted key: value} that null stands for in options whose default depends on others.
 
     values: {dotted key: value} of every option.
     """
-    found, stride, keys = {}, values["model.stride"], values["train.segment"] + values["train.memory"]
+    found, keys = {}, values["train.segment"] + values["train.memory"]
     if keys > 0:  # check() reports lengths that are out of range
         found["model.stride"] = default_stride(keys)
-        found["model.summary"] = default_summary(stride or found["model.stride"])
         found["model.window"] = max(1, keys // 4)
-        found["model.chunk"] = max(1, min(64, values["train.segment"]))
-    for kind in ("embedding", "activation"):
-        found[f"model.dropout_{kind}"] = values["model.dropout"]
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
         found[f"train.{key}"] = value
     return found

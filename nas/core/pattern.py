@@ -25,10 +25,9 @@ SAME_PARAMETERS = ("attention", *SPARSE, "window")  # their parameters have the 
 ATTENDING = (*SAME_PARAMETERS, "linear")
 # Options of the model that only these operations use
 OWN_OPTIONS = {
-    "sparse_strided": ("stride", "factorization"),
-    "sparse_fixed": ("stride", "factorization", "summary"),
+    "sparse_strided": ("stride",),
+    "sparse_fixed": ("stride",),
     "window": ("window",),
-    "linear": ("chunk",),
 }
 
 

@@ -25,13 +25,15 @@ def git_commit() -> str | None:
         return None
 
 
+def cpu_info(key: str, path: Path = Path("/proc/cpuinfo")) -> str:
+    """An entry of the first CPU, such as `flags`; "" if the system does not tell. Only Linux does."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
 def processor() -> str:
     """Name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def command_line() -> str:

@@ -28,7 +28,7 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
     model = asdict(block_config(config)) | backbone_options(config, vocab_size)
     unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
-        unused += ["recompute", *(key for key in model if key.startswith("dropout"))]
+        unused += ["recompute", "dropout"]
     used = {size for name in operations for size in OWN_OPTIONS.get(name, ())}
     unused += [size for sizes in OWN_OPTIONS.values() for size in sizes if size not in used]
     model = {key: value for key, value in model.items() if key not in unused}

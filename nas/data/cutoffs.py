@@ -6,40 +6,30 @@ N words, most frequent first, are divided into K clusters of consecutive words w
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
 
-class Cost(Protocol):
-    """Interface of a cost model of clusters. All arguments and results are arrays of one shape.
-
-    size: words in the cluster. share: their share of all counted words.
-    """
-
-    def head(self, size: np.ndarray, share: np.ndarray, clusters: int) -> np.ndarray: ...
-
-    def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """Cost of tail `index`, from 1. It has the form share * (a * size + b) + c; a >= 0, b and c may depend on the
-        index.
-        """
-
-
 @dataclass(frozen=True)
 class PlainCost:
-    """Size times share for every cluster: the logits per token if each token computed only its own cluster."""
+    """Size times share for every cluster: the logits per token if each token computed only its own cluster.
+
+    In this and other cost models, all arguments and results are arrays of one shape. size: words in the cluster. share:
+    their share of all counted words.
+    """
 
     unit = "logits per token"
 
-    def head(self, size, share, clusters):
+    def head(self, size: np.ndarray, share: np.ndarray, clusters: int) -> np.ndarray:
         return size * share
 
-    def tail(self, index, size, share):
+    def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """Tail `index`, from 1: share * (a * size + b) + c, where a >= 0, b and c may depend on the index."""
         return size * share
 
 
 @dataclass(frozen=True)
-class LayerCost:
+class LayerCost(PlainCost):
     """Training time of models.softmax.AdaptiveSoftmax per token in nanoseconds, forward and backward, on one thread.
 
     Every token computes the head, which has an entry per tail. The tokens of a tail are selected, projected if
@@ -72,7 +62,7 @@ class LayerCost:
         return share * (size * self.per_size(width) + self.per_row + projection) + once
 
 
-def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: Cost) -> list[int]:
+def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: PlainCost) -> list[int]:
     """The K - 1 cutoffs with the lowest cost, increasing. If several choices have this cost, any of them is
     returned.
 
@@ -134,7 +124,7 @@ def add_cluster(best: np.ndarray, tail_cost: Callable, first: int, ends: np.ndar
     return least, start
 
 
-def total_cost(counts: np.ndarray, cutoffs: list[int], cost: Cost) -> float:
+def total_cost(counts: np.ndarray, cutoffs: list[int], cost: PlainCost) -> float:
     """Cost of a layer with the given cutoffs, in the unit of the cost. counts [N], descending."""
     (head, share), *tails = cluster_table(counts, cutoffs)
     result = cost.head(np.float64(head), share, 1 + len(tails))

@@ -73,10 +73,10 @@ def corpus_digest(texts: dict[str, Path], options: DataOptions) -> str:
 
 def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> None:
     """Write all files of a prepared corpus into an empty folder."""
-    given, counts, facts = read_vocabulary(options), {}, {}
-    if given:
-        kind, same = given.kind, {"lowercase": given.lowercase, "newline": given.newline}
-        options = replace(options, tokenizer=kind, **same)
+    given, counts, facts, origin = None, {}, {}, Path(options.tokenizer).expanduser()
+    if (origin / VOCABULARY_FILE).exists():  # the ids of a given vocabulary keep their ranks on any text
+        given = Vocabulary.load(origin)
+        options = replace(options, tokenizer=given.kind, lowercase=given.lowercase, newline=given.newline)
     tokenizer = given.tokenizer if given else make_tokenizer(texts["train"], options)
     for split in SPLITS:
         counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
@@ -94,12 +94,6 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
-
-
-def read_vocabulary(options: DataOptions) -> Vocabulary | None:
-    """The vocabulary of the folder data.tokenizer; None if it is not one. Its ids keep their ranks on any text."""
-    folder = Path(options.tokenizer).expanduser()
-    return Vocabulary.load(folder) if (folder / VOCABULARY_FILE).exists() else None
 
 
 def make_tokenizer(train: Path, options: DataOptions):

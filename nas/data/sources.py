@@ -47,10 +47,11 @@ def locked(cache: Path) -> Iterator[None]:
         yield
 
 
-def pydoc_text() -> str:
-    """The English language reference in CPython (pydoc_data.topics), each paragraph once.
+def write_pydoc(cache: Path) -> Path:
+    """The English language reference in CPython (pydoc_data.topics), in a folder of the cache named by its digest.
 
-    Topics share paragraphs. Without this step, training text would appear in the test split.
+    Topics share paragraphs. The file holds each one once, because otherwise training text would appear in the test
+    split.
     """
     from pydoc_data.topics import topics
 
@@ -60,12 +61,7 @@ def pydoc_text() -> str:
             content = " ".join(paragraph.split())
             if content:
                 paragraphs.setdefault(content, paragraph.strip("\n"))
-    return "\n\n".join(paragraphs.values()) + "\n"
-
-
-def write_pydoc(cache: Path) -> Path:
-    """The reference as a file in the cache, in a folder named by its digest."""
-    text = pydoc_text()
+    text = "\n\n".join(paragraphs.values()) + "\n"
     path = cache / "sources" / f"pydoc-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "pydoc.txt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -79,11 +79,6 @@ class Vocabulary:
         """Whether encode() drops neither line ends nor the case of letters."""
         return self.tokenizer.keep_newline and not self.lowercase
 
-    @property
-    def joins_bytes(self) -> bool:
-        """Whether tokens may be single bytes of a character, which decode() can join only together."""
-        return self.kind == "sentencepiece"
-
     @cached_property
     def line_end(self) -> int | None:
         """The id of the line end; None if the tokens leave out line ends."""

@@ -13,8 +13,7 @@ from nas.core.pattern import FORMAT, abbreviate
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
-from nas.inference.language_model import LanguageModel
-from nas.inference.loading import load_model
+from nas.inference.language_model import LanguageModel, load_model
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import CONFIG, EXPORT_FORMAT, WEIGHTS
 
@@ -63,21 +62,13 @@ def without_folder(path: str | None) -> str | None:
 
 def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
     """The text of README.md."""
-    config = model.config
-    template = jinja2.Template(
-        TEMPLATE.read_text("utf-8"), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    return template.render(
+    text, config = TEMPLATE.read_text("utf-8"), model.config
+    return jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined).render(
         letters=abbreviate(model.pattern),
-        blocks=len(model.pattern),
-        d_model=config.model.d_model,
-        parameters=results["parameters"],
-        texts={split: results[split] for split in ("valid", "test")},
+        config=config,
+        tokenizer=model.tokenizer,
         results=results,
         origin=without_folder(config.train.init_from),
         source=without_folder(config.data.source),
         provenance=provenance,
-        tokenizer=model.tokenizer.kind,
-        vocab_size=model.tokenizer.size,
-        optimizer=config.train.optimizer,
     )

@@ -59,16 +59,9 @@ class TextWriter:
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: np.ndarray):
-        self.vocabulary, self.line = vocabulary, []
-        for token in prompt:
-            if token == vocabulary.line_end:
-                self.start_line()
-            else:
-                self.line.append(int(token))
-        self.written = self.decode()
-
-    def start_line(self) -> None:
-        self.line, self.written = [], b""
+        ends = np.flatnonzero(prompt == vocabulary.line_end)
+        self.vocabulary, self.line = vocabulary, prompt[ends[-1] + 1 if len(ends) else 0 :].tolist()
+        self.written = self.decode()  # of the line
 
     def decode(self) -> bytes:
         return self.vocabulary.decode(np.array(self.line, dtype=np.int64))
@@ -77,19 +70,19 @@ class TextWriter:
         """The text that a token adds. Bytes of an incomplete character may wait for the next tokens."""
         if token == self.vocabulary.line_end:
             rest = self.rest()
-            self.start_line()
+            self.line, self.written = [], b""
             return rest + b"\n"
         self.line.append(token)
         complete = self.decode()
-        if self.vocabulary.joins_bytes:
+        if self.vocabulary.kind == "sentencepiece":  # a token may be a single byte of a character
             complete = complete.decode().rstrip(INCOMPLETE).encode()
-        if len(complete) <= len(self.written):
-            return b""  # the character is not complete yet
-        new, self.written = complete[len(self.written) :], complete
-        return new
+        return self.advance(complete)
 
     def rest(self) -> bytes:
         """The text that still waits."""
-        text = self.decode()
-        new, self.written = text[len(self.written) :], text
+        return self.advance(self.decode())
+
+    def advance(self, text: bytes) -> bytes:
+        """What a longer text of the line adds to the written text. A shorter one adds nothing."""
+        new, self.written = text[len(self.written) :], max(self.written, text, key=len)
         return new

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,11 +11,13 @@ import torch
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.vocabulary import Vocabulary
+from nas.data.vocabulary import VOCABULARY, Vocabulary
 from nas.inference.generation import TextWriter, generate_tokens
 from nas.inference.sampling import Sampling
 from nas.inference.scoring import Score, score_text
-from nas.training.device import DeviceContext
+from nas.retraining.weights import read_trained, set_weights
+from nas.training.build import build_fixed
+from nas.training.device import DeviceContext, device_context
 from nas.training.evaluation import evaluation_lengths
 
 
@@ -93,7 +96,7 @@ class LanguageModel:
         ids = self.tokenizer.encode(prompt)
         if len(ids):
             return ids
-        if self.config.model.positions == "grid":
+        if self.config.model.grid:
             raise InputError("a model of images cannot begin after a line end; give the first bytes of an image")
         if self.tokenizer.line_end is None:
             raise InputError("the prompt has no tokens, and the vocabulary has no line end; give another prompt")
@@ -103,3 +106,20 @@ class LanguageModel:
         """The nll of a text by the evaluation protocol, see nas.inference.scoring."""
         data = text.encode("utf-8") if isinstance(text, str) else text
         return score_text(data, self.module, self.tokenizer, self.config, self.context)
+
+
+def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
+    """The model with the best weights of a training.
+
+    Args:
+        path: the run folder of a training, or an exported folder.
+        device: auto (a GPU if there is one), cpu or cuda.
+
+    Raises InputError if a file is missing, damaged or foreign.
+    """
+    trained = read_trained(Path(path))
+    config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))
+    vocabulary, context = Vocabulary.load(Path(path) / VOCABULARY), device_context(config.train)
+    module = build_fixed(trained.pattern, config, vocabulary.size)
+    set_weights(module, trained)
+    return LanguageModel(module.to(context.device).eval(), vocabulary, trained.pattern, config, context)

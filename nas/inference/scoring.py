@@ -13,10 +13,12 @@ from nas.data.vocabulary import Vocabulary, count_words, split_words
 from nas.training.device import DeviceContext
 from nas.training.evaluation import figures, reading_lengths, token_nll
 
+SHOWN = 60  # characters of a line in the printed form of a Score
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Score:
-    """The nll of a text.
+    """The nll of a text. Its printed form has a row per line of the text, and the figures.
 
     Args:
         lines: the lines of the text, with their ends.
@@ -36,6 +38,31 @@ class Score:
         """The summed nll of each line's tokens [lines], in nats."""
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
 
+    def __repr__(self) -> str:
+        counts, rows = (
+            np.bincount(self.line_of, minlength=len(self.lines)),
+            [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"],
+        )
+        for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
+            text = line.decode("utf-8", errors="replace").rstrip("\r\n")
+            shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
+        return "\n".join([*rows, *self.figure_lines()])
+
+    def figure_lines(self) -> list[str]:
+        """The figures of the whole text, as text."""
+        about = self.figures
+        words = "no comparable word perplexity: the tokens do not keep the words"
+        if about["word_perplexity_comparable"]:
+            words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words"
+        compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
+        return [
+            f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
+            f"perplexity {about['perplexity']:.4f} per token",
+            words,
+            f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}",
+        ]
+
 
 def score_text(
     data: bytes, module: TransformerXL, vocabulary: Vocabulary, config: Config, context: DeviceContext
@@ -44,7 +71,7 @@ def score_text(
 
     Raises InputError if the text has fewer than two tokens, or if it is not UTF-8 and the tokens are not bytes.
     """
-    lines = split_lines(data)
+    lines = io.BytesIO(data).readlines()  # only a line feed ends a line
     encoded = [vocabulary.encode(line) for line in lines]
     ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
     if len(ids) < 2:
@@ -60,8 +87,3 @@ def score_text(
         "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
     }
     return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), figures(float(nll.sum()), len(nll), original))
-
-
-def split_lines(data: bytes) -> list[bytes]:
-    """The lines of a text with their ends. Only a line feed ends a line."""
-    return io.BytesIO(data).readlines()

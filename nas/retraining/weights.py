@@ -96,7 +96,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
 
     The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds a checkpoint,
     the origin is not read. Raises InputError if the origin is not finished, or has another pattern or another model.
-    Only dropout, model.blocks (which the pattern gives) and model.clusters (which only makes cutoffs) may differ.
+    Only dropout and model.blocks, which the pattern gives, may differ.
     """
     if config.train.init_from is None:
         return config, None
@@ -111,7 +111,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
     for key in new:
-        may_differ = key.startswith("model.dropout") or key in ("model.blocks", "model.clusters")
+        may_differ = key in ("model.dropout", "model.blocks")
         if key.startswith("model.") and not may_differ and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
     return config, origin

@@ -1,7 +1,7 @@
 """Networks, numbers of steps and streams of both phases, built from a configuration and a corpus."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -22,31 +22,16 @@ from nas.training.train_step import Stream
 # with dropout (experiments/compare). With dropout and strong weight decay they did not yet (experiments/passes).
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
+CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
 def block_config(config: Config) -> BlockConfig:
-    model = config.model
-    return BlockConfig(
-        d_model=model.d_model,
-        heads=model.heads,
-        d_ffn=model.d_ffn,
-        dropout=model.dropout,
-        dropout_embedding=model.dropout_embedding,
-        dropout_activation=model.dropout_activation,
-        dropout_attention=model.dropout_attention,
-        norm=model.norm,
-        activation=model.activation,
-        relative=model.positions == "relative",
-        stride=model.stride,
-        summary=model.summary,
-        factorization=model.factorization,
-        window=model.window,
-        chunk=model.chunk,
-    )
+    same = [item.name for item in fields(BlockConfig) if item.name != "relative"]
+    return BlockConfig(relative=not config.model.grid, **{name: getattr(config.model, name) for name in same})
 
 
 def uses_dropout(config: Config) -> bool:
-    return any(value for key, value in asdict(block_config(config)).items() if key.startswith("dropout"))
+    return config.model.dropout > 0
 
 
 def image_size(config: Config) -> int:
@@ -57,15 +42,17 @@ def image_size(config: Config) -> int:
 def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
     """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto.
 
-    Raises InputError if the vocabulary has fewer words than clusters.
+    Raises InputError if the vocabulary has fewer entries than CLUSTERS.
     """
     model, train = config.model, config.train
     if model.cutoffs != "auto":
         return config
-    if model.clusters > corpus.vocab_size:
-        raise InputError(f"model.clusters={model.clusters} must be at most the vocabulary size {corpus.vocab_size}")
+    if corpus.vocab_size < CLUSTERS:
+        raise InputError(
+            f"model.cutoffs=auto needs {CLUSTERS} entries of the vocabulary, not {corpus.vocab_size}; give []"
+        )
     cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
-    cutoffs = optimal_cutoffs(corpus.counts(), model.clusters, cost)
+    cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
     return replace(config, model=replace(model, cutoffs=cutoffs))
 
@@ -103,7 +90,9 @@ def check_splits(config: Config, corpus: Corpus) -> None:
     """Raises InputError if a split is too short to evaluate, or does not consist of whole images."""
     image = image_size(config)
     if config.model.grid and corpus.vocabulary.kind != "bytes":
-        raise InputError(f"model.positions=grid counts bytes, but the tokens of {config.data.tokenizer} are not bytes")
+        raise InputError(
+            f"model.grid={config.model.grid} counts bytes, but the tokens of {config.data.tokenizer} are not bytes"
+        )
     for split in ("train", "valid", "test"):
         tokens = len(corpus.tokens(split))
         if split != "train" and tokens < 2:

@@ -10,7 +10,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from models.attention import Positions, sinusoidal_encodings
+from models.attention import Positions
 from models.operations import Operation
 from models.transformer_xl import TransformerXL
 from nas.core.config import TrainOptions
@@ -56,8 +56,7 @@ def training_inputs(
     length, memory_length, d_model = options.segment, options.memory, network.d_model
     x = torch.zeros(rows, length, d_model, device=context.device, requires_grad=True)
     memory = torch.zeros(rows, memory_length, d_model, device=context.device) if memory_length else None
-    encodings = sinusoidal_encodings(memory_length + length, d_model, x.dtype, x.device) if network.relative else None
-    return x, memory, Positions(encodings)
+    return x, memory, network.positions(memory_length + length)
 
 
 def try_operation(operation: nn.Module, method: str, x: Tensor, memory: Tensor | None, positions: Positions) -> None:

@@ -3,12 +3,12 @@
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from nas.core.config import TrainOptions
 from nas.core.errors import InputError, local_rank
+from nas.core.provenance import cpu_info
 from nas.training.distributed import local_world_size
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
@@ -98,22 +98,13 @@ def choose_device(option: str) -> torch.device:
 
 def choose_precision(option: str, device: torch.device) -> str:
     """fp32 or bf16. Raises InputError if train.precision=bf16 and the GPU does not support bf16."""
-    if device.type != "cuda":
+    if device.type != "cuda" or option == "fp32":
         return "bf16" if option == "bf16" else "fp32"
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    if option == "bf16" and not has_bf16:
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
+    if option == "bf16":
         raise InputError("train.precision=bf16: this GPU has no bf16; give fp32 or auto")
-    return "bf16" if has_bf16 and option != "fp32" else "fp32"
-
-
-def has_bf16_instructions() -> bool:
-    """Whether the CPU has instructions for products in bf16. Only Linux on x86 tells; elsewhere False."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return bool({"avx512_bf16", "amx_bf16"} & set(flags))
+    return "fp32"
 
 
 def device_context(options: TrainOptions) -> DeviceContext:
@@ -123,9 +114,11 @@ def device_context(options: TrainOptions) -> DeviceContext:
     device = choose_device(options.device)
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
     precision = choose_precision(options.precision, device)
-    # Muon needs few digits. A CPU with such instructions multiplies faster in bf16 (experiments/bench/LOG.md).
-    fast = precision == "bf16" if device.type == "cuda" else options.precision != "fp32" and has_bf16_instructions()
-    muon_bf16 = options.optimizer == "muon" and fast
+    muon_bf16 = precision == "bf16"
+    if device.type == "cpu":  # Muon needs few digits, and such a CPU is faster in bf16 (experiments/bench/LOG.md)
+        has_bf16 = {"avx512_bf16", "amx_bf16"} & set(cpu_info("flags").split())
+        muon_bf16 = options.precision != "fp32" and bool(has_bf16)
+    muon_bf16 = muon_bf16 and options.optimizer == "muon"
     return DeviceContext(device, precision, compiled, torch.get_num_threads(), muon_bf16)
 
 

@@ -10,27 +10,24 @@ from torch import Tensor, nn
 from models.transformer_xl import is_matrix
 from nas.core.config import TrainOptions
 
-
-def cosine(progress: float) -> float:
-    return (1 + math.cos(math.pi * progress)) / 2
-
-
-def linear(progress: float) -> float:
-    return 1 - progress
-
-
-SCHEDULES = {"cosine": cosine, "linear": linear}
+LINEAR_END = 0.25  # ratio of the last learning rate to the peak
+MOMENTUM = 0.9  # of Muon
 # The polynomial of Jordan et al.; singular values end in [0.68, 1.13].
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
-def learning_rate(step: int, total: int, peak: float, warmup: int, min_ratio: float, schedule=cosine) -> float:
-    """Linear warm-up to `peak` at step `warmup`, then the schedule down to min_ratio * peak at step `total`."""
+def lr_ratio(step: int, total: int, warmup: int, schedule: str) -> float:
+    """The learning rate as a ratio to its peak.
+
+    It rises linearly to 1 at step `warmup`. Then it falls to 0 (cosine) or to LINEAR_END (linear) at step `total`.
+    """
     if step < warmup:
-        return peak * step / warmup
+        return step / warmup
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    return peak * (min_ratio + (1 - min_ratio) * schedule(progress))
+    if schedule == "cosine":
+        return (1 + math.cos(math.pi * progress)) / 2
+    return LINEAR_END + (1 - LINEAR_END) * (1 - progress)
 
 
 def orthogonalise(matrices: Tensor, in_bf16: bool = False) -> Tensor:
@@ -73,13 +70,12 @@ class Muon(torch.optim.Optimizer):
         scale: the gradients are divided by it. finite: whether the matrices change. Both are 0-d tensors. They may be
         on a GPU; this method does not wait for it.
         """
-        for group in self.param_groups:
-            by_shape = {}
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    by_shape.setdefault(matrix.shape, []).append(matrix)
-            for matrices in by_shape.values():
-                self.update(matrices, group, scale, finite)
+        (group,), by_shape = self.param_groups, {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for matrices in by_shape.values():
+            self.update(matrices, group, scale, finite)
 
     def update(self, matrices: list[Tensor], group: dict, scale: Tensor, finite: Tensor) -> None:
         """Update matrices of one shape."""
@@ -116,7 +112,7 @@ class WeightsOptimizer:
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
         self.muon = None
         if orthogonal:
-            self.muon = Muon(orthogonal, options.muon_lr, options.momentum, options.weight_decay, muon_bf16)
+            self.muon = Muon(orthogonal, options.muon_lr, MOMENTUM, options.weight_decay, muon_bf16)
         self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
 
     @property
@@ -125,8 +121,7 @@ class WeightsOptimizer:
 
     def set_lr(self, step: int) -> None:
         options = self.options
-        schedule = SCHEDULES[options.schedule]
-        ratio = learning_rate(step, self.total_steps, 1.0, options.warmup_steps, options.min_lr_ratio, schedule)
+        ratio = lr_ratio(step, self.total_steps, options.warmup_steps, options.schedule)
         for group in self.adam.param_groups:
             group["lr"] = ratio * options.lr
         if self.muon:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.transformer_xl import Memories, TransformerXL
-from nas.core.config import TrainOptions
+from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
 from nas.training import distributed
 from nas.training.compile import compile_operations
@@ -35,11 +35,10 @@ class Batch:
         memories = [None] * parts if self.memories is None else self.memories.split(parts)
         return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), memories))
 
-    def shorten(self, parts: int) -> "Batch":
-        """Short segments [B * parts, L / parts] without memories, `parts` of each row (arXiv 2012.15832, section 3)."""
-        return Batch(
-            self.tokens.reshape(len(self.tokens) * parts, -1), self.targets.reshape(len(self.targets) * parts, -1), None
-        )
+    def shorten(self) -> "Batch":
+        """Short segments without memories, SHORT_PARTS of each row (arXiv 2012.15832, section 3)."""
+        length = self.tokens.shape[1] // SHORT_PARTS
+        return Batch(self.tokens.reshape(-1, length), self.targets.reshape(-1, length), None)
 
 
 class Stream:
@@ -56,19 +55,13 @@ class Stream:
 
     def state_dict(self) -> dict:
         """The position and the memories. On rank 0 they are the memories of all ranks."""
-        memories = None
-        if self.memories is not None:
-            blocks, offset = self.memories
-            blocks = [block if block is None else distributed.gather_rows(block) for block in blocks]
-            memories = {"blocks": blocks, "offset": offset}
+        memories = self.memories and self.memories.map(distributed.gather_rows)._asdict()
         return {"position": self.loader.position, "memories": memories}
 
     def load_state_dict(self, state: dict) -> None:
         loader, memories = self.loader, state["memories"]
-        loader.position, self.memories = state["position"], None
-        if memories is not None:
-            own = [None if block is None else block[loader.own].to(loader.device) for block in memories["blocks"]]
-            self.memories = Memories(own, memories["offset"])
+        loader.position = state["position"]
+        self.memories = memories and Memories(**memories).map(lambda x: x[loader.own].to(loader.device))
 
 
 class BatchRunner:
@@ -144,7 +137,7 @@ class TrainStep:
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()
         short = step <= self.short_steps
-        nll, memories = self.run(batch.shorten(self.options.short_parts) if short else batch, torch.Tensor.backward)
+        nll, memories = self.run(batch.shorten() if short else batch, torch.Tensor.backward)
         if self.sampled:
             distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
