@@ -15,7 +15,6 @@ from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import (
     Choice,
     pattern_record,
-    refuse_existing,
 )
 from nas.derivation.printing import confidence_table, pareto_table
 from nas.derivation.runs import check_seeds, current_pattern, read_run
@@ -204,10 +203,3 @@ def test_damaged_costs_are_reported(tmp_path):
     assert read_costs(path, NAMES).blocks["identity"] == 0
     path.write_text(yaml.safe_dump({"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks}))
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread
-
-
-def test_an_existing_pattern_is_refused_before_it_is_derived_again(tmp_path):
-    refuse_existing([tmp_path / "one.yaml"])
-    (tmp_path / "two.yaml").write_text("# mine")
-    with pytest.raises(InputError, match=r"two.yaml exists; give another file with --out, or replace it with --force"):
-        refuse_existing([tmp_path / "one.yaml", tmp_path / "two.yaml"])

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nas.core.pattern import expand, read_pattern
-from nas.costs.cost_table import read_costs
 from tests.making import assert_same_run
 from tests.processes import refuse, succeed
 
@@ -27,35 +25,6 @@ def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
     (incomplete / "pi.jsonl").unlink()
     assert "pi.jsonl of this search run is missing" in refuse("animate", incomplete)
     assert "must end in .gif" in refuse("animate", searched, "--out", tmp_path / "x.mp4")
-
-
-def test_derive_makes_a_pattern_for_a_deeper_model(searched, tmp_path):
-    pattern, deeper = tmp_path / "mine.yaml", tmp_path / "mine-8-stretch.yaml"
-    pattern.write_text(
-        f"format: par-pattern/1\nblocks: [attention, dense, identity]\nderived_from: {{runs: [{searched}]}}\n"
-    )
-    shown = succeed("derive", pattern, "--blocks", 8, "--by", "stretch")
-    assert "pattern aaadddii: 8 blocks, stretched from the 3 blocks adi" in shown
-    assert "attention         1 of 3 (33%) ->   3 of 8 (38%)" in shown
-    assert f"written to {deeper}" in shown
-    costs = read_costs(searched / "flops.yaml", ["attention", "dense", "identity"])
-    ratio = costs.ratio(expand("aaadddii"))
-    assert f"{ratio:.2f} of the interleaved pattern with 8 blocks" in shown
-    content = read_pattern(deeper)
-    assert content["blocks"] == expand("aaadddii")
-    assert content["resized_from"] == {"file": str(pattern), "blocks": expand("adi"), "by": "stretch"}
-    shown = succeed("derive", pattern, "--blocks", 5, "--by", "stack", "--out", tmp_path / "other.yaml")
-    assert read_pattern(tmp_path / "other.yaml")["blocks"] == expand("adiad")
-    bad = {
-        ("--blocks", 3, "--by", "stack"): f"--blocks 3 must be more than the 3 blocks of {pattern}",
-        ("--blocks", 0, "--by", "stack"): f"--blocks 0 must be more than the 3 blocks of {pattern}",
-        ("--blocks", 8): "--blocks and --by belong together: --blocks 24 --by stretch or stack",
-        ("--blocks", 8, "--by", "stack", "--trials"): "--blocks takes one pattern file",
-        (): f"{pattern} is a file; give the --run folder of a search, or --blocks N --by stretch|stack",
-    }
-    for arguments, message in bad.items():
-        assert message in refuse("derive", pattern, *arguments)
-    assert f"{searched} is a folder" in refuse("derive", searched, "--blocks", 8, "--by", "stack")
 
 
 def test_derive_replaces_a_pattern_only_by_force(searched, tmp_path):

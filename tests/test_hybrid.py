@@ -56,39 +56,6 @@ def test_the_library_text_holds_each_source_file_once_and_no_tests(tmp_path, mon
     assert lines != sorted(lines) and sorted(lines) == [f"# {name}" for name in names[:25]]
 
 
-def test_small_to_large_compares_the_order_of_patterns_at_two_sizes(text_folder, cache, tmp_path, monkeypatch, capsys):
-    rows = ["interleaved,ad", "searched-0.4,ld", "same-network,adi", "random-0.4-2,wd", "random-0.4-3,dd"]
-    lines = ["name,blocks,valid_nll_mean", *(f"{row},{3.2 + index}" for index, row in enumerate(rows))]
-    (small := tmp_path / "comparison.csv").write_text("\n".join(lines))
-    options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
-    options += ["model.d_model=16", "model.d_ffn=16", "train.steps=2", "train.segment=8", "train.memory=8"]
-    options += ["model.window=4", "train.threads=null"]
-    run_script(monkeypatch, "small_to_large", "--small", small, "--out", tmp_path / "out", *options)
-    output = capsys.readouterr().out.splitlines()
-    rows = [line.strip("| ").split(" | ") for line in output if line.startswith("| ")][1:]
-    assert [row[:3] for row in rows] == [  # best first; equal networks count once; random-0.4-3 is left out
-        ["interleaved", "ad", "3.2000"],
-        ["searched-0.4", "ld", "4.2000"],
-        ["random-0.4-2", "wd", "6.2000"],
-    ]
-    assert rows[0][5] == rows[0][4]  # interleaved of the larger depth is interleaved, stacked
-    summary = json.loads(output[-1])
-    for column, by in enumerate(("stretch", "stack"), start=3):
-        large = [float(row[column].split(" ± ")[0]) for row in rows]
-        tau = sum(1 if large[i] < large[j] else -1 for i, j in ((0, 1), (0, 2), (1, 2))) / 3
-        assert summary[by].keys() == {"all", "0.4"} and summary[by]["0.4"]["patterns"] == 2
-        assert summary[by]["all"]["tau"] == pytest.approx(tau, abs=1e-3)
-        assert summary[by]["all"]["regret"] == pytest.approx(large[0] - min(large), abs=2e-4)
-        assert summary[by]["all"]["noise"] > 0
-    trained = sorted(json.loads(file.read_text())["pattern"] for file in (tmp_path / "out").glob("*-*.json"))
-    assert trained == sorted(3 * ["aadd", "lldd", "wwdd", "adad", "ldld", "wdwd"])
-
-
-def test_small_to_large_names_a_file_that_is_no_comparison(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match=r"is not a comparison\.csv; python -m nas.compare writes one"):
-        run_script(monkeypatch, "small_to_large", "--small", tmp_path, "--out", tmp_path / "out")
-
-
 def test_the_order_of_the_supernet_is_compared_with_that_of_trainings_alone(tmp_path, monkeypatch, capsys):
     (alone := tmp_path / "comparison.csv").write_text("name,blocks,valid_nll_mean\nx,ad,3.1\ny,wd,3.2\nz,di,3.0\n")
     losses = {(0, 2): 4.0, (1, 2): 4.5, (2, 3): 4.2}  # ad, wd, di

@@ -33,7 +33,7 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.costs.budget",
     "nas.costs.cost_table",
     "nas.costs.lattice",
-    "nas.search.pi_statistics",
+    "nas.search.history",
     "nas.derivation.baselines",
     "nas.derivation.confidence",
     "nas.derivation.pattern_record",

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InputError
-from nas.core.pattern import RESIZINGS, abbreviate, expand, interleaved, read_pattern
+from nas.core.pattern import abbreviate, interleaved, read_pattern
 
 NAMES = ["attention", "dense", "identity"]
 
@@ -60,31 +60,3 @@ def test_the_patterns_of_the_literature():
     par = abbreviate(blocks["par"])
     assert len(par) == 32 and par[22:].count("a") == 0  # attention only in the first two thirds
     assert par.count("a") == 32 // 5 or par.count("a") == -(-32 // 5)  # one block in five
-
-
-@pytest.mark.parametrize(
-    ("by", "letters", "count", "expected"),
-    [
-        ("stretch", "ad", 4, "aadd"),
-        ("stretch", "adi", 8, "aaadddii"),
-        ("stretch", "aadi", 4, "aadi"),
-        ("stretch", "adadad", 9, "adaadaadd"),
-        ("stretch", "wdwdwdwdwdad", 24, "wwddwwddwwddwwddwwddaadd"),
-        ("stack", "ad", 5, "adada"),
-        ("stack", "adi", 3, "adi"),
-    ],
-)
-def test_a_pattern_of_another_depth(by, letters, count, expected):
-    assert abbreviate(RESIZINGS[by](expand(letters), count)) == expected
-
-
-@pytest.mark.parametrize("letters", ["adadad", "wdwdwdwdwdad", "aaaidd", "ldldldad"])
-def test_stretching_keeps_the_share_of_each_operation(letters):
-    for count in range(len(letters), 5 * len(letters)):
-        found = abbreviate(RESIZINGS["stretch"](expand(letters), count))
-        assert len(found) == count
-        for letter in set(letters):
-            assert abs(found.count(letter) - count * letters.count(letter) / len(letters)) < 1
-        runs = [letter for index, letter in enumerate(found) if index == 0 or found[index - 1] != letter]
-        expected = [letter for index, letter in enumerate(letters) if index == 0 or letters[index - 1] != letter]
-        assert runs == expected  # the operations keep their order

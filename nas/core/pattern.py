@@ -1,6 +1,5 @@
 """Layer patterns: names of the operations, abbreviations, and the pattern file."""
 
-from collections import Counter
 from pathlib import Path
 
 from nas.core.errors import InputError, nearest
@@ -50,32 +49,6 @@ def expand(letters: str) -> list[str]:
 def network(blocks: list[str]) -> str:
     """The letters without identity blocks. Patterns with equal letters are the same network."""
     return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
-
-
-def stretch(blocks: list[str], count: int) -> list[str]:
-    """A pattern of `count` blocks in which each block is repeated, such as `aadd` for `ad`.
-
-    Each operation keeps its share of the blocks, rounded by largest remainders.
-    """
-    old = Counter(blocks)
-    new = {name: count * old[name] // len(blocks) for name in old}
-    most_cut = sorted(old, key=lambda name: -(count * old[name] % len(blocks)))
-    for name in most_cut[: count - sum(new.values())]:
-        new[name] += 1
-    seen, stretched = Counter(), []
-    for name in blocks:
-        placed = seen[name] * new[name] // old[name]  # spreads the new blocks of an operation evenly over its old ones
-        seen[name] += 1
-        stretched += [name] * (seen[name] * new[name] // old[name] - placed)
-    return stretched
-
-
-def stack(blocks: list[str], count: int) -> list[str]:
-    """The pattern again and again, up to `count` blocks: `ad` becomes `adad`."""
-    return [blocks[index % len(blocks)] for index in range(count)]
-
-
-RESIZINGS = {"stretch": stretch, "stack": stack}
 
 
 def read_pattern(path: str | Path) -> dict:

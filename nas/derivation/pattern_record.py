@@ -1,12 +1,10 @@
 """The pattern file that derive.py writes."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from nas.core.errors import InputError
-from nas.core.pattern import FORMAT, RESIZINGS
+from nas.core.pattern import FORMAT
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence
@@ -94,24 +92,3 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
 def candidate_record(candidate: Candidate) -> dict:
     record = {"pattern": candidate.pattern, "names": candidate.names, "nll": round(candidate.nll, 4)}
     return record if candidate.trial_nll is None else record | {"trial_nll": round(candidate.trial_nll, 4)}
-
-
-def resized_record(file: Path, content: dict, count: int, by: str) -> dict:
-    """The content of the pattern file for a pattern of `count` blocks, made from the content of `file`.
-
-    by: a key of RESIZINGS. Raises InputError if there are not more blocks than before.
-    """
-    blocks = content["blocks"]
-    if count <= len(blocks):
-        raise InputError(f"--blocks {count} must be more than the {len(blocks)} blocks of {file}")
-    record = {key: content[key] for key in ("format", "model", "data", "derived_from") if key in content}
-    if "model" in record:
-        record["model"] = record["model"] | {"blocks": count}
-    resized_from = {"file": str(file), "blocks": blocks, "by": by}
-    return record | {"blocks": RESIZINGS[by](blocks, count), "resized_from": resized_from}
-
-
-def refuse_existing(files: list[Path]) -> None:
-    """Raises InputError if a file exists, before minutes are spent on its content."""
-    for file in filter(Path.exists, files):
-        raise InputError(f"{file} exists; give another file with --out, or replace it with --force")

@@ -10,7 +10,7 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import PI, Choice
-from nas.derivation.runs import SearchRun, costs_of_origin
+from nas.derivation.runs import SearchRun
 
 TRIALS_TIE = 0.02  # nats per token, about two standard deviations of a difference between two trials
 TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
@@ -136,17 +136,3 @@ def print_notices(runs: list[SearchRun], ratio: float) -> None:
         )
     if len(runs) == 1:
         print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")
-
-
-def print_resized(old: list[str], record: dict) -> None:
-    """Print what a pattern with more blocks changes. old: the blocks of its file; record: the new content."""
-    new, by = record["blocks"], record["resized_from"]["by"]
-    print(f"pattern {abbreviate(new)}: {len(new)} blocks, {by}ed from the {len(old)} blocks {abbreviate(old)}")
-    for name in dict.fromkeys(old):
-        counts = (f"{part.count(name):>3} of {len(part)} ({part.count(name) / len(part):.0%})" for part in (old, new))
-        print(f"{name:<16}{' -> '.join(counts)}")
-    if costs := costs_of_origin(record):
-        print(f"predicted from the costs of the search, in {costs.unit}, at its sizes:")
-        for blocks in (old, new):
-            ratio = f"{costs.ratio(blocks):.2f} of the interleaved pattern with {len(blocks)} blocks"
-            print(f"{abbreviate(blocks)}: {costs.cost(blocks):.4g}, {ratio}")

@@ -14,7 +14,7 @@ from nas.core.pattern import read_pattern
 from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, find_weights_run, weights_judge_patterns
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
-from nas.search.pi_statistics import TIE
+from nas.search.history import TIE
 
 MAY_DIFFER = ("seed", "data.cache", "train.threads", "search.weights_from")  # between seeds of one search
 
@@ -134,15 +134,3 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
         elif run.weights_run.resolve() == first.weights_run.resolve():
             notices.append(f"{run.path} has the weights of {first.path}, so it shows the spread of pi alone")
     return notices
-
-
-def costs_of_origin(pattern: dict) -> CostTable | None:
-    """The costs in the search folder from which a pattern file comes: milliseconds, else FLOPs. None without one.
-
-    If the pattern comes from several seeds, the first folder that still exists counts.
-    """
-    for run in map(Path, (pattern.get("derived_from") or {}).get("runs", [])):
-        for name in (LATENCY, FLOPS_TABLE):
-            if (run / name).exists():
-                return read_costs(run / name, pattern["blocks"])
-    return None

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from nas.core.pattern import abbreviate
 from nas.reporting.style import COLOURS, GREY, NAVY, RED, new_figure, save, tidy
-from nas.search.pi_statistics import TIE, entropy
+from nas.search.history import TIE, entropy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000

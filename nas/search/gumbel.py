@@ -24,11 +24,9 @@ from nas.core.errors import InputError
 from nas.core.run_folder import RunFolder
 from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
-from nas.search.history import likeliest, pi_line
+from nas.search.history import entropy, likeliest, pi_line
 from nas.search.learn_pi import ADAM_BETAS
-from nas.search.pi_statistics import entropy
 from nas.search.sampling import (
-    PathDistribution,
     gumbel_like,
     relax,
     sampling_generator,
@@ -133,7 +131,8 @@ class GumbelPhase(Phase):
         return latency.weight * (ratio - latency.target).clamp_min(0)
 
     def pi_line(self, step: int) -> dict:
-        line = pi_line(step, self.supernet.operations, self.logits, PathDistribution(), self.costs)
+        pi = self.logits.detach().double().softmax(dim=-1).numpy()
+        line = pi_line(step, self.supernet.operations, pi, None, self.costs)
         return line | {"of_steps": self.total_steps, "temperature": self.temperature}
 
     def record(self, run: RunFolder, step: int) -> None:

@@ -1,27 +1,31 @@
-"""The history of pi: the lines of pi.jsonl, and warnings about their end. N blocks, O candidate operations."""
+"""Pi and its history: the lines of pi.jsonl, and warnings about their end. N blocks, O candidate operations."""
 
 import numpy as np
-from torch import Tensor
 
 from nas.core.pattern import abbreviate
 from nas.costs.cost_table import MILLISECONDS, CostTable
-from nas.search.pi_statistics import MARGIN, undecided_message
-from nas.search.sampling import PathDistribution, PathsWithinBudget
 
+TIE = 1e-6  # smaller margins are ties
+MARGIN = 0.1  # smaller margins are undecided
 IDENTITY_SHARE, LATE = 0.5, 0.1  # see pi_warnings()
 
 
-def pi_line(step: int, operations: list[str], logits: Tensor, paths: PathDistribution, costs: CostTable) -> dict:
-    """A line of pi.jsonl. Within a budget it also holds the probabilities in paths that are drawn within it."""
-    marginals = paths.marginals(logits)
+def pi_line(step: int, operations: list[str], pi: np.ndarray, within: np.ndarray | None, costs: CostTable) -> dict:
+    """A line of pi.jsonl.
+
+    Args:
+        pi: [N, O].
+        within: the probabilities [N, O] in paths that are drawn within a budget; None: there is no budget.
+    """
+    drawn = pi if within is None else within
     return {
         "step": step,
         "temperature": 1.0,
         "operations": operations,
-        "pi": logits.detach().double().softmax(dim=-1).tolist(),
-        **({"pi_within_budget": marginals.tolist()} if isinstance(paths, PathsWithinBudget) else {}),
-        "expected_latency_ms": costs.expected(marginals, operations).item() if costs.unit == MILLISECONDS else None,
-        "expected_cost_ratio": costs.expected_ratio(marginals, operations).item(),
+        "pi": pi.tolist(),
+        **({} if within is None else {"pi_within_budget": within.tolist()}),
+        "expected_latency_ms": float(costs.expected(drawn, operations)) if costs.unit == MILLISECONDS else None,
+        "expected_cost_ratio": float(costs.expected_ratio(drawn, operations)),
     }
 
 
@@ -57,3 +61,17 @@ def pi_warnings(history: list[dict]) -> list[str]:
         blocks = f"block {', '.join(changed)}"
         warnings.append(f"the pattern has not settled: {blocks} changed in the last {LATE:.0%} of the steps of pi")
     return warnings
+
+
+def entropy(pi: np.ndarray) -> np.ndarray:
+    """Entropy in nats over the last axis: pi [..., O] -> [...]."""
+    return -np.where(pi > 0, pi * np.log(np.where(pi > 0, pi, 1)), 0).sum(axis=-1)
+
+
+def undecided_message(block: int, first: str, second: str, margin: float) -> str:
+    """The message that a block has no clear choice. margin: probability of `first`, the likelier one, minus that of
+    `second`.
+    """
+    if margin < TIE:
+        return f"block {block} is a TIE between {first} and {second}: its operation is arbitrary"
+    return f"block {block} is UNDECIDED: {first} leads {second} by only {margin:.3f}; {second} may be as good"

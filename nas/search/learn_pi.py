@@ -78,9 +78,14 @@ def learn_pi(
     generator = sampling_generator(weights.config.seed)
     supernet.eval()
     steps, total = options.logits_steps, options.logits_steps * options.logits_seeds
-    learned, evaluated, known = [], [], known or []
-    first = pi_line(0, operations, torch.zeros(blocks, len(operations)), paths, costs)
-    history = [first | {"of_steps": total, "logits_seed": 1}]
+    logits, learned, evaluated, known = torch.zeros(blocks, len(operations)), [], [], known or []
+
+    def line(step: int) -> dict:
+        pi, within = logits.double().softmax(dim=-1), None if budget is None else paths.marginals(logits).numpy()
+        seed = {"of_steps": total, "logits_seed": max(1, len(learned))}
+        return pi_line(step, operations, pi.numpy(), within, costs) | seed
+
+    history = [line(0)]
     report(history[0], None)
     for step in tqdm(range(total), title, disable=not (sys.stderr.isatty() and distributed.is_main())):
         if step % steps == 0:
@@ -92,8 +97,7 @@ def learn_pi(
         fraction = best_fraction(options.best_fraction, (step % steps + 1) / steps)
         logits.grad = score_gradient(drawn, risk_seeking_weights(nll, fraction), len(operations)).to(logits.dtype)
         optimizer.step()
-        seed = {"of_steps": total, "logits_seed": len(learned)}
-        history.append(pi_line(step + 1, operations, logits, paths, costs) | seed)
+        history.append(line(step + 1))
         evaluated.append({"step": step + 1, "paths": drawn, "nll": nll.tolist()})
         report(history[-1], evaluated[-1])
     distributed.check_replicated({"the logits": torch.stack(learned)})
