@@ -23,7 +23,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 # Each stage continues if an earlier `make demo` was interrupted.
 demo: setup
 	$(BIN)/python search.py $(CONFIGS)/search.yaml --run $(DEMO)/search --resume
-	$(BIN)/python derive.py $(DEMO)/search
+	$(BIN)/python derive.py $(DEMO)/search --force
 	$(BIN)/python animate.py $(DEMO)/search
 	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/searched --resume
 	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/interleaved \
