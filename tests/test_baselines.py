@@ -10,7 +10,6 @@ from nas.core.pattern import abbreviate, interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation.baselines import (
     RULES,
-    compositions,
     par,
     random_patterns,
     rules_within,
@@ -83,11 +82,6 @@ def test_rules_within_a_cost_also_have_sparse_attention():
     assert rules_within(2, ["sparse_fixed", "identity"], costs, 99.0) == {}  # no rule without dense
 
 
-def test_compositions_contain_each_tuple_once():
-    result = list(compositions(5, 3))
-    assert sorted(result) == sorted(c for c in itertools.product(range(6), repeat=3) if sum(c) == 5)
-
-
 def test_random_patterns_have_the_given_cost_and_are_different_networks():
     patterns = list(itertools.islice(random_patterns(8, OPERATIONS, COSTS, 20.0, 0.1, seed=1), 30))
     assert len({network(pattern) for pattern in patterns}) == 30
@@ -114,10 +108,6 @@ def test_random_patterns_are_uniform_among_patterns_of_the_cost():
 def test_random_patterns_end_if_no_new_network_is_left():
     patterns = list(random_patterns(3, ["dense", "identity"], COSTS, 5.0, 0.01, seed=0))
     assert [network(pattern) for pattern in patterns] == ["dd"]
-
-
-def test_random_patterns_continue_beyond_a_thousand_draws_while_networks_are_new():
-    assert len(list(itertools.islice(random_patterns(12, OPERATIONS, COSTS, 25.0, 0.2, seed=0), 1100))) == 1100
 
 
 def test_random_patterns_refuse_a_cost_that_no_pattern_has():

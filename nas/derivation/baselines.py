@@ -9,8 +9,9 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.pattern import ATTENDING, interleaved, network
 from nas.costs.cost_table import CostTable
+from nas.costs.lattice import PatternLattice
 
-MAX_MISSES = 1000  # random patterns end after this many draws without a new one
+SAMPLES, MAX_MISSES = 200, 20_000  # samples at once; in a row, without a new network
 
 
 def sandwich(blocks: int) -> list[str]:
@@ -104,35 +105,28 @@ def replace_attention(rule: Callable[[int], list[str]], kind: str) -> Callable[[
     return lambda blocks: [kind if name == "attention" else name for name in rule(blocks)]
 
 
-def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ordered tuples of `parts` non-negative integers that sum to total."""
-    for bars in itertools.combinations(range(total + parts - 1), parts - 1):
-        edges = (-1, *bars, total + parts - 1)
-        yield tuple(right - left - 1 for left, right in itertools.pairwise(edges))
-
-
 def random_patterns(
     blocks: int, operations: list[str], costs: CostTable, target: float, tolerance: float, seed: int
 ) -> Iterator[list[str]]:
     """Different networks, sampled uniformly from the patterns whose cost is within a share `tolerance` of the target.
 
-    target: cost in the table's unit. Sampling is exact. It first draws the number of blocks of each operation, weighted
-    by how many patterns have these numbers, and then their order. Ends after MAX_MISSES samples in a row without a new
-    network. Raises InputError if no pattern has such a cost.
+    target: cost in the table's unit. Ends after MAX_MISSES samples in a row without a new network. Raises InputError if
+    no sample has such a cost.
     """
-    block_costs = np.array([costs.blocks[name] for name in operations])
-    counts = np.array(list(compositions(blocks, len(operations))))
-    counts = counts[abs((costs.overhead + counts @ block_costs) / target - 1) <= tolerance]
-    if not len(counts):
-        raise InputError(f"no pattern of {blocks} blocks costs {target:.4g} {costs.unit}, within {tolerance:.0%}")
-    log_patterns = np.array([-sum(math.lgamma(count + 1) for count in row) for row in counts])
-    weights = np.exp(log_patterns - log_patterns.max())
-    generator, seen, misses = np.random.default_rng(seed), set(), 0
+    none = InputError(f"no pattern of {blocks} blocks costs {target:.4g} {costs.unit}, within {tolerance:.0%}")
+    highest = target * (1 + tolerance) - costs.overhead
+    try:
+        lattice = PatternLattice([costs.blocks[name] for name in operations], blocks, highest)
+    except ValueError:
+        raise none from None
+    uniform, generator, seen, misses = np.zeros((blocks, len(operations))), np.random.default_rng(seed), set(), 0
     while misses < MAX_MISSES:
-        row = counts[generator.choice(len(counts), p=weights / weights.sum())]
-        pattern = generator.permutation(np.repeat(operations, row)).tolist()
-        misses += 1
-        if network(pattern) not in seen:
-            seen.add(network(pattern))
-            misses = 0
-            yield pattern
+        for path in lattice.sample(uniform, generator.gumbel(size=(SAMPLES, *uniform.shape))):
+            pattern = [operations[index] for index in path]
+            misses += 1
+            if abs(costs.cost(pattern) / target - 1) <= tolerance * (1 + 1e-9) and network(pattern) not in seen:
+                seen.add(network(pattern))
+                misses = 0
+                yield pattern
+    if not seen:
+        raise none
