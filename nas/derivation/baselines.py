@@ -124,7 +124,7 @@ def random_patterns(
         for path in lattice.sample(uniform, generator.gumbel(size=(SAMPLES, *uniform.shape))):
             pattern = [operations[index] for index in path]
             misses += 1
-            if abs(costs.cost(pattern) / target - 1) <= tolerance * (1 + 1e-9) and network(pattern) not in seen:
+            if abs(costs.cost(pattern) / target - 1) <= tolerance and network(pattern) not in seen:
                 seen.add(network(pattern))
                 misses = 0
                 yield pattern
