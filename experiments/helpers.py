@@ -2,7 +2,10 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nas.comparison.results import mean_and_standard_error
 from nas.core.config import Config
@@ -13,6 +16,26 @@ if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
     from nas.search.shared_weights import SharedWeights
     from nas.training.device import DeviceContext
+
+
+class ArrayCorpus:
+    """The interface of nas.data.corpus.Corpus that a phase uses, for generated tokens.
+
+    splits: {"train", "valid", and optionally "test": tokens}.
+    """
+
+    def __init__(self, vocab_size: int, **splits):
+        self.vocab_size, self.splits = vocab_size, {"test": splits["valid"]} | splits
+        self.vocabulary = SimpleNamespace(kind="bytes")
+        about = {"words_kept": False, "lossless": False}
+        sizes = {split: len(tokens) for split, tokens in self.splits.items()}
+        self.meta = {"splits": {split: {"words": n, "bytes": n, "tokens": n, **about} for split, n in sizes.items()}}
+
+    def tokens(self, split: str) -> np.ndarray:
+        return np.asarray(self.splits[split])
+
+    def counts(self) -> np.ndarray:
+        return np.bincount(self.splits["train"], minlength=self.vocab_size)
 
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:

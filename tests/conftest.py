@@ -1,12 +1,11 @@
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
+from experiments.helpers import ArrayCorpus
 from models.attention import causal_mask, sinusoidal_encodings
 from models.sparse import dense_mask, group_masks
 from nas.core.config_loading import load_config
@@ -150,22 +149,6 @@ def each_device(request):
         kept.cache_clear()  # tensors cached under device=None are on this device
 
 
-class MemoryCorpus:
-    """The interface of Corpus that phases use, for arrays of tokens."""
-
-    def __init__(self, vocab_size: int, train, valid, test=None):
-        self.vocab_size, self.vocabulary = vocab_size, SimpleNamespace(kind="bytes")
-        self.splits = {"train": train, "valid": valid, "test": valid if test is None else test}
-        about = {"words": 1, "bytes": 1, "words_kept": False, "lossless": False}
-        self.meta = {"splits": {split: {**about, "tokens": len(self.splits[split])} for split in self.splits}}
-
-    def tokens(self, split):
-        return np.asarray(self.splits[split])
-
-    def counts(self):
-        return np.bincount(self.splits["train"], minlength=self.vocab_size)
-
-
 @pytest.fixture
 def memory_corpus():
-    return MemoryCorpus
+    return lambda vocab_size, train, valid: ArrayCorpus(vocab_size, train=train, valid=valid)

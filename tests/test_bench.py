@@ -20,7 +20,7 @@ def throughput():
 
 @pytest.mark.parametrize("name", ["search_soft", "search_hard", "retrain_adadad", "retrain_adddad"])
 def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput):
-    workload = throughput.Workload(name, 32, throughput.ZipfCorpus(100_000), div_value=1)
+    workload = throughput.Workload(name, 32, throughput.zipf_corpus(100_000), div_value=1)
     workload.turn()  # fills the memories
     with FlopCounterMode(display=False) as counter:
         tokens = workload.turn()

@@ -132,13 +132,13 @@ def peak_mb(context) -> float:
 
 
 def tensorflow_training(arguments) -> dict:
-    from throughput import ZipfCorpus
+    from throughput import zipf_corpus
 
     steps = 60 if arguments.small else TENSORFLOW_STEPS
     model = {"d_model": 128, "heads": 4, "d_ffn": 512, "blocks": 6, "cutoffs": [250, 2500]}
     train = {"batch_size": 32, "segment": 32, "memory": 16, "steps": steps}
     config = configure(arguments.options, model=model, train=train, search=shared_soft(steps // 4))
-    corpus = ZipfCorpus(200_000 if arguments.small else 2_000_000)
+    corpus = zipf_corpus(200_000 if arguments.small else 2_000_000)
     started = time.perf_counter()
     phase = make_phase(config, corpus)
     marks = [(0, time.perf_counter())]  # (steps, time)
@@ -164,11 +164,11 @@ def tensorflow_training(arguments) -> dict:
 
 def base_model(arguments, search: dict):
     """(configuration, corpus) of Transformer-XL base, or of a tiny model with --small."""
-    from throughput import ZipfCorpus
+    from throughput import zipf_corpus
 
     model, shape, words = (SMALL, SMALL_SHAPE, SMALL_WORDS) if arguments.small else (BASE, BASE_SHAPE, WORDS)
     config = configure(arguments.options, model=model, train={**shape, "steps": 10**6}, search=search)
-    return config, ZipfCorpus(20_000 if arguments.small else 3_000_000, words)
+    return config, zipf_corpus(20_000 if arguments.small else 3_000_000, words)
 
 
 def retrain_base(arguments) -> dict:

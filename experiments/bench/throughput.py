@@ -52,25 +52,15 @@ PATTERNS = {
 NAMES = ["search_soft", "search_hard", *PATTERNS, "evaluate"]
 
 
-class ZipfCorpus:
+def zipf_corpus(tokens: int, words: int = VOCABULARY):
     """A corpus of independent random tokens; rank r has a probability proportional to 1 / (r + 1)^1.07."""
+    import numpy as np
 
-    def __init__(self, tokens: int, words: int = VOCABULARY):
-        import numpy as np
+    from experiments.helpers import ArrayCorpus
 
-        self.vocab_size = words
-        probability = (np.arange(words) + 1.0) ** -ZIPF
-        self.stream = np.random.default_rng(0).choice(words, tokens, p=probability / probability.sum())
-        split = {"words": tokens, "bytes": tokens, "words_kept": False, "lossless": False}
-        self.meta = {"splits": dict.fromkeys(("train", "valid", "test"), split)}
-
-    def tokens(self, split):
-        return self.stream if split == "train" else self.stream[: len(self.stream) // 10]
-
-    def counts(self):
-        import numpy as np
-
-        return np.bincount(self.stream, minlength=self.vocab_size)
+    probability = (np.arange(words) + 1.0) ** -ZIPF
+    stream = np.random.default_rng(0).choice(words, tokens, p=probability / probability.sum())
+    return ArrayCorpus(words, train=stream, valid=stream[: tokens // 10])
 
 
 def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = False):
@@ -94,7 +84,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
 class Workload:
     """A row of the table: one configuration and its work."""
 
-    def __init__(self, name: str, segment: int, corpus: ZipfCorpus, div_value: int, blocks: int = 6):
+    def __init__(self, name: str, segment: int, corpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
         from nas.retraining.phase import RetrainPhase
         from nas.search.gumbel import GumbelPhase
@@ -206,7 +196,7 @@ def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     from nas.training.device import set_up_device
 
     set_up_device(1, TrainOptions(threads=threads, device="cpu"))
-    corpus = ZipfCorpus(1_000_000)
+    corpus = zipf_corpus(1_000_000)
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, div_value).rate(0.5)) for row in rows}
     workloads = {row: Workload(*row, corpus, div_value) for row in rows}

@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import train_supernet
+from experiments.helpers import ArrayCorpus, train_supernet
 from experiments.jobs import Jobs
 from nas.core.config import Config
 from nas.core.config_loading import load_config
@@ -91,23 +91,9 @@ CORPORA = {
 
 
 @functools.cache
-def make_splits(name: str) -> dict[str, np.ndarray]:
-    return {"train": CORPORA[name].stream(TRAIN, 1), "valid": CORPORA[name].stream(VALID, 2)}
-
-
-class PlantedCorpus:
-    """The interface that a phase needs of a corpus."""
-
-    def __init__(self, name: str):
-        self.vocab_size, self.splits = CORPORA[name].vocab_size, make_splits(name)
-        about = {"words": VALID, "bytes": VALID, "words_kept": False, "lossless": False}
-        self.meta = {"splits": {"valid": about}}
-
-    def tokens(self, split: str) -> np.ndarray:
-        return self.splits["train" if split == "train" else "valid"]
-
-    def counts(self) -> np.ndarray:
-        return np.bincount(self.splits["train"], minlength=self.vocab_size)
+def make_corpus(name: str) -> ArrayCorpus:
+    corpus = CORPORA[name]
+    return ArrayCorpus(corpus.vocab_size, train=corpus.stream(TRAIN, 1), valid=corpus.stream(VALID, 2))
 
 
 def make_config(name: str, seed: int, overrides: list[str]) -> Config:
@@ -131,7 +117,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     from nas.search.learn_pi import learn_pi
     from nas.training.device import device_context
 
-    config, corpus, result = make_config(name, seed, overrides), PlantedCorpus(name), {}
+    config, corpus, result = make_config(name, seed, overrides), make_corpus(name), {}
     weights, costs = train_supernet(config, corpus, device_context(config.train)), count_flops(config, corpus.counts())
     operations = weights.supernet.operations
     for kind, budget in (("free", None), ("budget", costs.ratio(expand(CORPORA[name].known)))):
@@ -150,7 +136,7 @@ def patterns_within(name: str, overrides: list[str]) -> dict[str, bool]:
     """{pattern: whether it is within the budget} for all 27 patterns."""
     from nas.costs.flops import count_flops
 
-    costs = count_flops(make_config(name, 1, overrides), PlantedCorpus(name).counts())
+    costs = count_flops(make_config(name, 1, overrides), make_corpus(name).counts())
     patterns = ["".join(letters) for letters in itertools.product("adi", repeat=3)]
     most = costs.cost(expand(CORPORA[name].known)) * (1 + 1e-9)
     return {pattern: costs.cost(expand(pattern)) <= most for pattern in patterns}
@@ -162,7 +148,7 @@ def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> di
     from nas.training.device import device_context
     from nas.training.evaluation import count_memory_blocks, total_nll
 
-    config, corpus = make_config(name, 1, overrides), PlantedCorpus(name)
+    config, corpus = make_config(name, 1, overrides), make_corpus(name)
     context = device_context(config.train)
     model = train_pattern(list(pattern), config, corpus, context)
     memory_blocks = count_memory_blocks(model.blocks)
