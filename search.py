@@ -97,7 +97,7 @@ def single_path(supernet, corpus, config, context, costs, run, seconds: float) -
         learned = learn_pi(weights, costs, budget, report=writer, known=writer.known)
     path = likeliest_path(learned.pi.mean(axis=0), supernet.operations, costs, budget)
     seconds += time.monotonic() - began
-    return make_outcome(config, weights.evaluate(path), writer.steps, seconds, trainer)
+    return make_outcome(config, supernet.names(path), weights.evaluate(path), writer.steps, seconds, trainer)
 
 
 def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dict:
@@ -106,9 +106,10 @@ def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dic
     from nas.search.outcome import make_outcome
     from nas.training.trainer import Trainer
 
-    trainer = Trainer(GumbelPhase(supernet, corpus, config, context, costs), run)
+    phase = GumbelPhase(supernet, corpus, config, context, costs)
+    trainer = Trainer(phase, run)
     trainer.fit()
-    return make_outcome(config, trainer.valid, trainer.step, seconds, trainer)
+    return make_outcome(config, supernet.names(phase.path), trainer.valid, trainer.step, seconds, trainer)
 
 
 def print_lines(lines: list[str]) -> None:

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from nas.core.config import Config
 from nas.core.errors import InputError
+from nas.core.pattern import abbreviate
 from nas.core.run_folder import RunFolder
 from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
-from nas.search.history import entropy, likeliest, pi_line
+from nas.search.history import entropy, pi_line
 from nas.search.learn_pi import ADAM_BETAS
 from nas.search.sampling import (
     gumbel_like,
@@ -149,11 +150,16 @@ class GumbelPhase(Phase):
         return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}
 
     def note(self, step: int) -> str:
-        return f"likeliest pattern {likeliest(self.pi_line(step))}"
+        return f"likeliest pattern {abbreviate(self.supernet.names(self.path))}"
+
+    @property
+    def path(self) -> list[int]:
+        """The argmax of pi."""
+        return self.logits.detach().argmax(dim=-1).tolist()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on valid of the argmax path, without noise."""
-        self.supernet.set_path(self.logits.detach().argmax(dim=-1).tolist())
+        self.supernet.set_path(self.path)
         operations = self.supernet.chosen_operations()
         with self.train_weights.average.in_use():
             return evaluate_split(self.config, self.supernet, operations, self.corpus, "valid", self.context)

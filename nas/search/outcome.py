@@ -7,8 +7,9 @@ from tqdm import tqdm
 from nas.core.config import Config
 from nas.core.files import read_jsonl, read_yaml
 from nas.core.metrics import PATHS, PI, read_pi
+from nas.core.pattern import abbreviate
 from nas.core.run_folder import OUTCOME, RunFolder, weights_judge_patterns
-from nas.search.history import likeliest, pi_warnings
+from nas.search.history import drawn_pi, entropy, likeliest, pi_warnings
 from nas.search.maturity import retraining_steps
 from nas.training.trainer import Trainer
 
@@ -36,9 +37,10 @@ class PiWriter:
             self.run.append(PATHS, evaluated)
         if step % self.log_every and step < steps:
             return
-        self.run.metrics(at, at * self.tokens_per_step, "heldout", nll, cost_ratio=line["expected_cost_ratio"])
-        if self.board:
-            self.board.add_scalar("heldout/nll", nll, at)
+        scalars = {"entropy": float(entropy(drawn_pi(line)).mean()), "cost_ratio": line["expected_cost_ratio"]}
+        self.run.metrics(at, at * self.tokens_per_step, "heldout", nll, **scalars)
+        for name, value in {"nll": nll, **scalars}.items() if self.board else ():
+            self.board.add_scalar(f"heldout/{name}", value, at)
         left = tqdm.format_interval((steps - step) * (time.monotonic() - self.began) / step)
         say(self.run, f"pi {step}/{steps}  heldout nll {nll:.4f}  likeliest {likeliest(line)}  {left} left")
 
@@ -49,11 +51,13 @@ def say(run: RunFolder, text: str) -> None:
     tqdm.write(text)
 
 
-def make_outcome(config: Config, valid: dict, steps: int, seconds: float, trainer: Trainer | None) -> dict:
+def make_outcome(
+    config: Config, pattern: list[str], valid: dict, steps: int, seconds: float, trainer: Trainer | None
+) -> dict:
     """The content of outcome.yaml.
 
     Args:
-        valid: the figures of the likeliest path on valid, with the SuperNet's weights.
+        pattern: the likeliest one; valid: its figures on valid, with the SuperNet's weights.
         steps: of the whole search.
         seconds: besides those of the trainer.
         trainer: of the weights, or None if another search trained them.
@@ -64,6 +68,7 @@ def make_outcome(config: Config, valid: dict, steps: int, seconds: float, traine
         cost = seconds * trainer.step / (retraining_steps(config, trainer.step) * trainer.train_seconds)
     return {
         "format": "par-outcome/2",
+        "pattern": pattern,
         "valid": valid,
         "train_steps": steps,
         "train_tokens": steps * config.train.batch_size * config.train.segment,
@@ -81,7 +86,7 @@ def print_outcome(run: RunFolder) -> None:
     valid = outcome["valid"]
     figures = f"nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
     say(run, f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {outcome['wall_time_s']:,.0f} s")
-    say(run, f"likeliest pattern {likeliest(history[-1])}, with the SuperNet's weights on valid: {figures}")
+    say(run, f"likeliest pattern {abbreviate(outcome['pattern'])}, with the SuperNet's weights on valid: {figures}")
     if outcome["cost_in_trainings"]:
         say(run, f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
     trials = " --trials" if weights_judge_patterns(run.path) else ""
