@@ -120,7 +120,7 @@ def test_a_supernet_reads_the_memory_anew():
     torch.manual_seed(1)
     supernet = SuperNet(2, ["attention", "linear", "identity"], CONFIG, VOCAB).double().eval()
     supernet.set_path([1, 1])
-    assert count_memory_blocks(supernet.operations_on([1, 1])) == 2  # no state, which would limit evaluation to one row
+    assert count_memory_blocks(supernet.chosen_operations()) == 2  # no state, which would limit evaluation to one row
     fixed = model_of(["linear", "linear"])
     assert count_memory_blocks(fixed.blocks) is None
     weights = {
