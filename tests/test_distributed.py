@@ -54,7 +54,6 @@ def config(tmp_path_factory, small_yaml) -> Path:
     content = yaml.safe_load(small_yaml.read_text())
     content["model"]["dropout"] = 0.0
     content["train"] |= {"steps": 50, "log_every": 1, "evaluate_every": 25}
-    content["search"]["warmup_steps"] = 15
     path = tmp_path_factory.mktemp("ranks") / "small.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
