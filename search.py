@@ -82,6 +82,7 @@ def single_path(supernet, corpus, config, context, costs, run, seconds: float) -
     from nas.search.learn_pi import learn_pi
     from nas.search.outcome import PiWriter, make_outcome
     from nas.search.shared_weights import SharedWeights
+    from nas.search.supernet import evaluate_path
     from nas.search.weights import WeightsPhase
     from nas.training.trainer import Trainer, open_board
 
@@ -97,7 +98,8 @@ def single_path(supernet, corpus, config, context, costs, run, seconds: float) -
         learned = learn_pi(weights, costs, budget, report=writer, known=writer.known)
     path = likeliest_path(learned.pi.mean(axis=0), supernet.operations, costs, budget)
     seconds += time.monotonic() - began
-    return make_outcome(config, supernet.names(path), weights.evaluate(path), writer.steps, seconds, trainer)
+    valid = evaluate_path(supernet, path, corpus, config, context)
+    return make_outcome(config, supernet.names(path), valid, writer.steps, seconds, trainer)
 
 
 def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dict:

@@ -34,11 +34,10 @@ from nas.search.sampling import (
     straight_through,
     temperature_at,
 )
-from nas.search.supernet import SuperNet
+from nas.search.supernet import SuperNet, evaluate_path
 from nas.training import distributed
 from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext
-from nas.training.evaluation import evaluate_split
 from nas.training.train_step import BatchRunner, TrainStep
 from nas.training.trainer import Phase
 
@@ -159,10 +158,8 @@ class GumbelPhase(Phase):
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on valid of the argmax path, without noise."""
-        self.supernet.set_path(self.path)
-        operations = self.supernet.chosen_operations()
         with self.train_weights.average.in_use():
-            return evaluate_split(self.config, self.supernet, operations, self.corpus, "valid", self.context)
+            return evaluate_path(self.supernet, self.path, self.corpus, self.config, self.context)
 
     def end(self) -> None:
         self.train_weights.average.replace_weights()

@@ -18,7 +18,7 @@ from nas.search.supernet import SuperNet, build_supernet
 from nas.training.build import image_size
 from nas.training.checkpoint import load_checkpoint
 from nas.training.device import DeviceContext, set_up_device
-from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, total_nll
+from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 2, 8_192  # parts of valid on which paths are judged
 ROWS = 16  # of a batch
@@ -58,12 +58,6 @@ class SharedWeights:
     @property
     def period(self) -> int:
         return period_of(self.supernet.backbone.blocks, image_size(self.config))
-
-    def evaluate(self, path: list[int]) -> dict:
-        """The figures of a path on the whole of valid."""
-        self.supernet.set_path(path)
-        operations = self.supernet.chosen_operations()
-        return evaluate_split(self.config, self.supernet, operations, self.corpus, "valid", self.context)
 
 
 @cache

@@ -15,6 +15,8 @@ from nas.core.config import Config
 from nas.core.pattern import SAME_PARAMETERS
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
+from nas.training.device import DeviceContext
+from nas.training.evaluation import evaluate_split
 
 Choice = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
@@ -117,3 +119,9 @@ def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
     search, options = config.search, backbone_options(config, corpus.vocab_size)
     sizes = config.model.blocks, search.operations, block_config(config), corpus.vocab_size
     return SuperNet(*sizes, search.shared_projections, **options)
+
+
+def evaluate_path(supernet: SuperNet, path: list[int], corpus: Corpus, config: Config, context: DeviceContext) -> dict:
+    """The figures of a path on valid."""
+    supernet.set_path(path)
+    return evaluate_split(config, supernet, supernet.chosen_operations(), corpus, "valid", context)

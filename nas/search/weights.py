@@ -9,11 +9,10 @@ from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.search.sampling import fair_paths, sampling_generator, weight_groups
-from nas.search.supernet import SuperNet
+from nas.search.supernet import SuperNet, evaluate_path
 from nas.training import distributed
 from nas.training.build import count_steps, open_streams, short_share
 from nas.training.device import DeviceContext
-from nas.training.evaluation import evaluate_split
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase
 
@@ -48,10 +47,9 @@ class WeightsPhase(Phase):
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on valid along one typical path, the same at each evaluation."""
-        self.supernet.set_path(fair_paths(self.supernet.blocks, self.groups, sampling_generator(0))[0])
+        path = fair_paths(self.supernet.blocks, self.groups, sampling_generator(0))[0]
         with self.train_weights.average.in_use():
-            operations = self.supernet.chosen_operations()
-            return evaluate_split(self.config, self.supernet, operations, self.corpus, "valid", self.context)
+            return evaluate_path(self.supernet, path, self.corpus, self.config, self.context)
 
     def scalars(self, step: int) -> dict[str, float]:
         return {"lr": self.train_weights.optimizer.lr}
