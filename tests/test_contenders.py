@@ -5,10 +5,12 @@ import os
 import pytest
 
 from nas.comparison.comparison import Comparison
+from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.runner import draw_random
 from nas.comparison.spec import Contender, given_contenders, pattern_file, read_settings
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from tests.comparing import write_comparison_yaml
@@ -98,13 +100,19 @@ def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(co
 
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
     made, calls = comparison(), []
-    monkeypatch.setattr(
-        Comparison, "measure", lambda self, patterns, rounds: calls.append(1) or {abbreviate(p): {} for p in patterns}
-    )
-    baseline, other = interleaved(6), ["dense"] * 6
-    known = made.current_latencies([baseline], {})
-    assert made.current_latencies([baseline], known) is known and len(calls) == 1
-    both = made.current_latencies([baseline, other], known)
-    assert len(calls) == 2 and made.current_latencies([baseline], both) is both
-    made.current_latencies([baseline], known | {"holds_for": known["holds_for"] | {"threads": 99}})
-    assert len(calls) == 3
+
+    def measure(self, patterns, rounds):
+        calls.append(1)
+        return {abbreviate(blocks): {} for blocks in patterns}
+
+    monkeypatch.setattr(Comparison, "measure", measure)
+    for count in (1, 1, 2, 2):
+        if count == 2:
+            made.write_pattern(Contender("other", "given", ["dense"] * 6))
+        made.measure_latencies()
+        assert len(calls) == count
+    known = read_latencies(made.path)
+    assert known["patterns"].keys() == {"adadad", "dddddd"}
+    write_yaml(made.path / LATENCIES, known | {"holds_for": known["holds_for"] | {"threads": 99}})
+    made.measure_latencies()
+    assert len(calls) == 3 and read_latencies(made.path) == known

@@ -7,14 +7,12 @@ from itertools import islice
 import torch
 
 from nas.comparison.comparison import Comparison
-from nas.comparison.results import known_latencies, write_contenders
 from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED, Contender, is_random_of, pattern_file, random_names
 from nas.comparison.tasks import run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, network, read_pattern
-from nas.core.run_folder import LATENCY, OUTCOME, find_weights_run
+from nas.core.pattern import abbreviate, network
+from nas.core.run_folder import LATENCY
 from nas.derivation.baselines import random_patterns
 
 BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds
@@ -100,23 +98,3 @@ def draw_random(comparison: Comparison, searched: Contender) -> None:
             f"NOTICE: no pattern was found for {', '.join(missing)}, because few have the latency of {searched.name}; "
             "repeat the command to try again"
         )
-
-
-def record_contenders(comparison: Comparison, contenders: list[Contender], measure: bool) -> None:
-    """Write the contenders with their latencies. measure: whether to measure outdated latencies again."""
-    latencies, blocks = known_latencies(comparison.path), [contender.blocks for contender in contenders]
-    if measure:
-        latencies = comparison.current_latencies(blocks, latencies)
-    hours = {contender.name: search_hours(comparison, contender) for contender in contenders}
-    write_contenders(comparison.path, contenders, comparison.settings, hours, latencies)
-
-
-def search_hours(comparison: Comparison, contender: Contender) -> float:
-    """The time of all searches, and of relearning pi for the contender; 0 for contenders without a search."""
-    if contender.kind != SEARCHED:
-        return 0.0
-    searches = set(comparison.search_folders.values())
-    searches |= set(map(find_weights_run, searches))  # with search.weights_from, another search trained the weights
-    seconds = [read_yaml(folder / OUTCOME)["wall_time_s"] for folder in searches]
-    origin = read_pattern(pattern_file(comparison.path, contender.name))["derived_from"]
-    return (sum(seconds) + origin.get("seconds", 0)) / 3600
