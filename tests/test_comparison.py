@@ -66,25 +66,15 @@ def test_a_wrong_file_gives_one_line(written, changed, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def pattern(path: Path, blocks: str) -> str:
-    path.write_text(f"format: par-pattern/1\nblocks: {blocks}\n")
-    return path.name
-
-
-def test_given_contenders_are_rules_and_files(written, tmp_path):
-    name = pattern(tmp_path / "mine.yaml", "[dense, identity, dense, dense]")
-    path = written(patterns=["interleaved", name])
-    assert given_contenders(read_settings(path, {}), path, 4) == [
-        Contender("interleaved", "given", ["attention", "dense"] * 2),
-        Contender("mine", "given", ["dense", "identity", "dense", "dense"]),
-    ]
-
-
-def test_unknown_and_colliding_names_are_refused(written, tmp_path):
+def test_given_contenders_are_rules_and_files_with_different_names(written, tmp_path):
     (tmp_path / "a").mkdir()
-    four = "[dense, dense, dense, dense]"
-    for file, blocks in (("a/par.yaml", four), ("searched.yaml", four), ("short.yaml", "[dense]"), ("$x^$.yaml", four)):
-        pattern(tmp_path / file, blocks)
+    blocks = ["dense", "identity", "dense", "dense"]
+    for file in ("mine.yaml", "a/par.yaml", "searched.yaml", "$x^$.yaml", "short.yaml"):
+        content = {"format": "par-pattern/1", "blocks": blocks[:1] if file == "short.yaml" else blocks}
+        (tmp_path / file).write_text(yaml.safe_dump(content))
+    path = written(patterns=["interleaved", "mine.yaml"])
+    given = [Contender("interleaved", "given", ["attention", "dense"] * 2), Contender("mine", "given", blocks)]
+    assert given_contenders(read_settings(path, {}), path, 4) == given
     for patterns, words in (
         (["interleavd"], r"neither a file nor one of .* the nearest is 'interleaved'"),
         (["par", "a/par.yaml"], "two patterns are called 'par'"),
