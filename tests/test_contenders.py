@@ -83,8 +83,7 @@ def test_tasks_train_each_pattern_with_its_seeds_and_derive_each_budget(comparis
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
     for changed, commands in (
         ({}, [[]]),
-        ({"budgets": [0.65, 1.0]}, [["--latency-budget", "0.65"], ["--latency-budget", "1.0"]]),
-        ({"budgets": [0.5], "trials": 9}, [["--latency-budget", "0.5", "--trials", "9"]]),
+        ({"budgets": [0.5, 1.0], "trials": 9}, [["--latency-budget", b, "--trials", "9"] for b in ("0.5", "1.0")]),
     ):
         assert [task.command[3:-2] for task in comparison(**changed).derivation_tasks()] == commands
 
@@ -93,9 +92,7 @@ def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(co
     comparison("search.method=gumbel")
     assert "WARNING" not in capsys.readouterr().out
     comparison()
-    assert (
-        capsys.readouterr().out.count("8 steps train each operation only 3 times; give the search train.steps=22") == 1
-    )
+    assert "8 steps train each operation only 3 times; give the search train.steps=22" in capsys.readouterr().out
 
 
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):

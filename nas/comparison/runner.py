@@ -30,15 +30,13 @@ def visible_gpus(config: Config) -> list[str]:
 def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
     """The number of runs at a time, by default one on each GPU, and the GPUs.
 
-    Raises InputError if several runs on the CPU lack a number of threads; prints a notice if they exceed the cores.
+    Raises InputError if several runs on the CPU lack a number of threads.
     """
-    gpus, threads, cores = visible_gpus(config), config.train.threads, os.cpu_count() or 1
+    gpus = visible_gpus(config)
     workers = workers or max(1, len(gpus))
-    if not gpus and workers > 1 and threads is None:
-        share = max(1, cores // workers)
+    if not gpus and workers > 1 and config.train.threads is None:
+        share = max(1, (os.cpu_count() or 1) // workers)
         raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
-    if not gpus and (threads or 1) * workers > cores:
-        print(f"NOTICE: {workers} workers of {threads} threads share {cores} cores and slow each other down")
     return workers, gpus
 
 
