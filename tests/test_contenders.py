@@ -77,8 +77,9 @@ def test_each_searched_pattern_has_its_own_random_patterns(comparison):
 def test_tasks_train_each_pattern_with_its_seeds_and_derive_each_budget(comparison):
     made = comparison(random=1, seeds=[1, 2], random_seeds=[2, 5])
     same = Contender("same", "given", interleaved(6))  # shares the runs of interleaved
-    names = [task.name for task in made.training_tasks([*made.given, same, Contender("r", "random", ["dense"] * 6)])]
-    assert names == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
+    tasks = made.training_tasks([*made.given, same, Contender("r", "random", ["dense"] * 6)])
+    assert [task.name for task in tasks] == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
+    assert tasks[0].command[2].endswith("interleaved.yaml")
     with pytest.raises(InputError, match=r"interleaved\.yaml holds another pattern than dddddd"):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
     for changed, commands in (

@@ -98,8 +98,7 @@ def read_latencies(run: Path) -> dict:
 
 def search_seconds(run: Path) -> float:
     """The time of all searches, and of the one that trained their weights (search.weights_from), if it exists."""
-    searches = {*run.glob("search-*"), *map(find_weights_run, run.glob("search-*"))}
-    outcomes = [folder / OUTCOME for folder in searches]
+    outcomes = {path / OUTCOME for own in run.glob("search-*") for path in (own, find_weights_run(own))}
     return sum(read_yaml(outcome)["wall_time_s"] for outcome in outcomes if outcome.exists())
 
 

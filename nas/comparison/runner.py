@@ -49,20 +49,15 @@ def run_stages(comparison: Comparison, workers: int, gpus: Sequence[str]) -> dic
     searches = comparison.search_tasks()
     failed = run_tasks(searches + comparison.training_tasks(comparison.given), workers, gpus)
     if searches and not unfinished(searches):
-        measure_tables(comparison)
+        for folder in comparison.search_folders.values():
+            if comparison.settings.budgets and not (folder / LATENCY).exists():
+                comparison.cost_table(folder / LATENCY)  # without it derive.py would count budgets in FLOPs
         failed |= run_tasks(comparison.derivation_tasks(), 1, gpus)
         for contender in comparison.known_contenders():
             if contender.kind == SEARCHED:
                 draw_random(comparison, contender)
     trainings = comparison.training_tasks(comparison.known_contenders())
     return failed | run_tasks([task for task in trainings if task.name not in failed], workers, gpus)
-
-
-def measure_tables(comparison: Comparison) -> None:
-    """Give each search a table of latencies if there are budgets, because derive.py would else count them in FLOPs."""
-    for folder in comparison.search_folders.values() if comparison.settings.budgets else ():
-        if not (folder / LATENCY).exists():
-            comparison.cost_table(folder / LATENCY)
 
 
 def draw_random(comparison: Comparison, searched: Contender) -> None:
@@ -87,9 +82,8 @@ def draw_random(comparison: Comparison, searched: Contender) -> None:
             ratio = times[abbreviate(blocks)]["median_ms"] / times[searched.key]["median_ms"]
             if missing and abs(ratio - 1) <= SAME_LATENCY:
                 contender = Contender(missing.pop(0), RANDOM, blocks)
-                predicted = round(table.cost(blocks) / target, 4)
-                origin = {"at_latency_of": searched.key, "predicted_ratio": predicted}
-                comparison.write_pattern(contender, **origin, measured_ratio=round(ratio, 4))
+                ratios = {"predicted_ratio": table.cost(blocks) / target, "measured_ratio": ratio}
+                comparison.write_pattern(contender, at_latency_of=searched.key, **ratios)
                 print(f"drew {contender.name}: {contender.key}, {ratio:.3f} of the latency of {searched.name}")
     if missing:
         print(

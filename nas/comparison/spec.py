@@ -99,13 +99,11 @@ def list_of(is_valid: Callable, least: int = 1) -> Callable:
     return check
 
 
-FILE = is_name, "the name of a configuration file"
-COUNT = is_count, "a whole number from 0"
 SEEDS = list_of(is_count), "different whole numbers from 0, such as [1, 2, 3]"
 BUDGETS = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
 CHECKS = {  # of the keys of COMPARISON.yaml: (is a value valid?, what is allowed)
-    **dict.fromkeys(("retrain", "search"), FILE),
-    **dict.fromkeys(("random", "trials"), COUNT),
+    **dict.fromkeys(("retrain", "search"), (is_name, "the name of a configuration file")),
+    **dict.fromkeys(("random", "trials"), (is_count, "a whole number from 0")),
     **dict.fromkeys(("seeds", "search_seeds", "random_seeds"), SEEDS),
     "budgets": (list_of(is_budget, 0), BUDGETS),
     "patterns": (list_of(is_name, 0), f"different names of {', '.join(RULES)}, or pattern files"),

@@ -22,15 +22,14 @@ from nas.derivation.runs import current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
 
 TEMPLATE = Path(__file__).with_name("report.html")
-MEDIA_TYPES = {".gif": "image/gif", ".svg": "image/svg+xml"}
 
 
-def data_uri(figure: Callable, *content, suffix: str = ".svg") -> str:
+def data_uri(figure: Callable, *content, kind: str = "svg+xml") -> str:
     """The file that figure(*content, path) writes, as a data URI."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"figure{suffix}"
+        path = Path(folder, "figure").with_suffix(f".{kind[:3]}")
         figure(*content, path)
-        return f"data:{MEDIA_TYPES[suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def origin(run: Path) -> dict:
@@ -86,7 +85,7 @@ def search_section(run: Path) -> dict:
         "blocks": current_pattern(run),
         "confidence": read_pattern(run / PATTERN).get("confidence") if (run / PATTERN).exists() else None,
         "summary": summary,
-        "gif": data_uri(animate, history, suffix=".gif") if len(history) > 1 else None,
+        "gif": data_uri(animate, history, kind="gif") if len(history) > 1 else None,
         "over_time": data_uri(pi_over_time, history),
         "curves": curves_uri(run),
         "table": cost_table(run),
