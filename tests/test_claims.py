@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nas.comparison.claims import make_claims, training_warning, verdict_of
-from nas.comparison.results import PatternResult, choose_metric, mean_and_standard_error, read_results
+from nas.comparison.results import PatternResult, choose_metric, read_results
 from nas.comparison.spec import Contender
 from nas.comparison.statistics import dominating, t_test
 from nas.core.errors import InputError
@@ -53,11 +53,6 @@ QUALITY, RANDOM_CLAIM = "better word perplexity than interleaved", "better than 
 
 def claims_of(rows, name="searched") -> dict[str, dict]:
     return {claim["claim"]: claim for claim in make_claims(rows) if claim["pattern"] == name}
-
-
-def test_mean_and_standard_error_by_hand():
-    assert mean_and_standard_error([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2 / 3)))
-    assert mean_and_standard_error([4.0]) == (4.0, None)
 
 
 def test_welch_against_its_formula():

@@ -143,14 +143,9 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
 
 
 def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
-    for count, named, gpus in (
-        (0, None, []),
-        (2, None, ["0", "1"]),
-        (2, "3,GPU-ab", ["3", "GPU-ab"]),
-        (1, "3,-1,2", ["3"]),
-    ):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count, named, gpus in ((2, None, ["0", "1"]), (2, "3,GPU-ab", ["3", "GPU-ab"]), (1, "3,-1,2", ["3"])):
         monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if named:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert visible_gpus(small_config("train.device=auto")) == gpus

@@ -31,10 +31,8 @@ def test_names_of_contenders_that_depend_on_a_search(written):
     settings = read_settings(written(budgets=[1.0, 0.65], random=2), {})
     random = {"searched-0.65": ["random-0.65-1", "random-0.65-2"], "searched-1": ["random-1-1", "random-1-2"]}
     assert list(settings.searched.items()) == [("searched-0.65", 0.65), ("searched-1", 1.0)]  # lowest budget first
-    assert settings.derived_names == {
-        **dict.fromkeys(random, "searched"),
-        **dict.fromkeys([name for names in random.values() for name in names], "random"),
-    }
+    drawn = dict.fromkeys((name for names in random.values() for name in names), "random")
+    assert settings.derived_names == dict.fromkeys(random, "searched") | drawn
     without = read_settings(written(random=1), {}).derived_names
     assert without == {"searched": "searched", "random-1": "random"}
     for searched, own in {**random, "searched": ["random-1"]}.items():

@@ -100,9 +100,7 @@ class PiPicture:
 
 
 def animate(history: list[dict], path: Path) -> int:
-    """Write a history of two steps or more as a GIF that loops and pauses on its last frame. Returns the number of
-    frames.
-    """
+    """Write a history of two steps or more as a GIF that pauses on its last frame. Returns the number of frames."""
     picture = PiPicture(history[0]["operations"], len(history[0]["pi"]))
     frames = []
     for index in choose_frames(len(history)):
