@@ -37,14 +37,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.compare", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     options = "options of both searches and trainings, except seed"
-    count = "number of random patterns for each searched pattern; replaces the value in the file"
-    seeds = "seeds of the trainings; replaces the value in the file"
     parser.add_argument("comparison", metavar="COMPARISON.yaml", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=options)
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder of the comparison")
     parser.add_argument("--workers", type=int, metavar="N", help=WORKERS)
-    parser.add_argument("--random", type=int, metavar="N", help=count)
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help=seeds)
+    parser.add_argument("--random", type=int, metavar="N", help="replaces random in the file")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="replaces seeds in the file")
     parser.add_argument("--report", action="store_true", help="train nothing; report the finished runs")
     arguments = parser.parse_intermixed_args()
     if arguments.workers is not None and arguments.workers < 1:
@@ -73,14 +71,13 @@ def open_comparison(arguments: argparse.Namespace):
 
 def report(comparison, measure: bool) -> None:
     """Write and print the table, the plot and the claims of the finished runs."""
-    from nas.comparison.runner import record_contenders
     from nas.reporting.comparison_report import write_report
 
-    contenders = comparison.known_contenders()
-    tasks = comparison.training_tasks(contenders)
+    tasks = comparison.training_tasks(comparison.known_contenders())
     missing = [task.name for task in unfinished(tasks)]
     if len(missing) < len(tasks):
-        record_contenders(comparison, contenders, measure)
+        if measure:
+            comparison.measure_latencies()
         write_report(comparison.path)
     if missing:
         print(f"NOTICE: {len(missing)} of {len(tasks)} runs have not finished: {', '.join(missing)}")

@@ -1,10 +1,11 @@
 """A small COMPARISON.yaml for tests, and nas.compare in a separate process."""
 
+from functools import partial
 from pathlib import Path
 
 import yaml
 
-from tests.processes import run_command
+from tests.processes import run
 
 COMPARISON = {
     "format": "par-comparison/1",
@@ -16,8 +17,7 @@ COMPARISON = {
 }
 
 
-def compare(*arguments, **options):
-    return run_command(["-m", "nas.compare", *arguments], **options)
+compare = partial(run, "compare")
 
 
 def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:

@@ -20,6 +20,14 @@ from tests.processes import ROOT
 pytestmark = pytest.mark.slow
 
 
+GIVEN = {"search": None, "budgets": None, "seeds": [1]}
+
+
+def start(*arguments) -> subprocess.Popen:
+    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
 def table(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
@@ -31,37 +39,29 @@ def test_the_report_of_a_comparison_is_complete(finished_comparison):
         "name", "blocks", "seeds", "parameters", "flops_per_token", "latency_ms", "latency_ratio", "nll_mean", "nll_se",
         "valid_nll_mean", "word_perplexity_mean", "word_perplexity_se", "search_hours", "train_hours",
     )  # fmt: skip
-    assert [row["name"] for row in rows] == ["interleaved", "dense-only", "searched-2"]
+    assert sorted(row["name"] for row in rows) == ["dense-only", "interleaved", "searched-2"]
+    assert rows == sorted(rows, key=lambda row: float(row["word_perplexity_mean"]))
     for row in rows:
-        figures = [
-            yaml.safe_load((run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml").read_text()) for seed in (1, 2)
-        ]
-        perplexities = [results["test"]["word_perplexity"] for results in figures]
-        assert float(row["nll_mean"]) == pytest.approx(np.mean([r["test"]["nll_per_token"] for r in figures]), rel=1e-4)
+        files = [run / "runs" / f"{row['blocks']}-{seed}" / "results.yaml" for seed in (1, 2)]
+        splits = [yaml.safe_load(file.read_text())["test"] for file in files]
+        perplexities = [split["word_perplexity"] for split in splits]
+        assert float(row["nll_mean"]) == pytest.approx(np.mean([s["nll_per_token"] for s in splits]), rel=1e-4)
         assert float(row["word_perplexity_mean"]) == pytest.approx(np.mean(perplexities), rel=1e-4)
         assert float(row["word_perplexity_se"]) == pytest.approx(abs(np.diff(perplexities)[0]) / 2, rel=1e-4)
         assert float(row["latency_ms"]) > 0 and row["seeds"] == "2"
-        assert int(row["parameters"]) == figures[0]["parameters"]
-    assert float(rows[0]["latency_ratio"]) == 1.0
-    hours = yaml.safe_load((run / "search-1" / "outcome.yaml").read_text())["wall_time_s"] / 3600
-    hours += read_pattern(run / "patterns" / "searched-2.yaml")["derived_from"]["seconds"] / 3600
-    assert [float(row["search_hours"]) for row in rows] == [0, 0, pytest.approx(hours, rel=1e-3)]
+        assert (float(row["search_hours"]) > 0) == (row["name"] == "searched-2")
+        assert (float(row["latency_ratio"]) == 1) == (row["name"] == "interleaved")
     claims = yaml.safe_load((run / "claims.yaml").read_text())
-    assert claims["format"] == "par-claims/2"
+    assert claims["format"] == "par-claims/3"
     for claim in claims["claims"]:
         assert claim["verdict"] in ("yes", "no", "not shown") and claim["figures"]
         assert f"{claim['claim']}. {claim['sentence']}" in done.stdout
-    assert " are hardly trained: their perplexity per token on valid is above" in done.stdout  # after 8 steps
+    assert "WARNING: hardly trained: " in done.stdout  # after 8 steps
     assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "comparison.md").read_text() in done.stdout
-
-
-def test_a_searched_pattern_is_the_best_candidate_within_the_budget(finished_comparison):
-    """The budget is in milliseconds, although the search measured none."""
-    _, run, _ = finished_comparison
     searched = read_pattern(run / "patterns" / "searched-2.yaml")
     assert abbreviate(searched["blocks"]) == searched["derived_from"]["candidates"][0]["pattern"]
-    assert (run / "search-1" / "latency.yaml").exists()
+    assert (run / "search-1" / "latency.yaml").exists()  # for the budget, although the search measured nothing
     assert searched["latency"]["predicted_ratio_to_interleaved"] <= 2.0
 
 
@@ -109,15 +109,14 @@ def test_wrong_options_and_other_settings_are_refused_before_anything_is_written
 
 def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_others(tmp_path, small_yaml):
     """After kill -9 during a training, the training saves and ends by itself, and the same command continues it."""
-    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["interleaved", "dense-only"]}
-    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
     nothing = compare(path, "--run", run, "--report")
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
     arguments = [path, "--run", run, "train.steps=300", "train.checkpoint_every=20"]
-    process = subprocess.Popen([sys.executable, "-m", "nas.compare", *map(str, arguments)], cwd=ROOT)
+    process = start(*arguments)
     wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
     process.kill()
-    process.wait()
+    process.communicate()
     wait_for(lambda: "stopped at step" in (run / "logs" / "ada-1.txt").read_text())
     assert not (run / "runs" / "ada-1" / "results.yaml").exists()
     with (run / "runs" / "ada-1" / ".lock").open("w") as lock:
@@ -133,10 +132,8 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
-    given = {"search": None, "budgets": None, "seeds": [1], "patterns": ["interleaved", "dense-only"]}
-    path, run = write_comparison_yaml(tmp_path, small_yaml, **given), tmp_path / "run"
-    command = [sys.executable, "-m", "nas.compare", str(path), "--run", str(run), "train.steps=5000"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
+    process = start(path, "--run", run, "train.steps=5000")
     wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -146,17 +143,10 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
 
 
 def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
-    expected = {
-        (0, None): [],
-        (2, None): ["0", "1"],
-        (2, "3,GPU-ab"): ["3", "GPU-ab"],
-        (1, "3,-1,2"): ["3"],
-        (0, ""): [],
-    }
-    for (count, named), gpus in expected.items():
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count, named, gpus in ((2, None, ["0", "1"]), (2, "3,GPU-ab", ["3", "GPU-ab"]), (1, "3,-1,2", ["3"])):
         monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if named is not None:
+        if named:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert visible_gpus(small_config("train.device=auto")) == gpus
         assert visible_gpus(small_config("train.device=cpu")) == []

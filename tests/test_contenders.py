@@ -5,10 +5,12 @@ import os
 import pytest
 
 from nas.comparison.comparison import Comparison
+from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.runner import draw_random
 from nas.comparison.spec import Contender, given_contenders, pattern_file, read_settings
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from tests.comparing import write_comparison_yaml
@@ -75,14 +77,14 @@ def test_each_searched_pattern_has_its_own_random_patterns(comparison):
 def test_tasks_train_each_pattern_with_its_seeds_and_derive_each_budget(comparison):
     made = comparison(random=1, seeds=[1, 2], random_seeds=[2, 5])
     same = Contender("same", "given", interleaved(6))  # shares the runs of interleaved
-    names = [task.name for task in made.training_tasks([*made.given, same, Contender("r", "random", ["dense"] * 6)])]
-    assert names == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
+    tasks = made.training_tasks([*made.given, same, Contender("r", "random", ["dense"] * 6)])
+    assert [task.name for task in tasks] == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
+    assert tasks[0].command[2].endswith("interleaved.yaml")
     with pytest.raises(InputError, match=r"interleaved\.yaml holds another pattern than dddddd"):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
     for changed, commands in (
         ({}, [[]]),
-        ({"budgets": [0.65, 1.0]}, [["--latency-budget", "0.65"], ["--latency-budget", "1.0"]]),
-        ({"budgets": [0.5], "trials": 9}, [["--latency-budget", "0.5", "--trials", "9"]]),
+        ({"budgets": [0.5, 1.0], "trials": 9}, [["--latency-budget", b, "--trials", "9"] for b in ("0.5", "1.0")]),
     ):
         assert [task.command[3:-2] for task in comparison(**changed).derivation_tasks()] == commands
 
@@ -91,20 +93,24 @@ def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(co
     comparison("search.method=gumbel")
     assert "WARNING" not in capsys.readouterr().out
     comparison()
-    assert (
-        capsys.readouterr().out.count("8 steps train each operation only 3 times; give the search train.steps=22") == 1
-    )
+    assert "8 steps train each operation only 3 times; give the search train.steps=22" in capsys.readouterr().out
 
 
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
     made, calls = comparison(), []
-    monkeypatch.setattr(
-        Comparison, "measure", lambda self, patterns, rounds: calls.append(1) or {abbreviate(p): {} for p in patterns}
-    )
-    baseline, other = interleaved(6), ["dense"] * 6
-    known = made.current_latencies([baseline], {})
-    assert made.current_latencies([baseline], known) is known and len(calls) == 1
-    both = made.current_latencies([baseline, other], known)
-    assert len(calls) == 2 and made.current_latencies([baseline], both) is both
-    made.current_latencies([baseline], known | {"holds_for": known["holds_for"] | {"threads": 99}})
-    assert len(calls) == 3
+
+    def measure(self, patterns, rounds):
+        calls.append(1)
+        return {abbreviate(blocks): {} for blocks in patterns}
+
+    monkeypatch.setattr(Comparison, "measure", measure)
+    for count in (1, 1, 2, 2):
+        if count == 2:
+            made.write_pattern(Contender("other", "given", ["dense"] * 6))
+        made.measure_latencies()
+        assert len(calls) == count
+    known = read_latencies(made.path)
+    assert known["patterns"].keys() == {"adadad", "dddddd"}
+    write_yaml(made.path / LATENCIES, known | {"holds_for": known["holds_for"] | {"threads": 99}})
+    made.measure_latencies()
+    assert len(calls) == 3 and read_latencies(made.path) == known

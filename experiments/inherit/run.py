@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import ttest_rel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import is_due, mean_and_error, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
-from nas.comparison.statistics import t_test
 from nas.core.errors import InputError, run_command
 from nas.core.pattern import expand
 from nas.core.run_folder import CHECKPOINT, OUTCOME
@@ -86,12 +86,13 @@ def report(results: dict[str, dict[str, list[dict]]]) -> dict:
     for short, starts in results.items():
         nlls = {start: np.array([training["nlls"] for training in found]) for start, found in starts.items()}
         scratch, inherited = nlls[SCRATCH][:, -1], nlls[INHERITED][:, -1]
-        test = t_test(inherited, scratch, paired=True)
+        differences = inherited - scratch
+        p = float(ttest_rel(inherited, scratch).pvalue) if len(differences) > 1 else None  # paired by seed
         curve = nlls[INHERITED].mean(axis=0)
         reached = np.flatnonzero((curve <= scratch.mean()) & (np.arange(len(curve)) > 0))
         print_row(
-            *(short, mean_and_error(list(scratch)), mean_and_error(list(inherited)), f"{test['difference']:+.4f}"),
-            *(None if test["p"] is None else f"{test['p']:.2g}", f"{curve[0]:.4f}"),
+            *(short, mean_and_error(list(scratch)), mean_and_error(list(inherited)), f"{differences.mean():+.4f}"),
+            *(None if p is None else f"{p:.2g}", f"{curve[0]:.4f}"),
             f"{reached[0]}/{EVALUATIONS} of the steps" if len(reached) else "never",
             f"{np.mean([training['seconds'][-1] for training in starts[INHERITED]]):.0f}",
         )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.spec import RANDOM, SETTINGS, Contender, Settings, pattern_file, training_folder
+from nas.comparison.results import LATENCIES, read_latencies
+from nas.comparison.spec import RANDOM, SETTINGS, Contender, Settings, pattern_file
 from nas.comparison.tasks import Task
 from nas.core.config import Config
 from nas.core.config_checks import check_pattern
@@ -30,10 +31,9 @@ REPORT_ROUNDS = 60  # for the latencies in the report
 
 
 class Comparison:
-    """One RUN_DIR, with search-SEED/, patterns/, runs/PATTERN-SEED/ and logs/.
+    """One RUN_DIR, with search-SEED/, patterns/, runs/PATTERN-SEED/ and logs/. It writes nothing before start().
 
-    Raises InputError if a run in the folder has other settings, or if the recipe does not fit a given pattern. The
-    class writes nothing before start().
+    Raises InputError if a run in the folder has other settings, or if the recipe does not fit a given pattern.
 
     Args:
         given: the contenders that need no search.
@@ -105,8 +105,8 @@ class Comparison:
     def training_tasks(self, contenders: list[Contender]) -> list[Task]:
         """A task for each distinct pattern and each of its seeds, ordered by seed."""
         tasks, settings = {}, self.settings
-        for seed, contender in product(dict.fromkeys([*settings.seeds, *settings.seeds_of(RANDOM)]), contenders):
-            folder = training_folder(self.path, contender, seed)
+        for seed, contender in product([*settings.seeds, *settings.seeds_of(RANDOM)], contenders):
+            folder = self.path / "runs" / f"{contender.key}-{seed}"
             if folder in tasks or seed not in settings.seeds_of(contender.kind):
                 continue
             extra = {"pattern": contender.blocks}
@@ -135,11 +135,10 @@ class Comparison:
 
     @cached_property
     def timing(self) -> tuple[Config, np.ndarray, DeviceContext]:
-        """What latencies are measured with: the recipe with the blocks and operations of the patterns, how often the
+        """What latencies are measured with: the recipe with the blocks and operations of the search, how often the
         training text has each token [V], and the device.
         """
-        given = sorted({name for contender in self.given for name in contender.blocks})
-        options = replace(self.recipe.search, operations=self.search.search.operations if self.search else given)
+        options = replace(self.recipe.search, operations=(self.search or self.recipe).search.operations)
         config = replace(self.recipe, search=options, model=replace(self.recipe.model, blocks=self.blocks))
         return config, self.corpus.counts(), device_context(config.train)
 
@@ -155,24 +154,18 @@ class Comparison:
         latencies = measure_models(list(distinct.values()), *self.timing, rounds)
         return dict(zip(distinct, latencies, strict=True))
 
-    def current_latencies(self, patterns: list[list[str]], before: dict) -> dict:
-        """{"patterns": {abbreviated pattern: latency}, "holds_for": conditions}
-
-        before: an earlier result, returned if it has all patterns under the present conditions.
-        """
+    def measure_latencies(self) -> None:
+        """Write the latencies of all pattern files, unless all have been measured under the present conditions."""
+        patterns = [read_pattern(file)["blocks"] for file in self.path.glob("patterns/*.yaml")]
         config, counts, context = self.timing
         now = measurement_conditions(config, len(counts), sorted(set().union(*patterns)), context)
-        names = set(map(abbreviate, patterns))
-        if before.get("holds_for") == now and names <= before["patterns"].keys():
-            return before
-        print(f"measuring the latency of {len(names)} patterns", flush=True)
-        return {"patterns": self.measure(patterns, REPORT_ROUNDS), "holds_for": now}
+        names, before = set(map(abbreviate, patterns)), read_latencies(self.path)
+        if before["holds_for"] != now or not names <= before["patterns"].keys():
+            print(f"measuring the latency of {len(names)} patterns", flush=True)
+            write_yaml(self.path / LATENCIES, {"patterns": self.measure(patterns, REPORT_ROUNDS), "holds_for": now})
 
     def known_contenders(self) -> list[Contender]:
         """The given contenders, and the derived ones that have a pattern file."""
-        contenders = list(self.given)
-        for name, kind in self.settings.derived_names.items():
-            file = pattern_file(self.path, name)
-            if file.exists():
-                contenders.append(Contender(name, kind, read_pattern(file)["blocks"]))
-        return contenders
+        files = {pattern_file(self.path, name): kind for name, kind in self.settings.derived_names.items()}
+        derived = [Contender(f.stem, kind, read_pattern(f)["blocks"]) for f, kind in files.items() if f.exists()]
+        return [*self.given, *derived]

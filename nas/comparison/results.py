@@ -1,18 +1,18 @@
 """Results of a comparison: one PatternResult per contender, read from its run folder."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.spec import RANDOM, Contender, Settings, training_folder
+from nas.comparison.spec import SEARCHED, Contender
 from nas.core.errors import InputError
-from nas.core.files import read_yaml, write_yaml
-from nas.core.run_folder import RESULTS
+from nas.core.files import read_yaml
+from nas.core.pattern import read_pattern
+from nas.core.run_folder import OUTCOME, RESULTS, find_weights_run
 
-CONTENDERS = "contenders.yaml"  # the contenders of the last report, with their latencies
-CONTENDERS_FORMAT = "par-contenders/1"
+LATENCIES = "latencies.yaml"  # {"patterns": {abbreviated pattern: latency}, "holds_for": conditions}
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Metric:
         """The loss in nats."""
         return np.log(values) if self.exponential else np.asarray(values) * math.log(2)
 
+    def format(self, values) -> str:
+        """Mean and standard error as text."""
+        mean, error = mean_and_standard_error(values)
+        return f"{mean:.{self.digits}f}" + ("" if error is None else f" ± {error:.{self.digits}f}")
+
     def format_difference(self, loss: float) -> str:
         """A difference of losses, as a change of the metric."""
         return f"{math.expm1(loss):+.1%}" if self.exponential else f"{loss / math.log(2):+.4f}"
@@ -48,20 +53,18 @@ class PatternResult:
     """A contender with the results of its runs, one per seed.
 
     Args:
-        runs: the content of each run's results.yaml, in the order of `seeds`.
-        latency: an entry of nas.costs.latency.measure_models, or None if it was not measured.
+        runs: the content of each run's results.yaml.
+        latency: an entry of nas.costs.latency.measure_models.
         search_hours: time of its searches and derivation; 0 for contenders without a search.
-        folders: the run folders, in the order of `seeds`.
-        vocab_size: the size of the vocabulary, or None if it is unknown.
+        folders: the run folders, in the order of `runs`.
     """
 
     contender: Contender
-    seeds: list[int]
     runs: list[dict]
-    latency: dict | None
+    latency: dict
     search_hours: float
+    vocab_size: int
     folders: tuple[Path, ...] = ()
-    vocab_size: int | None = None
 
     @property
     def train_hours(self) -> float:
@@ -69,23 +72,17 @@ class PatternResult:
         return float(np.mean([run["wall_time_s"] for run in self.runs])) / 3600
 
     @property
-    def latency_ratio(self) -> float | None:
+    def latency_ratio(self) -> float:
         """Latency relative to the interleaved pattern's."""
-        return None if self.latency is None else self.latency["ratio_to_interleaved"]
+        return self.latency["ratio_to_interleaved"]
 
     def values(self, metric: Metric, split: str = "test") -> np.ndarray:
         """The metric of each seed [S]."""
         return np.array([run[split][metric.key] for run in self.runs])
 
-    def losses(self, metric: Metric, seeds: list[int] | None = None) -> np.ndarray:
-        """The loss of each seed [S] on test. seeds: a subset of the result's seeds; default all."""
-        losses = metric.loss(self.values(metric))
-        return losses if seeds is None else losses[[self.seeds.index(seed) for seed in seeds]]
-
-    def format_mean(self, metric: Metric, split: str = "test") -> str:
-        """Mean and standard error as text."""
-        mean, error = mean_and_standard_error(self.values(metric, split))
-        return f"{mean:.{metric.digits}f}" + ("" if error is None else f" ± {error:.{metric.digits}f}")
+    def losses(self, metric: Metric) -> np.ndarray:
+        """The loss of each seed [S] on test."""
+        return metric.loss(self.values(metric))
 
 
 def mean_and_standard_error(values) -> tuple[float, float | None]:
@@ -94,67 +91,40 @@ def mean_and_standard_error(values) -> tuple[float, float | None]:
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
-def write_contenders(
-    run: Path, contenders: list[Contender], settings: Settings, hours: dict[str, float], latencies: dict
-) -> None:
-    """Write the contenders to the comparison's run folder, for read_results().
-
-    Args:
-        hours: search hours by the contender's name; 0 if it is missing.
-        latencies: from nas.comparison.timer.Timer.measure_or_reuse, or empty.
-    """
-    times, listed = latencies.get("patterns", {}), []
-    for contender in contenders:
-        more = {"search_hours": hours.get(contender.name, 0.0), "latency": times.get(contender.key)}
-        listed.append(asdict(contender) | more)
-    content = {"format": CONTENDERS_FORMAT, "seeds": settings.seeds, "random_seeds": settings.seeds_of(RANDOM)}
-    write_yaml(run / CONTENDERS, content | {"contenders": listed, "latency_holds_for": latencies.get("holds_for")})
+def read_latencies(run: Path) -> dict:
+    """The content of LATENCIES; without the file, no latencies."""
+    return read_yaml(run / LATENCIES) if (run / LATENCIES).exists() else {"patterns": {}, "holds_for": None}
 
 
-def read_contenders(run: Path) -> tuple[dict, list[Contender]]:
-    """The content of the contenders file, and its contenders. Raises InputError if it is missing or damaged."""
-    content = read_yaml(run / CONTENDERS)
-    if content.get("format") != CONTENDERS_FORMAT:
-        raise InputError(f"{run / CONTENDERS} is damaged: it lacks `format: {CONTENDERS_FORMAT}`")
-    return content, [Contender(entry["name"], entry["kind"], entry["blocks"]) for entry in content["contenders"]]
-
-
-def known_latencies(run: Path) -> dict:
-    """The `latencies` that write_contenders() wrote; empty if there is no file."""
-    if not (run / CONTENDERS).exists():
-        return {}
-    content, contenders = read_contenders(run)
-    times = {c.key: entry["latency"] for c, entry in zip(contenders, content["contenders"], strict=True)}
-    return {"patterns": {key: time for key, time in times.items() if time}, "holds_for": content["latency_holds_for"]}
+def search_seconds(run: Path) -> float:
+    """The time of all searches, and of the one that trained their weights (search.weights_from), if it exists."""
+    outcomes = {path / OUTCOME for own in run.glob("search-*") for path in (own, find_weights_run(own))}
+    return sum(read_yaml(outcome)["wall_time_s"] for outcome in outcomes if outcome.exists())
 
 
 def read_results(run: Path) -> list[PatternResult]:
-    """A result for each contender that has a finished run. run: the comparison's run folder.
+    """A result for each pattern file with a finished run, the best on test first. run: the comparison's run folder.
 
     Raises InputError if a file is damaged, or if no run has finished.
     """
-    (content, contenders), results = read_contenders(run), []
-    vocab_size = read_yaml(run / "provenance.yaml")["vocab_size"]
-    for contender, entry in zip(contenders, content["contenders"], strict=True):
-        seeds = content.get("random_seeds", content["seeds"]) if contender.kind == RANDOM else content["seeds"]
-        folders = {seed: training_folder(run, contender, seed) for seed in seeds}
-        done = {seed: folder for seed, folder in folders.items() if (folder / RESULTS).exists()}
-        if done:
-            runs, folders = [read_yaml(folder / RESULTS) for folder in done.values()], tuple(done.values())
-            times = entry["latency"], entry["search_hours"]
-            results.append(PatternResult(contender, list(done), runs, *times, folders, vocab_size))
+    vocab_size, latencies = read_yaml(run / "provenance.yaml")["vocab_size"], read_latencies(run)["patterns"]
+    results = []
+    for file in sorted(run.glob("patterns/*.yaml")):
+        pattern = read_pattern(file)
+        origin = pattern["derived_from"]
+        contender = Contender(file.stem, origin.get("method", SEARCHED), pattern["blocks"])
+        folders = [path.parent for path in sorted(run.glob(f"runs/{contender.key}-*/{RESULTS}"))]
+        seconds = search_seconds(run) + origin.get("seconds", 0) if contender.kind == SEARCHED else 0.0
+        if runs := [read_yaml(folder / RESULTS) for folder in folders]:
+            latency = latencies.get(contender.key, runs[0]["latency"])  # the training's own, if it was not measured yet
+            results.append(PatternResult(contender, runs, latency, seconds / 3600, vocab_size, tuple(folders)))
     if not results:
-        raise InputError(f"{run / CONTENDERS}: none of its runs has finished")
-    return results
+        raise InputError(f"{run}: none of its runs has finished; continue it with python -m nas.compare")
+    metric = choose_metric(results)
+    return sorted(results, key=lambda result: result.losses(metric).mean())
 
 
 def choose_metric(results: list[PatternResult]) -> Metric:
     """Word perplexity if it is comparable in all runs, else bits per byte."""
     splits = (run[split] for result in results for run in result.runs for split in ("valid", "test"))
     return WORD_PERPLEXITY if all(split["word_perplexity_comparable"] for split in splits) else BITS_PER_BYTE
-
-
-def sort_by_loss(results: list[PatternResult]) -> list[PatternResult]:
-    """Lowest mean loss on test first."""
-    metric = choose_metric(results)
-    return sorted(results, key=lambda result: result.losses(metric).mean())

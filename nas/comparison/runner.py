@@ -7,14 +7,12 @@ from itertools import islice
 import torch
 
 from nas.comparison.comparison import Comparison
-from nas.comparison.results import known_latencies, write_contenders
 from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED, Contender, is_random_of, pattern_file, random_names
 from nas.comparison.tasks import run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, network, read_pattern
-from nas.core.run_folder import LATENCY, OUTCOME, find_weights_run
+from nas.core.pattern import abbreviate, network
+from nas.core.run_folder import LATENCY
 from nas.derivation.baselines import random_patterns
 
 BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds
@@ -32,15 +30,13 @@ def visible_gpus(config: Config) -> list[str]:
 def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
     """The number of runs at a time, by default one on each GPU, and the GPUs.
 
-    Raises InputError if several runs on the CPU lack a number of threads; prints a notice if they exceed the cores.
+    Raises InputError if several runs on the CPU lack a number of threads.
     """
-    gpus, threads, cores = visible_gpus(config), config.train.threads, os.cpu_count() or 1
+    gpus = visible_gpus(config)
     workers = workers or max(1, len(gpus))
-    if not gpus and workers > 1 and threads is None:
-        share = max(1, cores // workers)
+    if not gpus and workers > 1 and config.train.threads is None:
+        share = max(1, (os.cpu_count() or 1) // workers)
         raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
-    if not gpus and (threads or 1) * workers > cores:
-        print(f"NOTICE: {workers} workers of {threads} threads share {cores} cores and slow each other down")
     return workers, gpus
 
 
@@ -53,20 +49,15 @@ def run_stages(comparison: Comparison, workers: int, gpus: Sequence[str]) -> dic
     searches = comparison.search_tasks()
     failed = run_tasks(searches + comparison.training_tasks(comparison.given), workers, gpus)
     if searches and not unfinished(searches):
-        measure_tables(comparison)
+        for folder in comparison.search_folders.values():
+            if comparison.settings.budgets and not (folder / LATENCY).exists():
+                comparison.cost_table(folder / LATENCY)  # without it derive.py would count budgets in FLOPs
         failed |= run_tasks(comparison.derivation_tasks(), 1, gpus)
         for contender in comparison.known_contenders():
             if contender.kind == SEARCHED:
                 draw_random(comparison, contender)
     trainings = comparison.training_tasks(comparison.known_contenders())
     return failed | run_tasks([task for task in trainings if task.name not in failed], workers, gpus)
-
-
-def measure_tables(comparison: Comparison) -> None:
-    """Give each search a table of latencies if there are budgets, because derive.py would else count them in FLOPs."""
-    for folder in comparison.search_folders.values() if comparison.settings.budgets else ():
-        if not (folder / LATENCY).exists():
-            comparison.cost_table(folder / LATENCY)
 
 
 def draw_random(comparison: Comparison, searched: Contender) -> None:
@@ -91,32 +82,11 @@ def draw_random(comparison: Comparison, searched: Contender) -> None:
             ratio = times[abbreviate(blocks)]["median_ms"] / times[searched.key]["median_ms"]
             if missing and abs(ratio - 1) <= SAME_LATENCY:
                 contender = Contender(missing.pop(0), RANDOM, blocks)
-                predicted = round(table.cost(blocks) / target, 4)
-                origin = {"at_latency_of": searched.key, "predicted_ratio": predicted}
-                comparison.write_pattern(contender, **origin, measured_ratio=round(ratio, 4))
+                ratios = {"predicted_ratio": table.cost(blocks) / target, "measured_ratio": ratio}
+                comparison.write_pattern(contender, at_latency_of=searched.key, **ratios)
                 print(f"drew {contender.name}: {contender.key}, {ratio:.3f} of the latency of {searched.name}")
     if missing:
         print(
             f"NOTICE: no pattern was found for {', '.join(missing)}, because few have the latency of {searched.name}; "
             "repeat the command to try again"
         )
-
-
-def record_contenders(comparison: Comparison, contenders: list[Contender], measure: bool) -> None:
-    """Write the contenders with their latencies. measure: whether to measure outdated latencies again."""
-    latencies, blocks = known_latencies(comparison.path), [contender.blocks for contender in contenders]
-    if measure:
-        latencies = comparison.current_latencies(blocks, latencies)
-    hours = {contender.name: search_hours(comparison, contender) for contender in contenders}
-    write_contenders(comparison.path, contenders, comparison.settings, hours, latencies)
-
-
-def search_hours(comparison: Comparison, contender: Contender) -> float:
-    """The time of all searches, and of relearning pi for the contender; 0 for contenders without a search."""
-    if contender.kind != SEARCHED:
-        return 0.0
-    searches = set(comparison.search_folders.values())
-    searches |= set(map(find_weights_run, searches))  # with search.weights_from, another search trained the weights
-    seconds = [read_yaml(folder / OUTCOME)["wall_time_s"] for folder in searches]
-    origin = read_pattern(pattern_file(comparison.path, contender.name))["derived_from"]
-    return (sum(seconds) + origin.get("seconds", 0)) / 3600

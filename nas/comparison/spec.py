@@ -2,7 +2,8 @@
 
 import math
 import re
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core.errors import InputError, nearest
@@ -38,10 +39,6 @@ def random_names(searched: str, count: int) -> list[str]:
 def is_random_of(name: str, searched: str) -> bool:
     """Whether a random pattern was drawn at the latency of this searched pattern."""
     return name.rpartition("-")[0] == RANDOM + searched.removeprefix(SEARCHED)
-
-
-def training_folder(run: Path, contender: Contender, seed: int) -> Path:
-    return run / "runs" / f"{contender.key}-{seed}"
 
 
 def pattern_file(run: Path, name: str) -> Path:
@@ -80,56 +77,6 @@ class Settings:
         return self.random_seeds if kind == RANDOM and self.random_seeds else self.seeds
 
 
-def read_settings(path: Path, overrides: dict) -> Settings:
-    """Read and check COMPARISON.yaml. Raises InputError that names the mistake.
-
-    Args:
-        overrides: values from the command line, by key.
-    """
-    content = read_user_yaml(path, "the comparison")
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise InputError(f"{path} is not a comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
-    known = [item.name for item in fields(Settings)]
-    for key in content:
-        if key not in known:
-            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(key, known)!r}")
-    for key in ("retrain", "search"):
-        if not isinstance(content.get(key, None if key == "retrain" else ""), str):
-            raise InputError(f"{path}: {key} must name a configuration file, not {content.get(key)!r}")
-    settings = Settings(**content | overrides)
-    check_values(path, settings)
-    if settings.search is None:
-        needs_search = {key: getattr(settings, key) for key in ("budgets", "random", "trials")}
-        needs_search["search_seeds"] = "search_seeds" in content
-        if needed := ", ".join(key for key, given in needs_search.items() if given):
-            raise InputError(f"{path}: {needed} needs a search: add `search: FILE.yaml`, or remove the key")
-        if not settings.patterns:
-            raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")
-    return replace(settings, **{key: path.parent / content[key] for key in ("retrain", "search") if key in content})
-
-
-def check_values(path: Path, settings: Settings) -> None:
-    """Raises InputError if a value has the wrong type or range."""
-
-    def check(key: str, is_valid, allowed: str, empty: bool = False) -> None:
-        values = getattr(settings, key)
-        valid = isinstance(values, list) and all(map(is_valid, values)) and len(set(values)) == len(values)
-        if not valid or not (values or empty):
-            raise InputError(f"{path}: {key}={values!r} must be {allowed}")
-
-    seeds = "different whole numbers from 0, such as [1, 2, 3]"
-    check("seeds", is_count, seeds)
-    check("search_seeds", is_count, seeds)
-    if settings.random_seeds is not None:
-        check("random_seeds", is_count, seeds)
-    ratios = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
-    check("budgets", is_budget, ratios, empty=True)
-    check("patterns", is_name, f"different names of {', '.join(RULES)}, or pattern files", empty=True)
-    for key in ("random", "trials"):
-        if not is_count(getattr(settings, key)):
-            raise InputError(f"{path}: {key}={getattr(settings, key)!r} must be a whole number from 0")
-
-
 def is_count(value) -> bool:
     return type(value) is int and value >= 0
 
@@ -140,6 +87,52 @@ def is_budget(value) -> bool:
 
 def is_name(value) -> bool:
     return isinstance(value, str) and value != ""
+
+
+def list_of(is_valid: Callable, least: int = 1) -> Callable:
+    """A check of a list of at least `least` different values."""
+
+    def check(values) -> bool:
+        valid = isinstance(values, list) and len(values) >= least and all(map(is_valid, values))
+        return valid and len(set(values)) == len(values)
+
+    return check
+
+
+SEEDS = list_of(is_count), "different whole numbers from 0, such as [1, 2, 3]"
+BUDGETS = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
+CHECKS = {  # of the keys of COMPARISON.yaml: (is a value valid?, what is allowed)
+    **dict.fromkeys(("retrain", "search"), (is_name, "the name of a configuration file")),
+    **dict.fromkeys(("random", "trials"), (is_count, "a whole number from 0")),
+    **dict.fromkeys(("seeds", "search_seeds", "random_seeds"), SEEDS),
+    "budgets": (list_of(is_budget, 0), BUDGETS),
+    "patterns": (list_of(is_name, 0), f"different names of {', '.join(RULES)}, or pattern files"),
+}
+
+
+def read_settings(path: Path, overrides: dict) -> Settings:
+    """Read and check COMPARISON.yaml. Raises InputError that names the mistake.
+
+    Args:
+        overrides: values from the command line, by key.
+    """
+    content = read_user_yaml(path, "the comparison")
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise InputError(f"{path} is not a comparison: it needs `format: {FORMAT}` and `retrain: FILE.yaml`")
+    content = {"retrain": None} | content | overrides
+    for key, value in content.items():
+        if key not in CHECKS:
+            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(key, CHECKS)!r}")
+        is_valid, allowed = CHECKS[key]
+        if not is_valid(value):
+            raise InputError(f"{path}: {key}={value!r} must be {allowed}")
+    if "search" not in content:
+        if needed := [key for key in ("budgets", "random", "trials", "search_seeds") if content.get(key)]:
+            raise InputError(f"{path}: {needed[0]} needs a search: add `search: FILE.yaml`, or remove the key")
+        if content.get("patterns") == []:
+            raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")
+    files = {key: path.parent / content[key] for key in ("retrain", "search") if key in content}
+    return Settings(**content | files)
 
 
 def given_contenders(settings: Settings, path: Path, blocks: int) -> list[Contender]:

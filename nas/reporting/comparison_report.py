@@ -6,20 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.claims import CLAIMS_FORMAT, NO, NOT_SHOWN, YES, make_claims, training_warning
-from nas.comparison.results import (
-    WORD_PERPLEXITY,
-    Metric,
-    PatternResult,
-    choose_metric,
-    mean_and_standard_error,
-    read_results,
-    sort_by_loss,
-)
+from nas.comparison.claims import CLAIMS_FORMAT, make_claims, training_warning
+from nas.comparison.results import WORD_PERPLEXITY, PatternResult, choose_metric, mean_and_standard_error, read_results
 from nas.core.files import write_text, write_yaml
 
 VERDICT_NOTE = (
-    "yes and no are shown by a t-test with p < 0.05, or need no test. not shown: p is larger, or no test is possible."
+    "yes and no are shown by Welch's t-test with p < 0.05, or need no test. not shown: p is larger, or no test is "
+    "possible. ± is the standard error over seeds."
 )
 
 
@@ -29,7 +22,11 @@ def write_report(run: Path) -> None:
 
     results = read_results(run)
     claims = make_claims(results)
-    text = f"{markdown(results)}\n{claims_markdown(claims, training_warning(results))}"
+    header, rows = table(results)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    notes = filter(None, (training_warning(results), VERDICT_NOTE))
+    evidence = [f"- {c['verdict']}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
+    text = "\n".join([*lines, "", *(f"{note}\n" for note in notes), *evidence]) + "\n"
     write_text(run / "comparison.csv", csv_text(results))
     write_text(run / "comparison.md", text)
     comparison_plot(results, run / "comparison.png")
@@ -47,10 +44,10 @@ def csv_record(result: PatternResult) -> dict:
     return {
         "name": result.contender.name,
         "blocks": result.contender.key,
-        "seeds": len(result.seeds),
+        "seeds": len(result.runs),
         "parameters": first["parameters"],
         "flops_per_token": first["flops_per_token"],
-        "latency_ms": result.latency and result.latency["median_ms"],
+        "latency_ms": result.latency["median_ms"],
         "latency_ratio": result.latency_ratio,
         "nll_mean": nll,
         "nll_se": nll_error,
@@ -72,37 +69,23 @@ def csv_text(results: list[PatternResult]) -> str:
     return text.getvalue()
 
 
-def table_header(metric: Metric) -> list[str]:
-    header = ["pattern", "blocks", f"{metric.name}, test", "valid", "seeds", "latency ms", "of interleaved"]
-    return [*header, "parameters", "FLOPs per token", "hours: search + train"]
-
-
-def table_cells(result: PatternResult, metric: Metric) -> list[str]:
-    """The cells below table_header, without the first two."""
-    first, latency = result.runs[0], result.latency
-    return [
-        result.format_mean(metric),
-        result.format_mean(metric, "valid"),
-        str(len(result.seeds)),
-        "" if latency is None else f"{latency['median_ms']:.2f}",
-        "" if latency is None else f"{latency['ratio_to_interleaved']:.3f}",
-        f"{first['parameters']:,}",
-        f"{first['flops_per_token']:,.0f}",
-        f"{result.search_hours:.2f} + {result.train_hours:.2f}",
-    ]
-
-
-def markdown(results: list[PatternResult]) -> str:
+def table(results: list[PatternResult]) -> tuple[list[str], list[list[str]]]:
+    """The header, and the cells of each result: its name, its blocks, and figures."""
     metric = choose_metric(results)
-    header = table_header(metric)
-    rows = [[r.contender.name, r.contender.key, *table_cells(r, metric)] for r in sort_by_loss(results)]
-    lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
-    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]]) + "\n"
-
-
-def claims_markdown(claims: list[dict], warning: str | None) -> str:
-    """The warning, and a line for each claim with its verdict. A `no` is in capitals."""
-    lines = [*([f"{warning}\n"] if warning else []), f"{VERDICT_NOTE}\n"]
-    shown = {YES: "yes", NO: "NO", NOT_SHOWN: "not shown"}
-    lines += [f"- {shown[c['verdict']]}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
-    return "\n".join(lines) + "\n"
+    header = ["pattern", "blocks", f"{metric.name}, test", "valid", "seeds", "latency ms", "of interleaved"]
+    rows = [
+        [
+            result.contender.name,
+            result.contender.key,
+            metric.format(result.values(metric)),
+            metric.format(result.values(metric, "valid")),
+            str(len(result.runs)),
+            f"{result.latency['median_ms']:.2f}",
+            f"{result.latency_ratio:.3f}",
+            f"{result.runs[0]['parameters']:,}",
+            f"{result.runs[0]['flops_per_token']:,.0f}",
+            f"{result.search_hours:.2f} + {result.train_hours:.2f}",
+        ]
+        for result in results
+    ]
+    return [*header, "parameters", "FLOPs per token", "hours: search + train"], rows

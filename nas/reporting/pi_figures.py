@@ -9,8 +9,7 @@ from pathlib import Path
 
 import imageio.v3 as imageio
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib import pyplot as plt
 from matplotlib.patches import Patch, Rectangle
 
 from nas.core.pattern import abbreviate
@@ -21,7 +20,6 @@ MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000
 GREY_LEVELS = 18  # in a GIF
 BEFORE = 0.15  # share of the steps in which pi changes; the figure begins this many steps before the change
-WIDE = 16  # number of blocks above which labels are smaller
 
 
 def pi_history(lines: list[dict]) -> list[dict]:
@@ -54,11 +52,6 @@ def mean_of_seeds(entry: dict) -> str:
     return f"mean of {seeds} seeds" if seeds > 1 else ""
 
 
-def pi_array(history: list[dict]) -> np.ndarray:
-    """[T logged steps, N blocks, O operations]"""
-    return np.array([line["pi"] for line in history])
-
-
 def choose_frames(count: int) -> list[int]:
     """At most MAX_FRAMES indices, evenly spread, including the first and the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, MAX_FRAMES))})
@@ -73,23 +66,18 @@ class PiPicture:
 
     def __init__(self, operations: list[str], blocks: int):
         width = min(16.0, max(6.0, 1.6 + 0.62 * blocks))
-        self.figure = Figure(figsize=(width, 1.5 + 0.5 * len(operations)), dpi=100, layout="constrained")
-        self.figure.set_facecolor("white")
-        self.canvas = FigureCanvasAgg(self.figure)
-        axes = self.figure.subplots()
+        self.figure, axes = new_figure(width, 1.5 + 0.5 * len(operations), facecolor="white")
         self.image = axes.imshow(np.zeros((len(operations), blocks)), cmap="Greys", vmin=0, vmax=1, aspect="auto")
         self.title = self.figure.suptitle(" ", fontsize=9, family="monospace")
         axes.set_yticks(range(len(operations)), operations)
-        every = 1 if blocks <= WIDE else 2
-        axes.set_xticks(range(0, blocks, every), range(1, blocks + 1, every))
+        axes.set_xticks(range(blocks), range(1, blocks + 1))
         axes.set_xlabel("block")
         axes.set_xticks(np.arange(-0.5, blocks), minor=True)
         axes.set_yticks(np.arange(-0.5, len(operations)), minor=True)
         axes.grid(which="minor", color="white", linewidth=1.5)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        size = 10 if blocks <= WIDE else 7
-        self.numbers = [axes.text(i, 0, "", ha="center", va="center", fontsize=size) for i in range(blocks)]
+        self.numbers = [axes.text(i, 0, "", ha="center", va="center", fontsize=9) for i in range(blocks)]
 
     def show(self, line: dict) -> None:
         pi = np.array(line["pi"])
@@ -106,23 +94,19 @@ class PiPicture:
 
         A GIF of one channel with few levels needs no palette and no dithering, so it is small and sharp.
         """
-        self.canvas.draw()
-        red = np.asarray(self.canvas.buffer_rgba())[..., 0]  # the three channels of grey are equal
+        self.figure.canvas.draw()
+        red = np.asarray(self.figure.canvas.buffer_rgba())[..., 0]  # the three channels of grey are equal
         return np.round(red / 255 * (GREY_LEVELS - 1)).astype(np.uint8) * np.uint8(255 // (GREY_LEVELS - 1))
 
 
 def animate(history: list[dict], path: Path) -> int:
-    """Write the history of pi as a GIF that loops and pauses on its last frame. Returns the number of frames.
-
-    Raises ValueError if the history has fewer than two steps.
-    """
-    if len(history) < 2:
-        raise ValueError("an animation needs at least two logged steps")
+    """Write a history of two steps or more as a GIF that pauses on its last frame. Returns the number of frames."""
     picture = PiPicture(history[0]["operations"], len(history[0]["pi"]))
     frames = []
     for index in choose_frames(len(history)):
         picture.show(history[index])
         frames.append(picture.pixels())
+    plt.close(picture.figure)
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     imageio.imwrite(path, np.stack(frames), extension=".gif", duration=durations, loop=0)
     return len(frames)
@@ -132,25 +116,25 @@ def final_pi(history: list[dict], path: Path) -> None:
     """A picture of pi at the last logged step."""
     picture = PiPicture(history[-1]["operations"], len(history[-1]["pi"]))
     picture.show(history[-1])
-    picture.figure.savefig(path, dpi=130, facecolor="white")
+    save(picture.figure, path)
 
 
 def pi_over_time(history: list[dict], path: Path) -> None:
     """A chart per block with a line per operation. The end of the time before pi changes is grey."""
-    pi, steps, operations = pi_array(history), [line["step"] for line in history], history[0]["operations"]
-    blocks, start, last = pi.shape[1], steps[0], steps[-1]
+    pi, steps = np.array([line["pi"] for line in history]), [line["step"] for line in history]
+    operations, blocks, start, last = history[0]["operations"], pi.shape[1], steps[0], steps[-1]
     before = min(start, BEFORE * max(1, last - start))  # steps to show before pi changes
     pi, steps = np.concatenate([pi[:1], pi]), [start - before, *steps]
-    columns = min(blocks, 6 if blocks <= 24 else 8)
+    columns = min(blocks, 6)
     rows = -(-blocks // columns)
-    size, shared = (1.9 * columns + 0.6, 1.5 * rows + 0.8), {"sharex": True, "sharey": True}
-    figure, grid = new_figure(*size, rows, columns, squeeze=False, **shared)
+    layout = {"squeeze": False, "sharex": True, "sharey": True}
+    figure, grid = new_figure(1.9 * columns + 0.6, 1.5 * rows + 0.8, rows, columns, **layout)
     for index, axes in enumerate(grid.flat):
         if index >= blocks:
             axes.set_visible(False)
             continue
         for number, name in enumerate(operations):
-            axes.plot(steps, pi[:, index, number], color=COLOURS.get(name, "black"), linewidth=1.6)
+            axes.plot(steps, pi[:, index, number], color=COLOURS[name], linewidth=1.6)
         axes.axvspan(steps[0], start, color="#ececec", linewidth=0)
         axes.set_xlim(steps[0], last if last > steps[0] else None)
         axes.set_title(f"block {index + 1}", fontsize=9)
@@ -161,7 +145,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     note = f" (grey: only the weights train, for {start:,} steps)" if start else ""
     figure.supxlabel(f"step{note}", fontsize=9)
     figure.supylabel("probability", fontsize=9)
-    handles = [Patch(color=COLOURS.get(name, "black"), label=name) for name in operations]
+    handles = [Patch(color=COLOURS[name], label=name) for name in operations]
     title = mean_of_seeds(history[-1]) or None
     style = {"ncols": len(operations), "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
     figure.legend(handles=handles, loc="outside upper center", **style)
@@ -170,7 +154,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
 
 def entropy_over_time(history: list[dict], path: Path) -> None:
     """The entropy of each block's pi, and the mean over blocks."""
-    values, steps = entropy(pi_array(history)), [line["step"] for line in history]
+    values, steps = entropy(np.array([line["pi"] for line in history])), [line["step"] for line in history]
     figure, axes = new_figure(6, 3.4)
     axes.plot(steps, values, color=GREY, linewidth=0.8)
     axes.plot(steps, values.mean(axis=1), color=NAVY, linewidth=2.2, label="mean of the blocks")
@@ -188,12 +172,11 @@ def pattern_strip(blocks: list[str], path: Path) -> None:
     width = min(16.0, max(4.0, 0.55 * len(blocks)))
     figure, axes = new_figure(width, 1.45)
     for index, name in enumerate(blocks):
-        axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS.get(name, "black")))
+        axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS[name]))
         style = {"color": "black" if name == "identity" else "white", "fontsize": 11, "weight": "bold"}
         axes.text(index + 0.5, 0.5, abbreviate([name]), ha="center", va="center", **style)
     axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
-    every = 1 if len(blocks) <= WIDE else 2
-    axes.set_xticks(np.arange(0, len(blocks), every) + 0.5, range(1, len(blocks) + 1, every))
+    axes.set_xticks(np.arange(len(blocks)) + 0.5, range(1, len(blocks) + 1))
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
     names = [name for name in COLOURS if name in blocks]
