@@ -58,7 +58,7 @@ def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:
-    """The arguments of models.transformer_xl.build_backbone that do not concern the blocks.
+    """The arguments of TransformerXL that do not concern the blocks.
 
     Raises InputError if the cutoffs do not fit the vocabulary.
     """
