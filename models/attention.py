@@ -148,19 +148,6 @@ def join_heads(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0, 3).flatten(2)
 
 
-def count_flops(relative: bool, d_model: int, batch: int, segment: int, memory: int) -> float:
-    """FLOPs of a forward pass of RelativeAttention per token of the segment.
-
-    Only matrix products count, including the masked half of the scores.
-    """
-    keys_per_query = (segment + memory) / segment
-    square = 2 * d_model**2
-    positions = keys_per_query / batch if relative else 0  # the batch shares them
-    projections = square * (2 + 2 * keys_per_query + positions)  # query and output; key and value; position
-    scores = (3 if relative else 2) * 2 * d_model * (segment + memory)  # content, position; weights @ values
-    return projections + scores
-
-
 class RelativeAttention(nn.Module):
     """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
 

@@ -8,9 +8,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def autocast_device(x: Tensor) -> str:
+    """The type of device whose autocast applies to x; tensors without values, whose products are counted, have none."""
+    return "cpu" if x.is_meta else x.device.type
+
+
 def cast_inputs(*inputs: Tensor | None) -> list[Tensor | None]:
     """Cast inputs as autocast casts those of a matrix product. A custom autograd function must do this itself."""
-    device, dtype = inputs[0].device.type, inputs[0].dtype
+    device, dtype = autocast_device(inputs[0]), inputs[0].dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     return [None if x is None else x.to(dtype) for x in inputs]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import join_heads, split_heads
+from models.fused import autocast_device
 
 CHUNK = 64  # most positions computed at once; it changes the speed, not the result
 TAPS = 4  # positions that the short convolution reads, the current one included
@@ -136,24 +137,10 @@ class LinearAttention(nn.Module):
         columns = F.pad(self.query_key_value(context).transpose(1, 2), (TAPS - 1, 0))  # [B, 3D, T + K]
         mixed = self.convolution(columns).transpose(1, 2)[:, -length:]  # [B, L, 3D]
         query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
-        with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
+        with torch.autocast(autocast_device(new), enabled=False):  # small errors of the state add up over a stream
             query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
             decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
-
-
-def count_flops(d_model: int, heads: int, segment: int) -> float:
-    """FLOPs of a forward pass of LinearAttention per token of the segment, with the state of the previous segment.
-
-    Only matrix products and the convolution count, including the masked half of the scores and the positions that fill
-    the last chunk.
-    """
-    square, width, chunk = 2 * d_model**2, d_model // heads, min(CHUNK, segment)
-    projections = (3 * square + 2 * 3 * d_model * TAPS) * (segment + TAPS - 1) / segment
-    projections += 2 * square + 2 * d_model * 2 * heads
-    products = 2 * d_model * (3 * chunk + 3 * width)  # scores of keys and of queries, corrections; three with the state
-    triangular = d_model * 2 * chunk  # half of a product, for two right-hand sides
-    return projections + (products + triangular) * -(-segment // chunk) * chunk / segment

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models import attention, linear, sparse
 from models.attention import Positions, RelativeAttention
-from models.linear import LinearAttention
-from models.sparse import SparseAttention
-from models.sparse_keys import KeySet, LocalBlock, LocalWindow, StridedColumn, SummaryColumns
+from models.linear import TAPS, LinearAttention
+from models.sparse import KeySet, LocalBlock, LocalWindow, SparseAttention, StridedColumn, SummaryColumns
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -72,14 +70,6 @@ class Operation(nn.Module):
         """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
         raise NotImplementedError
 
-    @classmethod
-    def flops(cls, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
-        """FLOPs of a forward pass per token of the segment; a multiply-add counts as two.
-
-        Only matrix products count, including the masked half of the scores.
-        """
-        raise NotImplementedError
-
 
 class Attention(Operation):
     """Multi-head attention with relative positions (arXiv 1901.02860)."""
@@ -98,11 +88,6 @@ class Attention(Operation):
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        key_sets, shape = cls.key_sets(config), (config.relative, config.d_model, batch, segment, memory)
-        return sparse.count_flops(key_sets, *shape) if key_sets else attention.count_flops(*shape)
 
 
 class SparseStrided(Attention):
@@ -163,11 +148,7 @@ class GatedDeltaNet(Operation):
         state, before = memory or (None, x[:, :0])
         context = torch.cat([before, x], dim=1)  # [B, T + L, D]
         branch, state = self.attention(self.prepare(context), x.shape[1], state)
-        return self.finish(x, branch), (state.detach(), context[:, 1 - linear.TAPS :].detach())
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return linear.count_flops(config.d_model, config.heads, segment)
+        return self.finish(x, branch), (state.detach(), context[:, 1 - TAPS :].detach())
 
 
 class Dense(Operation):
@@ -181,10 +162,6 @@ class Dense(Operation):
 
     def branch(self, context, length, positions):
         return self.contract(self.dropout(self.activation(self.expand(context))))
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return 2 * 2 * config.d_model * config.d_ffn
 
 
 class Identity(nn.Module):
@@ -200,10 +177,6 @@ class Identity(nn.Module):
     def forward(self, x, memory, positions):
         """Returns a 0-d zero, which broadcasts over [B, L, D]."""
         return x.new_zeros(())
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return 0.0
 
 
 LAST_LAYERS = ("attention.output.weight", "contract.weight")  # the weights of the last layer of each branch

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.operations import OPERATIONS
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import latency
 from nas.costs.benchmark import timed_rounds
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
-from nas.costs.flops import count_flops
+from nas.costs.flops import count_flops, operation_flops
 from nas.costs.latency import (
     calibration_patterns,
     current_costs,
@@ -191,10 +190,10 @@ def test_rounds_run_every_piece_of_work_equally_often_in_changing_order():
 def test_flops_are_those_of_the_operations_at_the_sizes_that_are_timed(small_config, counts):
     config = small_config("evaluate.memory=4")
     table = count_flops(config, counts)
-    assert table.blocks["attention"] == OPERATIONS["attention"].flops(block_config(config), 16, 8, 4)
+    assert table.blocks["attention"] == operation_flops("attention", block_config(config), 16, 8, 4)
     assert table.overhead == 2 * 16 * len(counts) and table.holds_for["memory"] == 4
     training = count_flops(small_config("search.latency.timing=training"), counts)
-    assert training.blocks["attention"] == OPERATIONS["attention"].flops(block_config(config), 4, 8, 8)
+    assert training.blocks["attention"] == operation_flops("attention", block_config(config), 4, 8, 8)
     assert count_flops(small_config("model.cutoffs=[5,20]"), counts).overhead < table.overhead
 
 

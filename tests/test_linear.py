@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from models import linear
 from models.linear import LinearAttention, gated_delta
-from models.operations import OPERATIONS, BlockConfig
+from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
+from nas.costs.flops import operation_flops
 from nas.search.supernet import SuperNet
 from nas.training.evaluation import count_memory_blocks, total_nll
 from tests import reference
@@ -120,7 +120,7 @@ def test_a_supernet_reads_the_memory_anew():
     torch.manual_seed(1)
     supernet = SuperNet(2, ["attention", "linear", "identity"], CONFIG, VOCAB).double().eval()
     supernet.set_path([1, 1])
-    assert count_memory_blocks(supernet.operations_on([1, 1])) == 2  # no state, which would limit evaluation to one row
+    assert count_memory_blocks(supernet.chosen_operations()) == 2  # no state, which would limit evaluation to one row
     fixed = model_of(["linear", "linear"])
     assert count_memory_blocks(fixed.blocks) is None
     weights = {
@@ -173,12 +173,10 @@ def test_evaluation_does_not_depend_on_the_batch(length):
 
 
 @pytest.mark.parametrize("segment", [8, 10])
-def test_flops_equal_those_of_the_matrix_products(segment):
-    operation = OPERATIONS["linear"](CONFIG)
-    _, memory = operation.step(torch.randn(3, 5, 16), None)
-    with FlopCounterMode(display=False) as counter:
-        operation.step(torch.randn(3, segment, 16), memory)
-    heads, width, chunk, chunks = 2, 8, 4, -(-segment // 4)
-    triangular = 3 * heads * chunks * chunk**2 * 2 * width  # the counter does not count the solver
-    expected = OPERATIONS["linear"].flops(CONFIG, 3, segment, 99) * 3 * segment
-    assert counter.get_total_flops() + triangular == pytest.approx(expected)
+def test_flops_are_those_of_the_formula(segment):
+    d_model, heads, chunk, taps, filled = 16, 2, 4, 4, -(-segment // 4) * 4
+    square, width = 2 * d_model**2, d_model // heads
+    projections = (3 * square + 2 * 3 * d_model * taps) * (segment + taps - 1)  # of the convolution's inputs too
+    projections += (2 * square + 2 * d_model * 2 * heads) * segment
+    products = 2 * d_model * (3 * chunk + 3 * width) + 2 * d_model * chunk  # in chunks; half a product is the solver's
+    assert operation_flops("linear", CONFIG, 3, segment, 99) * segment == pytest.approx(projections + products * filled)
