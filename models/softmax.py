@@ -37,8 +37,7 @@ def tail_nll(
 ) -> Tensor:
     """The nll [N] of the tokens `inside` [N] of a tail, and 0 for the others, whose labels [N] are arbitrary.
 
-    static: see is_static(). A tail without tokens gets gradients of zeros, because DistributedDataParallel waits for
-    all gradients.
+    static: see is_static(). A tail without tokens gets gradients of zeros, because ranks average equal gradients.
     """
     if static:
         nll = linear_nll(project(hidden), *layer, torch.where(inside, labels, 0))

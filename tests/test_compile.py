@@ -95,7 +95,7 @@ def test_a_skipped_update_on_a_gpu_makes_the_nll_nan(small_config):
     phase = make_retraining(config, ["attention", "dense"])
     context = dataclasses.replace(phase.context)
     object.__setattr__(context, "device", FakeGPU())
-    train = TrainStep(phase.model, config.train, 10, context, sampled=False)
+    train = TrainStep(phase.model, config.train, 10, context)
     nll, _ = train(1, phase.stream.next())
     assert nll.isfinite()
     before = phase.model.embedding.weight.clone()

@@ -54,7 +54,6 @@ def config(tmp_path_factory, small_yaml) -> Path:
     content = yaml.safe_load(small_yaml.read_text())
     content["model"]["dropout"] = 0.0
     content["train"] |= {"steps": 50, "log_every": 1, "evaluate_every": 25}
-    content["search"]["warmup_steps"] = 15
     path = tmp_path_factory.mktemp("ranks") / "small.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -253,7 +252,7 @@ run_command(search.main)
 
 
 def test_ranks_begin_with_equal_weights_from_different_seeds(config, tmp_path):
-    """Ranks build networks from different seeds. In a hard search DistributedDataParallel does not make them equal."""
+    """Ranks build networks from different seeds."""
     program = tmp_path / "apart.py"
     program.write_text(APART.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run")))
     done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)

@@ -4,7 +4,6 @@ import math
 from dataclasses import fields, replace
 
 import numpy as np
-import torch
 
 from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
@@ -28,10 +27,6 @@ CLUSTERS = 3  # of model.cutoffs=auto, the head included
 def block_config(config: Config) -> BlockConfig:
     same = [item.name for item in fields(BlockConfig) if item.name != "relative"]
     return BlockConfig(relative=not config.model.grid, **{name: getattr(config.model, name) for name in same})
-
-
-def uses_dropout(config: Config) -> bool:
-    return config.model.dropout > 0
 
 
 def image_size(config: Config) -> int:
@@ -80,12 +75,6 @@ def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> Transfor
     return build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
 
 
-def count_parameters(pattern: list[str], config: Config, vocab_size: int) -> int:
-    with torch.device("meta"):  # only the shapes count
-        model = build_fixed(pattern, config, vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def check_splits(config: Config, corpus: Corpus) -> None:
     """Raises InputError if a split is too short to evaluate, or does not consist of whole images."""
     image = image_size(config)
@@ -125,7 +114,7 @@ def passes_warning(config: Config, option: str, steps: int, text_tokens: int) ->
 
     option: the option that gives its number of steps.
     """
-    dropout = uses_dropout(config)
+    dropout = config.model.dropout > 0
     robust = dropout or config.model.d_model < 128
     most = MAX_PASSES_ROBUST if robust else MAX_PASSES
     if dropout and config.train.weight_decay >= STRONG_DECAY:
@@ -154,8 +143,7 @@ def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name
 
     Raises InputError if the tokens are too few, or if the ranks do not divide the batch.
     """
-    train = config.train
-    rows = rank_rows(train.batch_size, train.grad_accum_steps)
+    train, rows = config.train, rank_rows(config.train.batch_size, config.train.grad_accum_steps)
     sizes = train.batch_size, train.segment, name, image_size(config)
     return Stream(ContextBatches(tokens, *sizes, rows, context.device))
 

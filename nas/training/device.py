@@ -1,6 +1,7 @@
 """The device, precision, threads and random state of a run."""
 
 import ctypes
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -9,7 +10,6 @@ import torch
 from nas.core.config import TrainOptions
 from nas.core.errors import InputError, local_rank
 from nas.core.provenance import cpu_info
-from nas.training.distributed import local_world_size
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
@@ -67,9 +67,7 @@ class DeviceContext:
         return state | {"cuda": torch.cuda.get_rng_state(self.device)} if self.is_gpu else state
 
     def set_random_state(self, state: dict[str, torch.Tensor]) -> bool:
-        """Restore random_state(). Returns False on a GPU if the state was saved on a CPU and so
-        lacks that of the GPU.
-        """
+        """Restore random_state(). Returns False if the state was saved on a CPU and so lacks that of this GPU."""
         torch.set_rng_state(state["cpu"])
         if self.is_gpu and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
@@ -82,16 +80,14 @@ class DeviceContext:
 
 
 def choose_device(option: str) -> torch.device:
-    """The device of train.device. Raises InputError if cuda finds no GPU, or fewer GPUs than
-    processes on this machine.
-    """
+    """The device of train.device. Raises InputError if cuda finds no GPU, or fewer than this machine's processes."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     count = torch.cuda.device_count() if option != "cpu" and torch.cuda.is_available() else 0
     if option == "cuda" and not count:
         raise InputError("train.device=cuda: PyTorch sees no GPU here; give cpu or auto")
-    if count and local_world_size() > count:
+    if count and processes > count:
         raise InputError(
-            f"{local_world_size()} processes need as many GPUs, but there are {count}: "
-            f"give torchrun --nproc-per-node {count}"
+            f"{processes} processes need as many GPUs, but there are {count}: give torchrun --nproc-per-node {count}"
         )
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
 
@@ -108,9 +104,7 @@ def choose_precision(option: str, device: torch.device) -> str:
 
 
 def device_context(options: TrainOptions) -> DeviceContext:
-    """The device, precision and compilation that the options select here. Raises InputError if one is
-    not available.
-    """
+    """The device, precision and compilation that the options select. Raises InputError if one is not available."""
     device = choose_device(options.device)
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
     precision = choose_precision(options.precision, device)

@@ -76,9 +76,8 @@ class BatchRunner:
         The rows are read in train.grad_accum_steps parts. For each part, backward() gets its share of this rank's mean.
         """
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
-        for number, part in enumerate(parts, start=1):
-            last = number == len(parts)
-            with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
+        for part in parts:
+            with self.compile_if_repeated(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
@@ -107,24 +106,18 @@ class TrainStep:
         options: TrainOptions,
         total_steps: int,
         context: DeviceContext,
-        sampled: bool,
         short_share: float = 0.0,
     ):
-        """sampled: whether each step samples the operations to run, as in a hard search. Only these get gradients.
-
-        total_steps: 0 if the weights stay as they are; then nothing is compiled. short_share: the first share of the
-        steps, which reads short segments.
-        """
-        self.context, self.sampled, self.options = context, sampled, options
+        """short_share: the first share of the steps, which reads short segments."""
+        self.context = context
         self.short_steps = short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
-        if context.compile and total_steps:
+        if context.compile:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
-        if sampled:
-            distributed.broadcast_parameters(network)
-        self.run = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
+        distributed.broadcast_parameters(network)
+        self.run = BatchRunner(network, options, context)
 
     def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
@@ -138,8 +131,7 @@ class TrainStep:
         self.optimizer.zero_grad()
         short = step <= self.short_steps
         nll, memories = self.run(batch.shorten() if short else batch, torch.Tensor.backward)
-        if self.sampled:
-            distributed.all_reduce_gradients(self.optimizer.parameters)
+        distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
