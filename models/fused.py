@@ -14,7 +14,7 @@ def autocast_device(x: Tensor) -> str:
 
 
 def cast_inputs(*inputs: Tensor | None) -> list[Tensor | None]:
-    """Cast inputs as autocast casts those of a matrix product. A custom autograd function must do this itself."""
+    """Cast inputs as autocast does for a matrix product, because a custom autograd function must do this itself."""
     device, dtype = autocast_device(inputs[0]), inputs[0].dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -22,10 +22,7 @@ def cast_inputs(*inputs: Tensor | None) -> list[Tensor | None]:
 
 
 def shifted_view(scores: Tensor, step: int) -> Tensor:
-    """relative_shift() of contiguous scores [..., L, K], as a view of the same storage.
-
-    Row i starts at column step * (L-1-i). Therefore each row starts K - step values after the row above it.
-    """
+    """relative_shift() of contiguous scores [..., L, K] as a view, whose rows start K - step values apart."""
     length, keys = scores.shape[-2:]
     strides = (*scores.stride()[:-2], keys - step, 1)
     return scores.flatten(-2)[..., step * (length - 1) :].as_strided(scores.shape, strides)

@@ -18,16 +18,9 @@ SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the la
 
 
 def gated_delta(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    state: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule (arXiv 2412.06464, section 3.3): read a stream with a state of fixed size.
-
-    For each position:
+    """The gated delta rule (arXiv 2412.06464, section 3.3). For each position of a stream:
 
         state = exp(log_decay) * state
         state = state + key^T (beta * (value - key @ state))     (corrects what the state returns for the key)
@@ -36,15 +29,10 @@ def gated_delta(
     The chunkwise form computes the corrections of a chunk's positions together, as the solution of a triangular system
     (WY representation, arXiv 2406.06484). The state goes from chunk to chunk, so the cost grows linearly with L.
 
-    Args:
-        query, key: [B, H, L, E]. The state stays bounded if the keys have a norm of at most 1.
-        value: [B, H, L, F].
-        log_decay: [B, H, L], at most 0.
-        beta: [B, H, L], strength of writing, from 0 to 1.
-        state: [B, H, E, F] after the previous positions; None: zeros.
+    query, key [B, H, L, E], the keys with a norm of at most 1; value [B, H, L, F]; log_decay [B, H, L], at most 0; beta
+    [B, H, L], strength of writing, from 0 to 1; state [B, H, E, F] after the previous positions, None: zeros.
 
-    Returns:
-        The outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
+    Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length = query.shape[-2]
     chunk = min(CHUNK, length)
@@ -98,9 +86,8 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
 class LinearAttention(nn.Module):
     """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
 
-    Queries, keys and values pass through a short causal convolution. Queries and keys have norm 1. The decay of each
-    head's state and the strength of writing depend on the input. The output is normalised per head and gated (section
-    3.4 of the paper).
+    Queries, keys and values pass through a short causal convolution. The output is normalised per head and gated
+    (section 3.4 of the paper).
 
     Raises ValueError if heads does not divide d_model.
     """
@@ -123,10 +110,9 @@ class LinearAttention(nn.Module):
     def forward(self, context: Tensor, length: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Read a context [B, K, D], and return the results [B, L, D] of its last L = `length` positions.
 
-        state: [B, H, E, E] before these positions. The K - L positions before them, at most T, are read again by the
+        state: [B, H, E, E] before these positions; the K - L positions before them, at most T, are read again by the
         convolution only. None: the stream begins with the context, and these K - L positions are read without gradient.
-
-        Returns the state [B, H, E, E] after the context too.
+        Returns the state after the context too.
         """
         before = context.shape[1] - length
         if state is None and before:

@@ -67,7 +67,7 @@ class Operation(nn.Module):
         return self.norm(x + self.dropout(branch)) - x if self.post_norm else self.dropout(branch)
 
     def branch(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
+        """context [B, M + L, D] -> [B, L, D]"""
         raise NotImplementedError
 
 
@@ -125,8 +125,7 @@ class Window(Attention):
 class GatedDeltaNet(Operation):
     """Linear attention with a state of fixed size instead of keys and values (arXiv 2412.06464).
 
-    step() carries the state from segment to segment. forward() reads the memory of inputs from an empty state, and
-    without gradient, so that both train alike.
+    step() carries the state from segment to segment. forward() reads the memory of inputs anew, without gradient.
     """
 
     reach = None
@@ -142,8 +141,7 @@ class GatedDeltaNet(Operation):
     def step(self, x: Tensor, memory: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x [B, L, D], and the last step's memory -> [B, L, D], and the memory for the next step, without gradient.
 
-        A memory is the state [B, H, E, E], and the inputs [B, T, D] of the last TAPS - 1 positions, or of fewer at the
-        start.
+        A memory is the state [B, H, E, E], and the inputs [B, T, D] of the last T <= TAPS - 1 positions.
         """
         state, before = memory or (None, x[:, :0])
         context = torch.cat([before, x], dim=1)  # [B, T + L, D]
@@ -167,16 +165,13 @@ class Dense(Operation):
 class Identity(nn.Module):
     """An empty branch. A search can choose it to leave out a block."""
 
-    reach: int | None = 0
-    period = 1
-    carries_state = False
+    reach, period, carries_state = 0, 1, False
 
     def __init__(self, config: BlockConfig):
         super().__init__()
 
     def forward(self, x, memory, positions):
-        """Returns a 0-d zero, which broadcasts over [B, L, D]."""
-        return x.new_zeros(())
+        return x.new_zeros(())  # broadcasts over [B, L, D]
 
 
 LAST_LAYERS = ("attention.output.weight", "contract.weight")  # the weights of the last layer of each branch

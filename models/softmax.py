@@ -25,9 +25,8 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
 
 
 def is_static(targets: Tensor, vocab_size: int) -> bool:
-    """Whether to compute each tail for all tokens. True on a GPU if this adds little work.
-
-    Shapes that depend on the targets would make the CPU wait for the GPU.
+    """Whether to compute each tail for all tokens: if that is little work for a GPU, because it would have to wait for
+    shapes that depend on the targets.
     """
     return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
 

@@ -7,10 +7,9 @@ The stream is divided into rows of l = `stride` or `window` positions. A query a
 - fixed: LocalBlock and SummaryColumns;
 - window: LocalWindow.
 
-One softmax covers the union of both sets. The paper's variants that give each set half of the heads, or alternate the
-sets between blocks (section 5.1), are not available.
-Places are counted from the start of the stream, so its division into segments does not change the sets. The sets of a
-window do not depend on where rows begin.
+One softmax covers the union of both sets, unlike the paper's variants that give each set half of the heads, or
+alternate them between blocks (section 5.1). Rows are counted from the start of the stream, so its division into
+segments does not change the sets.
 
 attend() computes each set as dense attention within small groups, so no [L, K] matrix is built. Shape letters as in
 models/attention.py, and R rows of queries, S rows of keys (the queries' rows are the last R), G groups of Q queries
@@ -120,10 +119,9 @@ class SummaryColumns(KeySet):
 
 
 class Layout(NamedTuple):
-    """Layout of a context [B, K, D] in rows of l positions.
+    """`before` and `after` positions pad a context [B, K, D] to `rows` whole rows of l positions.
 
-    `before` and `after` positions pad the context to `rows` whole rows. The last `query_rows` rows contain the queries;
-    the first query is in column `first`.
+    The last `query_rows` rows contain the queries; the first query is in column `first`.
     """
 
     before: int
@@ -153,10 +151,10 @@ def additive_mask(allowed: Tensor, dtype, device) -> Tensor:
 
 @cache_tensors(16)  # few entries, because the masks are large and cheap to compute again
 def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
-    """Additive mask and distances for the groups of a key set. The results are cached; do not modify them.
+    """Cached additive mask, which broadcasts to the groups' scores [.., Q, N], and distances for a key set.
 
-    Returns a mask that broadcasts to the groups' scores [.., Q, N], and the distances between the keys and the last
-    query of a group: [N], or [G, N] with own_positions. The keys of `without` are masked too.
+    The distances [N], or [G, N] with own_positions, are those between the keys and the last query of a group. The keys
+    of `without` are masked too.
     """
     places = torch.arange(layout.rows * key_set.stride).view(1, 1, layout.rows, key_set.stride, 1)  # H = B = E = 1
     query = key_set.queries(places[:, :, -layout.query_rows :])  # [1, 1, G, Q, 1], or [1, G, 1, Q, 1]

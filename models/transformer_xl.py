@@ -52,8 +52,7 @@ class Memories(NamedTuple):
 class GridPositions(nn.Module):
     """Learned embeddings of row, column and channel for a stream of images (arXiv 1904.10509, section 5.3).
 
-    The stream contains the images one after another, row by row. The sum of the three embeddings is scaled to the
-    standard deviation of a token embedding.
+    Their sum is scaled to the standard deviation of a token embedding.
     """
 
     def __init__(self, rows: int, columns: int, channels: int, d_model: int):
@@ -85,10 +84,7 @@ class Block(nn.Module):
 
 
 def extend_memory(reach: int | None, memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
-    """The last positions of memory [B, M, D] and x [B, L, D], detached: at most memory_length, and at most `reach`.
-
-    None if there are none.
-    """
+    """The last positions of memory [B, M, D] and x [B, L, D], detached: at most memory_length and `reach`, or None."""
     kept = memory_length if reach is None else min(memory_length, reach)
     if kept == 0:
         return None
@@ -147,8 +143,8 @@ class TransformerXL(nn.Module):
     ) -> tuple[Tensor, Memories]:
         """tokens, targets [B, L]; memories: those that the previous segment returned, or None for a new stream.
 
-        Returns the nll of each target [B, L] in nats, and the memories for the next segment. Each memory has at most
-        memory_length positions; if it is 0, no block has a memory or a state.
+        Returns the nll of each target [B, L] in nats, and the memories for the next segment, of at most memory_length
+        positions. If it is 0, no block has a memory or a state.
         """
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
@@ -188,11 +184,8 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     """Draw weight matrices with standard deviation 1 / sqrt(columns), which keeps the size of activations.
 
-    Other parameters, such as biases, keep the values that their modules gave them.
-
     depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
-    stream does not grow with depth. This is the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2: N layers there have 2N
-    branches.
+    stream does not grow with depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose layers have two branches.
     """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):

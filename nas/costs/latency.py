@@ -118,10 +118,7 @@ def segment_times(
 
 
 def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
-    """The patterns to which costs are fitted: no blocks, only one operation, and mixtures.
-
-    In a mixture the operations have equal shares, as far as the number of blocks allows.
-    """
+    """The patterns to which costs are fitted: no blocks, only one operation, and mixtures in nearly equal shares."""
     generator = np.random.default_rng(0)
     shares = [np.resize(generator.permutation(operations), blocks) for _ in range(MIXTURES)]
     mixtures = [generator.permutation(share).tolist() for share in shares]
@@ -129,10 +126,7 @@ def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
 
 
 def unusable_cost(table: CostTable) -> str:
-    """The first cost that is not larger than its interquartile range, as text; empty if there is none.
-
-    identity is left out, because it costs almost nothing.
-    """
+    """The first cost, but of identity, that is not larger than its interquartile range, as text; "" if none."""
     for name, cost in {"overhead": table.overhead, **table.blocks}.items():
         low, high = table.quartiles[name]
         if name != "identity" and high - low >= cost:
@@ -194,10 +188,7 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
 
 
 def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, run: Path) -> CostTable | None:
-    """The table of a search, the same on each rank; None unless search.latency.source=measured.
-
-    run: the folder that may hold a table already, as may that of search.weights_from.
-    """
+    """The table of a search, the same on each rank, or None. The run and search.weights_from may hold one already."""
     if config.search.latency.source != "measured":
         return None
     tables = [Path(folder, LATENCY) for folder in (run, config.search.weights_from) if folder]
@@ -208,10 +199,9 @@ def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, r
 def measure_models(
     patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext, rounds: int = ROUNDS
 ) -> list[dict]:
-    """Milliseconds of whole models for a segment with full memories: median, quartiles and ratio to the first model.
+    """Milliseconds of whole models for a segment with full memories: median, quartiles, and ratio to the first model.
 
-    patterns: the first is the interleaved pattern. All models are timed in the same rounds. The ratio is the median
-    over the rounds, so that a slow round, which slows all models, does not change it.
+    patterns: the first is the interleaved pattern. The ratio is the median over the rounds, which slow all alike.
     """
     times = segment_times(patterns, config, counts, context, rounds)
     return [
@@ -227,10 +217,7 @@ def measure_models(
 def measure_pattern(
     pattern: list[str], config: Config, counts: np.ndarray, context: DeviceContext, predicted: dict
 ) -> dict:
-    """The measured latency of a pattern, in the form of the files, merged with its prediction.
-
-    predicted: the result of CostTable.predict, or an empty mapping.
-    """
+    """The measured latency of a pattern, in the form of the files, merged with CostTable.predict(), or with {}."""
     _, measured = measure_models([interleaved(len(pattern)), pattern], config, counts, context)
     shape = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
     timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}

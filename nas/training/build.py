@@ -35,17 +35,10 @@ def image_size(config: Config) -> int:
 
 
 def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
-    """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto.
-
-    Raises InputError if the vocabulary has fewer entries than CLUSTERS.
-    """
+    """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto."""
     model, train = config.model, config.train
     if model.cutoffs != "auto":
         return config
-    if corpus.vocab_size < CLUSTERS:
-        raise InputError(
-            f"model.cutoffs=auto needs {CLUSTERS} entries of the vocabulary, not {corpus.vocab_size}; give []"
-        )
     cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
     cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
@@ -53,10 +46,7 @@ def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:
-    """The arguments of TransformerXL that do not concern the blocks.
-
-    Raises InputError if the cutoffs do not fit the vocabulary.
-    """
+    """The options of TransformerXL. Raises InputError if the cutoffs do not fit the vocabulary."""
     model = config.model
     if model.cutoffs and model.cutoffs[-1] >= vocab_size:
         raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
@@ -71,7 +61,6 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
 
 
 def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> TransformerXL:
-    """The Transformer-XL of a fixed pattern."""
     return build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
 
 
@@ -139,10 +128,7 @@ def warmup_warning(config: Config, steps: int) -> str | None:
 
 
 def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:
-    """The part of tokens [tokens] that this rank reads, as a stream.
-
-    Raises InputError if the tokens are too few, or if the ranks do not divide the batch.
-    """
+    """The part of the tokens that this rank reads. Raises InputError if they are too few for the batch."""
     train, rows = config.train, rank_rows(config.train.batch_size, config.train.grad_accum_steps)
     sizes = train.batch_size, train.segment, name, image_size(config)
     return Stream(ContextBatches(tokens, *sizes, rows, context.device))

@@ -16,17 +16,13 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """Where a run computes and how.
-
-    precision: of the network's matrix products, fp32 or bf16. muon_bf16: whether Muon's products run in bf16. compile:
-    whether to compile operations. threads: CPU threads.
-    """
+    """Where a run computes and how."""
 
     device: torch.device
-    precision: str
-    compile: bool
-    threads: int
-    muon_bf16: bool = False
+    precision: str  # of the network's matrix products, fp32 or bf16
+    compile: bool  # whether to compile operations
+    threads: int  # of the CPU
+    muon_bf16: bool = False  # whether Muon's products run in bf16
 
     @property
     def is_gpu(self) -> bool:
@@ -50,11 +46,7 @@ class DeviceContext:
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def disable_compile(self) -> AbstractContextManager:
-        """A context in which operations run without compiled code.
-
-        Rare shapes, such as those of evaluation or of memories that are not full yet, take longer to compile than
-        compiled code saves.
-        """
+        """A context in which operations run uncompiled, for rare shapes, which do not repay compiling."""
         return torch.compiler.set_stance("force_eager") if self.compile else nullcontext()
 
     def fork_rng(self) -> AbstractContextManager:
@@ -128,19 +120,12 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
     if context.is_gpu:
         torch.cuda.set_device(context.device)
         torch.backends.cuda.matmul.allow_tf32 = options.precision != "fp32"
-        # No attention here uses scaled_dot_product_attention. If one ever does, cuDNN's must stay off: it gave NaN
-        # gradients under a mask (pytorch issue 196678) and misread fp32 masks of bf16 queries (pytorch issue 191612).
-        torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(seed)
     return context
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large freed blocks instead of returning them to the kernel.
-
-    By default glibc maps fresh pages for every activation of some megabytes. The page faults halve the speed of a
-    training step on a CPU. Without glibc this function does nothing.
-    """
+    """Let glibc, if there is one, reuse large freed blocks. Page faults of fresh ones halve the speed on a CPU."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_MAX, 0)

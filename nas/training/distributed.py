@@ -17,6 +17,7 @@ from nas.core import errors
 from nas.core.errors import InputError, Interrupted, RunError, local_rank
 
 TIMEOUT = timedelta(minutes=30)  # one rank may prepare a text or measure latencies while the others wait
+LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 
 Result = TypeVar("Result")
 
@@ -37,10 +38,7 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: torch.device):
-    """Connect the ranks by gloo, and between GPUs by NCCL.
-
-    Raises RunError if the contact to another rank is lost. That rank reports the reason, and torchrun ends all ranks.
-    """
+    """Connect the ranks by gloo, and between GPUs by NCCL. Raises RunError if the contact to another rank is lost."""
     if errors.world_size() == 1:
         yield
         return
@@ -50,22 +48,16 @@ def process_group(device: torch.device):
         yield
         dist.barrier()  # no rank leaves while another still waits for it
     except RuntimeError as error:
-        if is_lost_contact(error):
-            reason = str(error).splitlines()[0]
-            raise RunError(
-                f"lost contact with another process ({reason}); torchrun names the one that ended below; "
-                "--resume continues from the last checkpoint"
-            ) from None
-        raise
+        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in LOST_CONTACT):
+            raise
+        raise RunError(
+            f"lost contact with another process ({str(error).splitlines()[0]}); torchrun names the one that ended "
+            "below; --resume continues from the last checkpoint"
+        ) from None
     except Interrupted:  # all ranks stop together
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()  # not after other errors, because it could wait for a rank that has ended
-
-
-def is_lost_contact(error: RuntimeError) -> bool:
-    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 # --- rows of a batch
@@ -146,8 +138,6 @@ def barrier() -> None:
 
 def first_on_each_node(work: Callable[[], Result]) -> Result:
     """The result of work(). One rank of each machine runs it first, so that the others find its files in the cache."""
-    if world_size() == 1:
-        return work()
     result = work() if local_rank() == 0 else None
     barrier()
     return result if local_rank() == 0 else work()
@@ -155,11 +145,7 @@ def first_on_each_node(work: Callable[[], Result]) -> Result:
 
 def broadcast_from_main(work: Callable[[], Result]) -> Result:
     """The result of work() on rank 0, on each rank."""
-    if world_size() == 1:
-        return work()
-    box = [work() if is_main() else None]
-    dist.broadcast_object_list(box)
-    return box[0]
+    return all_gather(work() if is_main() else None)[0]
 
 
 # --- gradients

@@ -1,7 +1,4 @@
-"""A training step of the weights, the same in search and retraining.
-
-B batch, L segment.
-"""
+"""A training step of the weights, the same in search and retraining. B batch, L segment."""
 
 import math
 from collections.abc import Callable
@@ -88,10 +85,7 @@ class BatchRunner:
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
     def compile_if_repeated(self, batch: Batch):
-        """Disable compiled code while the memories fill, because shapes that occur once do not repay compiling.
-
-        Short segments have no memories, and all have one shape.
-        """
+        """Disable compiled code while the memories fill. Short segments have no memories, and all have one shape."""
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
         short = batch.tokens.shape[1] < self.options.segment
         return nullcontext() if full or short else self.context.disable_compile()
@@ -101,16 +95,10 @@ class TrainStep:
     """Trains the weights of a network, one batch at a time."""
 
     def __init__(
-        self,
-        network: TransformerXL,
-        options: TrainOptions,
-        total_steps: int,
-        context: DeviceContext,
-        short_share: float = 0.0,
+        self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, short_share=0.0
     ):
         """short_share: the first share of the steps, which reads short segments."""
-        self.context = context
-        self.short_steps = short_share * total_steps
+        self.context, self.short_steps = context, short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
         if context.compile:
@@ -124,8 +112,8 @@ class TrainStep:
 
         In the first short_share of the steps, it trains on short segments and returns no memories.
 
-        Raises FloatingPointError on a CPU if the loss or the gradient is not finite. On a GPU the returned nll is then
-        NaN, because the step does not wait for the GPU. In both cases the weights do not change.
+        If the loss or the gradient is not finite, the weights do not change, and a FloatingPointError is raised on a
+        CPU. On a GPU, for which the step does not wait, the nll is NaN instead.
         """
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()

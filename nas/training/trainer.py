@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nas.core.config import Config
-from nas.core.errors import InputError, Interrupted, RunError, StopSignal
+from nas.core.errors import Interrupted, RunError, StopSignal
 from nas.core.metrics import perplexity
 from nas.core.run_folder import RunFolder
 from nas.training import distributed
@@ -33,8 +33,7 @@ class Phase:
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """Run training step `step`, from 1; return the mean nll in nats and the number of tokens read by all ranks.
 
-        The nll is None if the weights did not train. Raises FloatingPointError if a loss or gradient is not finite,
-        before any weight changes. On a GPU the weights do not change either, but the nll is NaN instead.
+        The nll is None if the weights did not train. Errors as those of TrainStep.
         """
         raise NotImplementedError
 
@@ -204,14 +203,8 @@ class Trainer:
         self.saved_step = self.step
 
     def restore(self) -> None:
-        """Load the checkpoint, if there is one, and remove the lines that were logged after it.
-
-        Raises InputError if only some of the ranks see it.
-        """
-        found = self.run.checkpoint.exists()
-        if any(other != found for other in distributed.all_gather(found)):
-            raise InputError(f"only some processes see {self.run.checkpoint}; all machines must share the run folder")
-        if not found:
+        """Load the checkpoint, if rank 0 sees one, and remove the lines that were logged after it."""
+        if not distributed.all_gather(self.run.checkpoint.exists())[0]:
             self.run.cut_after(-1)
             if distributed.rank():  # all ranks built the same network; from now on each draws its own dropout
                 reseed(distributed.rank())
