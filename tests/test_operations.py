@@ -54,15 +54,16 @@ def test_sparse_attention_needs_fewer_flops_the_longer_the_stream():
         assert ratios[1] < 0.62 * ratios[0] < 0.2
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_a_branch_is_what_the_block_adds(norm):
+def test_a_branch_is_what_the_block_adds(norm, activation):
     torch.manual_seed(0)
-    config = BlockConfig(d_model=8, heads=2, d_ffn=12, norm=norm)
+    config = BlockConfig(d_model=8, heads=2, d_ffn=12, norm=norm, activation=activation)
     dense = OPERATIONS["dense"](config).double()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
 
     def network(inputs):
-        return dense.contract(dense.expand(inputs).relu())
+        return dense.contract(getattr(torch.nn.functional, activation)(dense.expand(inputs)))
 
     expected = x + network(dense.norm(x)) if norm == "pre" else dense.norm(x + network(x))
     torch.testing.assert_close(x + dense(x, None, None), expected)
@@ -71,25 +72,3 @@ def test_a_branch_is_what_the_block_adds(norm):
 def test_identity_adds_nothing():
     x = torch.randn(2, 3, 8)
     assert torch.equal(x + OPERATIONS["identity"](BlockConfig(8, 2, 12))(x, None, None), x)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_a_dense_block_and_its_gradients_equal_those_of_its_layers(activation, dropout):
-    dense = OPERATIONS["dense"](
-        BlockConfig(d_model=8, heads=2, d_ffn=12, dropout=dropout, activation=activation)
-    ).double()
-    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn(2, 3, 8, dtype=torch.float64)
-
-    def slow(x):
-        inner = dense.dropout(dense.activation(dense.expand(dense.norm(x))))
-        return dense.dropout(dense.contract(inner))
-
-    results = []
-    for network in (lambda x: dense(x, None, None), slow):
-        torch.manual_seed(3)
-        result = network(x)
-        results.append([result, *torch.autograd.grad((result * weights).sum(), [x, *dense.parameters()])])
-    for fast, expected in zip(*results, strict=True):
-        torch.testing.assert_close(fast, expected)
