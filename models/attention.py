@@ -137,15 +137,10 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
-
-    Raises ValueError if heads does not divide d_model.
-    """
+    """Multi-head attention of a segment to its memory and itself, optionally with relative positions."""
 
     def __init__(self, d_model: int, heads: int, relative: bool = True):
         super().__init__()
-        if d_model % heads:
-            raise ValueError(f"heads={heads} must divide d_model={d_model}")
         self.heads = heads
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)

@@ -88,14 +88,10 @@ class LinearAttention(nn.Module):
 
     Queries, keys and values pass through a short causal convolution. The output is normalised per head and gated
     (section 3.4 of the paper).
-
-    Raises ValueError if heads does not divide d_model.
     """
 
     def __init__(self, d_model: int, heads: int):
         super().__init__()
-        if d_model % heads:
-            raise ValueError(f"heads={heads} must divide d_model={d_model}")
         self.heads = heads
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)

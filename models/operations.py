@@ -22,7 +22,7 @@ class BlockConfig:
 
     dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, window: see models/sparse.py.
+    stride, window: see models/sparse.py. Raises ValueError if heads does not divide d_model.
     """
 
     d_model: int
@@ -34,6 +34,10 @@ class BlockConfig:
     relative: bool = True
     stride: int = 32
     window: int = 32
+
+    def __post_init__(self):
+        if self.d_model % self.heads:
+            raise ValueError(f"heads={self.heads} must divide d_model={self.d_model}")
 
 
 class Operation(nn.Module):

@@ -62,8 +62,8 @@ class FullSoftmax(nn.Module):
         """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
         return linear_logits(hidden, self.weight, self.bias).log_softmax(dim=-1)
 
-    def flops(self) -> float:
-        """FLOPs of a forward pass per token; a multiply-add counts as two."""
+    def flops(self, mass: list[float]) -> float:
+        """As AdaptiveSoftmax.flops()."""
         return 2.0 * self.weight.numel()
 
 
@@ -134,13 +134,8 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(tail_log + linear_logits(self.projections[i](hidden), *layer).log_softmax(dim=-1))
         return torch.cat(parts, dim=-1)
 
-    def flops(self, mass: list[float] | None = None) -> float:
-        """Expected FLOPs of a forward pass per token; a multiply-add counts as two.
-
-        mass: share of the tokens in each cluster, head first. By default all tokens of the vocabulary are equally
-        likely.
-        """
-        mass = mass or [size / sum(self.cluster_sizes) for size in self.cluster_sizes]
+    def flops(self, mass: list[float]) -> float:
+        """Expected FLOPs of a forward pass per token. mass: share of the tokens in each cluster, head first."""
         head, *tails = self.layers()
         costs = [weight.numel() for weight, _ in tails]
         for i, projection in enumerate(self.projections[1:]):

@@ -47,10 +47,6 @@ class KeySet:
     own_positions = False
     step = 1
 
-    def __post_init__(self):
-        if self.stride < 1:
-            raise ValueError(f"stride={self.stride} must be at least 1")
-
     def queries(self, rows: Tensor) -> Tensor:
         """[H, B, R, l, E] -> [H, B, G, Q, E], or [H, G, B, Q, E] with own_positions"""
         return rows

@@ -69,6 +69,11 @@ def test_a_branch_is_what_the_block_adds(norm, activation):
     torch.testing.assert_close(x + dense(x, None, None), expected)
 
 
+def test_heads_must_divide_d_model():
+    with pytest.raises(ValueError, match="heads=3 must divide d_model=8"):
+        BlockConfig(8, 3, 12)
+
+
 def test_identity_adds_nothing():
     x = torch.randn(2, 3, 8)
     assert torch.equal(x + OPERATIONS["identity"](BlockConfig(8, 2, 12))(x, None, None), x)

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.attention import Positions, sinusoidal_encodings
 from models.linear import CHUNK
 from models.operations import OPERATIONS, BlockConfig
-from models.softmax import AdaptiveSoftmax
 from nas.core.config import Config
 from nas.core.pattern import OWN_OPTIONS
 from nas.costs.cost_table import FLOPS, CostTable
@@ -49,9 +48,8 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     with torch.device("meta"):  # only shapes are needed
         head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
-    overhead = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
     blocks = {name: operation_flops(name, block_config(config), *batch_shape(config)) for name in OPERATIONS}
-    return CostTable(FLOPS, float(overhead), blocks, cost_options(config, len(counts), list(OPERATIONS)))
+    return CostTable(FLOPS, float(head.flops(shares)), blocks, cost_options(config, len(counts), list(OPERATIONS)))
 
 
 @torch.no_grad()

@@ -89,9 +89,10 @@ class SegmentWork:
             return self.model(*self.inputs, self.memories, self.memory_length)
 
     def __call__(self) -> None:
-        nll, _ = self.forward()
         if self.optimizer:
             self.optimizer.zero_grad()
+        nll, _ = self.forward()
+        if self.optimizer:
             nll.mean().backward()
             self.optimizer.step()
         self.context.synchronize()

@@ -13,22 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nas.core import errors
-from nas.core.errors import InputError, Interrupted, RunError, local_rank
+from nas.core.errors import InputError, Interrupted, RunError, local_rank, rank, world_size
 
 TIMEOUT = timedelta(minutes=30)  # one rank may prepare a text or measure latencies while the others wait
 LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 
 Result = TypeVar("Result")
-
-
-def world_size() -> int:
-    """The number of ranks."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main() -> bool:
@@ -39,7 +29,7 @@ def is_main() -> bool:
 @contextmanager
 def process_group(device: torch.device):
     """Connect the ranks by gloo, and between GPUs by NCCL. Raises RunError if the contact to another rank is lost."""
-    if errors.world_size() == 1:
+    if world_size() == 1:
         yield
         return
     on_gpu = {"backend": "cpu:gloo,cuda:nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
