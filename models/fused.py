@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 
 def autocast_device(x: Tensor) -> str:
-    """The type of device whose autocast applies to x; tensors without values, whose products are counted, have none."""
+    """The type of device whose autocast applies to x. Tensors on `meta`, which count FLOPs, have none of their own."""
     return "cpu" if x.is_meta else x.device.type
 
 

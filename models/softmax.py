@@ -25,9 +25,7 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
 
 
 def is_static(targets: Tensor, vocab_size: int) -> bool:
-    """Whether to compute each tail for all tokens: if that is little work for a GPU, because it would have to wait for
-    shapes that depend on the targets.
-    """
+    """Whether to compute each tail for all tokens. On a GPU, shapes that depend on the targets would make it wait."""
     return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
 
 
@@ -36,7 +34,7 @@ def tail_nll(
 ) -> Tensor:
     """The nll [N] of the tokens `inside` [N] of a tail, and 0 for the others, whose labels [N] are arbitrary.
 
-    static: see is_static(). A tail without tokens gets gradients of zeros, because ranks average equal gradients.
+    static: see is_static(). A tail without tokens gets gradients of zeros, so that all ranks have the same ones.
     """
     if static:
         nll = linear_nll(project(hidden), *layer, torch.where(inside, labels, 0))

@@ -54,7 +54,7 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
 
 @torch.no_grad()
 def operation_flops(name: str, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
-    """FLOPs of an operation per token of a segment, `memory` positions into the stream, in training mode.
+    """FLOPs of an operation per token of a segment, `memory` positions into the stream.
 
     Only products count, including the masked part of the scores and the positions that fill rows or chunks.
     """
