@@ -1,6 +1,9 @@
 """What several experiments share."""
 
 import csv
+import ctypes
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -98,3 +101,16 @@ def print_row(*cells, header: bool = False) -> None:
     """Print a row of a Markdown table. A cell of None is empty. header: also print the line below a header."""
     row = "| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |"
     print(row + ("\n|" + "---|" * len(cells) if header else ""), flush=True)
+
+
+def peak_memory_mb(function: Callable[[], object]) -> float | None:
+    """Peak resident memory of this process during a call, in MiB (2^20 bytes); None on systems other than Linux."""
+    try:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # return free memory, so that it does not count
+        Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM (proc(5))
+    except (OSError, AttributeError):
+        return None
+    function()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024

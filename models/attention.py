@@ -21,8 +21,7 @@ class Positions(NamedTuple):
     """Positions of a segment in its stream.
 
     encodings [>= K, D]: encodings of the distances ..., 2, 1, 0, in this order; None for attention without positions.
-    start: number of positions before the segment, modulo the stride of sparse attention. The remainder is
-    enough for sparse masks, and it lets them be cached.
+    start: number of positions before the segment, modulo the stride of sparse attention, so that masks can be cached.
     """
 
     encodings: Tensor | None
@@ -50,10 +49,9 @@ def cache_tensors(maxsize: int | None = None) -> Callable:
 
 @cache_tensors()
 def sinusoidal_encodings(length: int, width: int, dtype=torch.float32, device=None) -> Tensor:
-    """Encodings [length, width] of the distances length-1, ..., 1, 0, in this order.
+    """Cached encodings [length, width] of the distances length-1, ..., 1, 0, in this order. width must be even.
 
-    All sines come before the cosines, as in Transformer-XL (arXiv 1901.02860, appendix B). width must be even. The
-    result is cached; do not modify it.
+    All sines come before the cosines, as in Transformer-XL (arXiv 1901.02860, appendix B).
     """
     distance = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)  # [length]
     frequency = 10000 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)  # [width / 2]
@@ -63,23 +61,18 @@ def sinusoidal_encodings(length: int, width: int, dtype=torch.float32, device=No
 
 @cache_tensors()
 def causal_mask(length: int, keys: int, dtype=torch.float32, device=None) -> Tensor:
-    """Additive mask [L, K]: MASKED where the key lies in the query's future, else 0.
-
-    The result is cached; do not modify it.
-    """
+    """Cached additive mask [L, K]: MASKED where the key lies in the query's future, else 0."""
     return torch.full((length, keys), MASKED, dtype=dtype, device=device).triu(keys - length + 1)
 
 
 def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
     """Move scores from columns of distances to columns of keys: [..., L, K] -> [..., L, K].
 
-    Column c of the input holds the score of distance K-1-c. Query i stands at place M+i, so its distance to key j
-    is M+i-j, and the score is in column j + (L-1-i). The last row stays; each row above moves one column further left.
-    `step` generalises this to queries that are `step` keys apart: output (i, j) is input (i, j + step * (L-1-i)).
+    Column c of the input holds the score of distance K-1-c. Query i stands at place M+i, so its score of key j is in
+    column j + (L-1-i). If queries are `step` keys apart, output (i, j) is input (i, j + step * (L-1-i)).
 
-    Padding each row with `step` zeros in front makes the shift a reshape (arXiv 1901.02860, appendix B). In the flat
-    padded scores, row i of the output is then the K values from L * step + i * K on. Values that a row takes from
-    beyond its end belong to keys in the query's future; the caller must mask them.
+    Padding each row with `step` zeros in front makes the shift a reshape (arXiv 1901.02860, appendix B). Values that a
+    row takes from beyond its end belong to keys in the query's future; the caller must mask them.
     """
     length, keys = scores.shape[-2:]
     padded = F.pad(scores, (step, 0))  # [..., L, step + K]
@@ -113,9 +106,7 @@ def attend(
     step: int = 1,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with relative positions (arXiv 1901.02860, section 3.3, terms (a) to (d) of A^rel).
-
-    The fused version is differentiable once.
+    """Attention with relative positions (arXiv 1901.02860, section 3.3, terms (a) to (d)), differentiable once.
 
     Args:
         query: [*H, *B, L, E], with any number of head and batch dimensions.
@@ -123,15 +114,12 @@ def attend(
         position: [*H, K, E], projected encodings; column j belongs to the distance between key j and the last query.
             None means plain attention: scores are query . key alone.
         content_bias, position_bias: u and v of the paper, [*H, E].
-        mask: added to the scores; broadcasts to [*H, *B, L, K]. It must mask the entries that
-            relative_shift() leaves undefined.
+        mask: added to the scores; broadcasts to [*H, *B, L, K]. It must mask keys in a query's future.
         step: number of keys between neighbouring queries, see relative_shift().
-        with_lse: whether to return the log-sum-exp of the scores, which combines results over disjoint
-            key sets.
 
     Returns:
-        The mixed values [*H, *B, L, E], and the log-sum-exp [*H, *B, L, 1] or None. For a query that sees no key, the
-        former is the mean of the values and the latter is about MASKED; the caller must ignore both.
+        The mixed values [*H, *B, L, E] and, with_lse, the log-sum-exp of the scores [*H, *B, L, 1], which combines
+        results over disjoint key sets. The caller must ignore the results of a query that sees no key.
     """
     inputs = cast_inputs(query, key_value, position, content_bias, position_bias, mask)
     function = plain_attend if torch.compiler.is_compiling() else FusedAttention.apply
@@ -148,29 +136,11 @@ def join_heads(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0, 3).flatten(2)
 
 
-def count_flops(relative: bool, d_model: int, batch: int, segment: int, memory: int) -> float:
-    """FLOPs of a forward pass of RelativeAttention per token of the segment.
-
-    Only matrix products count, including the masked half of the scores.
-    """
-    keys_per_query = (segment + memory) / segment
-    square = 2 * d_model**2
-    positions = keys_per_query / batch if relative else 0  # the batch shares them
-    projections = square * (2 + 2 * keys_per_query + positions)  # query and output; key and value; position
-    scores = (3 if relative else 2) * 2 * d_model * (segment + memory)  # content, position; weights @ values
-    return projections + scores
-
-
 class RelativeAttention(nn.Module):
-    """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
-
-    Raises ValueError if heads does not divide d_model.
-    """
+    """Multi-head attention of a segment to its memory and itself, optionally with relative positions."""
 
     def __init__(self, d_model: int, heads: int, relative: bool = True):
         super().__init__()
-        if d_model % heads:
-            raise ValueError(f"heads={heads} must divide d_model={d_model}")
         self.heads = heads
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
@@ -189,15 +159,10 @@ class RelativeAttention(nn.Module):
         return split_heads(self.key_value(context), self.heads, 2).contiguous()
 
     def attend_masked(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
-        """Dense attention under mask().
+        """Dense attention [B, L, D] under mask().
 
-        Args:
-            x: [B, L, D], the queries' inputs.
-            key_value: [2, H, B, K, E], of the positions before x and of x.
-            position: [H, K, E], projected encodings of the distances K - 1, ..., 0; None without relative positions.
-            start: number of positions before x, modulo the stride of sparse attention.
-
-        Returns the results [B, L, D].
+        x [B, L, D]: the queries' inputs; key_value [2, H, B, K, E]: of the positions before x and of x; position
+        [H, K, E]: projected encodings of the distances K - 1, ..., 0, or None; start: as in Positions.
         """
         (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
         mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)

@@ -14,10 +14,7 @@ from models.transformer_xl import Memory, TransformerXL, map_memory
 class KeyValueCache:
     """The keys and values of the last positions that an attention has read.
 
-    Args:
-        operation: an operation that attends to keys.
-        positions: encodings of the distances context - 1, ..., 0.
-        context: as in Decoder.
+    positions: encodings of the distances context - 1, ..., 0. context: as in Decoder.
     """
 
     def __init__(self, operation: Operation, positions: Positions, context: int):
@@ -41,10 +38,8 @@ class KeyValueCache:
 class Decoder:
     """Reads a stream with a model of fixed blocks, and predicts the next token.
 
-    It computes what the model computes for the same pieces, but projects each position to keys and values only once.
-    For a piece of L tokens, the model's memories have context - L positions.
-
-    context: the most positions that attention sees. The model is set to evaluation mode.
+    It computes what the model computes for the same pieces with memories of context - L positions, but projects each
+    position to keys and values only once. context: the most positions that attention sees.
     """
 
     @torch.no_grad()

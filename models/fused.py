@@ -8,19 +8,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def autocast_device(x: Tensor) -> str:
+    """The type of device whose autocast applies to x. Tensors on `meta`, which count FLOPs, have none of their own."""
+    return "cpu" if x.is_meta else x.device.type
+
+
 def cast_inputs(*inputs: Tensor | None) -> list[Tensor | None]:
-    """Cast inputs as autocast casts those of a matrix product. A custom autograd function must do this itself."""
-    device, dtype = inputs[0].device.type, inputs[0].dtype
+    """Cast inputs as autocast does for a matrix product, because a custom autograd function must do this itself."""
+    device, dtype = autocast_device(inputs[0]), inputs[0].dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     return [None if x is None else x.to(dtype) for x in inputs]
 
 
 def shifted_view(scores: Tensor, step: int) -> Tensor:
-    """relative_shift() of contiguous scores [..., L, K], as a view of the same storage.
-
-    Row i starts at column step * (L-1-i). Therefore each row starts K - step values after the row above it.
-    """
+    """relative_shift() of contiguous scores [..., L, K] as a view, whose rows start K - step values apart."""
     length, keys = scores.shape[-2:]
     strides = (*scores.stride()[:-2], keys - step, 1)
     return scores.flatten(-2)[..., step * (length - 1) :].as_strided(scores.shape, strides)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import join_heads, split_heads
+from models.fused import autocast_device
 
 CHUNK = 64  # most positions computed at once; it changes the speed, not the result
 TAPS = 4  # positions that the short convolution reads, the current one included
@@ -17,16 +18,9 @@ SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the la
 
 
 def gated_delta(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    state: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule (arXiv 2412.06464, section 3.3): read a stream with a state of fixed size.
-
-    For each position:
+    """The gated delta rule (arXiv 2412.06464, section 3.3). For each position of a stream:
 
         state = exp(log_decay) * state
         state = state + key^T (beta * (value - key @ state))     (corrects what the state returns for the key)
@@ -35,15 +29,10 @@ def gated_delta(
     The chunkwise form computes the corrections of a chunk's positions together, as the solution of a triangular system
     (WY representation, arXiv 2406.06484). The state goes from chunk to chunk, so the cost grows linearly with L.
 
-    Args:
-        query, key: [B, H, L, E]. The state stays bounded if the keys have a norm of at most 1.
-        value: [B, H, L, F].
-        log_decay: [B, H, L], at most 0.
-        beta: [B, H, L], strength of writing, from 0 to 1.
-        state: [B, H, E, F] after the previous positions; None: zeros.
+    query, key [B, H, L, E], the keys with a norm of at most 1; value [B, H, L, F]; log_decay [B, H, L], at most 0; beta
+    [B, H, L], strength of writing, from 0 to 1; state [B, H, E, F] after the previous positions, None: zeros.
 
-    Returns:
-        The outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
+    Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length = query.shape[-2]
     chunk = min(CHUNK, length)
@@ -97,17 +86,12 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
 class LinearAttention(nn.Module):
     """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
 
-    Queries, keys and values pass through a short causal convolution. Queries and keys have norm 1. The decay of each
-    head's state and the strength of writing depend on the input. The output is normalised per head and gated (section
-    3.4 of the paper).
-
-    Raises ValueError if heads does not divide d_model.
+    Queries, keys and values pass through a short causal convolution. The output is normalised per head and gated
+    (section 3.4 of the paper).
     """
 
     def __init__(self, d_model: int, heads: int):
         super().__init__()
-        if d_model % heads:
-            raise ValueError(f"heads={heads} must divide d_model={d_model}")
         self.heads = heads
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)
@@ -122,10 +106,9 @@ class LinearAttention(nn.Module):
     def forward(self, context: Tensor, length: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Read a context [B, K, D], and return the results [B, L, D] of its last L = `length` positions.
 
-        state: [B, H, E, E] before these positions. The K - L positions before them, at most T, are read again by the
+        state: [B, H, E, E] before these positions; the K - L positions before them, at most T, are read again by the
         convolution only. None: the stream begins with the context, and these K - L positions are read without gradient.
-
-        Returns the state [B, H, E, E] after the context too.
+        Returns the state after the context too.
         """
         before = context.shape[1] - length
         if state is None and before:
@@ -136,24 +119,10 @@ class LinearAttention(nn.Module):
         columns = F.pad(self.query_key_value(context).transpose(1, 2), (TAPS - 1, 0))  # [B, 3D, T + K]
         mixed = self.convolution(columns).transpose(1, 2)[:, -length:]  # [B, L, 3D]
         query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
-        with torch.autocast(context.device.type, enabled=False):  # small errors of the state add up over a stream
+        with torch.autocast(autocast_device(new), enabled=False):  # small errors of the state add up over a stream
             query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
             decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
-
-
-def count_flops(d_model: int, heads: int, segment: int) -> float:
-    """FLOPs of a forward pass of LinearAttention per token of the segment, with the state of the previous segment.
-
-    Only matrix products and the convolution count, including the masked half of the scores and the positions that fill
-    the last chunk.
-    """
-    square, width, chunk = 2 * d_model**2, d_model // heads, min(CHUNK, segment)
-    projections = (3 * square + 2 * 3 * d_model * TAPS) * (segment + TAPS - 1) / segment
-    projections += 2 * square + 2 * d_model * 2 * heads
-    products = 2 * d_model * (3 * chunk + 3 * width)  # scores of keys and of queries, corrections; three with the state
-    triangular = d_model * 2 * chunk  # half of a product, for two right-hand sides
-    return projections + (products + triangular) * -(-segment // chunk) * chunk / segment

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models import attention, linear, sparse
 from models.attention import Positions, RelativeAttention
-from models.linear import LinearAttention
-from models.sparse import SparseAttention
-from models.sparse_keys import KeySet, LocalBlock, LocalWindow, StridedColumn, SummaryColumns
+from models.linear import TAPS, LinearAttention
+from models.sparse import KeySet, LocalBlock, LocalWindow, SparseAttention, StridedColumn, SummaryColumns
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -24,7 +22,7 @@ class BlockConfig:
 
     dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, window: see models/sparse.py.
+    stride, window: see models/sparse.py. Raises ValueError if heads does not divide d_model.
     """
 
     d_model: int
@@ -36,6 +34,10 @@ class BlockConfig:
     relative: bool = True
     stride: int = 32
     window: int = 32
+
+    def __post_init__(self):
+        if self.d_model % self.heads:
+            raise ValueError(f"heads={self.heads} must divide d_model={self.d_model}")
 
 
 class Operation(nn.Module):
@@ -69,15 +71,7 @@ class Operation(nn.Module):
         return self.norm(x + self.dropout(branch)) - x if self.post_norm else self.dropout(branch)
 
     def branch(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, M + L, D] (M = 0 without memory) -> [B, L, D]"""
-        raise NotImplementedError
-
-    @classmethod
-    def flops(cls, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
-        """FLOPs of a forward pass per token of the segment; a multiply-add counts as two.
-
-        Only matrix products count, including the masked half of the scores.
-        """
+        """context [B, M + L, D] -> [B, L, D]"""
         raise NotImplementedError
 
 
@@ -98,11 +92,6 @@ class Attention(Operation):
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        key_sets, shape = cls.key_sets(config), (config.relative, config.d_model, batch, segment, memory)
-        return sparse.count_flops(key_sets, *shape) if key_sets else attention.count_flops(*shape)
 
 
 class SparseStrided(Attention):
@@ -140,8 +129,7 @@ class Window(Attention):
 class GatedDeltaNet(Operation):
     """Linear attention with a state of fixed size instead of keys and values (arXiv 2412.06464).
 
-    step() carries the state from segment to segment. forward() reads the memory of inputs from an empty state, and
-    without gradient, so that both train alike.
+    step() carries the state from segment to segment. forward() reads the memory of inputs anew, without gradient.
     """
 
     reach = None
@@ -157,17 +145,12 @@ class GatedDeltaNet(Operation):
     def step(self, x: Tensor, memory: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x [B, L, D], and the last step's memory -> [B, L, D], and the memory for the next step, without gradient.
 
-        A memory is the state [B, H, E, E], and the inputs [B, T, D] of the last TAPS - 1 positions, or of fewer at the
-        start.
+        A memory is the state [B, H, E, E], and the inputs [B, T, D] of the last T <= TAPS - 1 positions.
         """
         state, before = memory or (None, x[:, :0])
         context = torch.cat([before, x], dim=1)  # [B, T + L, D]
         branch, state = self.attention(self.prepare(context), x.shape[1], state)
-        return self.finish(x, branch), (state.detach(), context[:, 1 - linear.TAPS :].detach())
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return linear.count_flops(config.d_model, config.heads, segment)
+        return self.finish(x, branch), (state.detach(), context[:, 1 - TAPS :].detach())
 
 
 class Dense(Operation):
@@ -182,28 +165,17 @@ class Dense(Operation):
     def branch(self, context, length, positions):
         return self.contract(self.dropout(self.activation(self.expand(context))))
 
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return 2 * 2 * config.d_model * config.d_ffn
-
 
 class Identity(nn.Module):
     """An empty branch. A search can choose it to leave out a block."""
 
-    reach: int | None = 0
-    period = 1
-    carries_state = False
+    reach, period, carries_state = 0, 1, False
 
     def __init__(self, config: BlockConfig):
         super().__init__()
 
     def forward(self, x, memory, positions):
-        """Returns a 0-d zero, which broadcasts over [B, L, D]."""
-        return x.new_zeros(())
-
-    @classmethod
-    def flops(cls, config, batch, segment, memory):
-        return 0.0
+        return x.new_zeros(())  # broadcasts over [B, L, D]
 
 
 LAST_LAYERS = ("attention.output.weight", "contract.weight")  # the weights of the last layer of each branch

@@ -25,10 +25,7 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
 
 
 def is_static(targets: Tensor, vocab_size: int) -> bool:
-    """Whether to compute each tail for all tokens. True on a GPU if this adds little work.
-
-    Shapes that depend on the targets would make the CPU wait for the GPU.
-    """
+    """Whether to compute each tail for all tokens. On a GPU, shapes that depend on the targets would make it wait."""
     return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
 
 
@@ -37,8 +34,7 @@ def tail_nll(
 ) -> Tensor:
     """The nll [N] of the tokens `inside` [N] of a tail, and 0 for the others, whose labels [N] are arbitrary.
 
-    static: see is_static(). A tail without tokens gets gradients of zeros, because DistributedDataParallel waits for
-    all gradients.
+    static: see is_static(). A tail without tokens gets gradients of zeros, so that all ranks have the same ones.
     """
     if static:
         nll = linear_nll(project(hidden), *layer, torch.where(inside, labels, 0))
@@ -64,8 +60,8 @@ class FullSoftmax(nn.Module):
         """hidden [N, D] -> log-probabilities of all tokens [N, V]"""
         return linear_logits(hidden, self.weight, self.bias).log_softmax(dim=-1)
 
-    def flops(self) -> float:
-        """FLOPs of a forward pass per token; a multiply-add counts as two."""
+    def flops(self, mass: list[float]) -> float:
+        """As AdaptiveSoftmax.flops()."""
         return 2.0 * self.weight.numel()
 
 
@@ -136,13 +132,8 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(tail_log + linear_logits(self.projections[i](hidden), *layer).log_softmax(dim=-1))
         return torch.cat(parts, dim=-1)
 
-    def flops(self, mass: list[float] | None = None) -> float:
-        """Expected FLOPs of a forward pass per token; a multiply-add counts as two.
-
-        mass: share of the tokens in each cluster, head first. By default all tokens of the vocabulary are equally
-        likely.
-        """
-        mass = mass or [size / sum(self.cluster_sizes) for size in self.cluster_sizes]
+    def flops(self, mass: list[float]) -> float:
+        """Expected FLOPs of a forward pass per token. mass: share of the tokens in each cluster, head first."""
         head, *tails = self.layers()
         costs = [weight.numel() for weight, _ in tails]
         for i, projection in enumerate(self.projections[1:]):

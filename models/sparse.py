@@ -3,20 +3,20 @@ arXiv 1904.10509, section 4.3), and sliding-window attention at a cost of n (arX
 
 The stream is divided into rows of l = `stride` or `window` positions. A query attends to one or two sets of past keys:
 
-- strided: (1) itself and the previous l positions; (2) its column, that is, itself and every l-th position before it;
-- fixed: (1) its row; (2) the last columns of every row;
-- window: itself and the previous l positions.
+- strided: LocalWindow and StridedColumn;
+- fixed: LocalBlock and SummaryColumns;
+- window: LocalWindow.
 
-One softmax covers the union of both sets. The paper's variants that give each set half of the heads, or alternate the
-sets between blocks (section 5.1), are not available.
-Places are counted from the start of the stream, so its division into segments does not change the sets. The sets of a
-window do not depend on where rows begin.
+One softmax covers the union of both sets, unlike the paper's variants that give each set half of the heads, or
+alternate them between blocks (section 5.1). Rows are counted from the start of the stream, so its division into
+segments does not change the sets.
 
-The tensors have a dimension for rows. attend() computes each set as dense attention within small groups. No
-[L, K] matrix is built. Shape letters as in models/attention.py, and R rows of queries, S rows of keys (the queries'
-rows are the last R), G groups of Q queries and N keys.
+attend() computes each set as dense attention within small groups, so no [L, K] matrix is built. Shape letters as in
+models/attention.py, and R rows of queries, S rows of keys (the queries' rows are the last R), G groups of Q queries
+and N keys.
 """
 
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -25,21 +25,101 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models import attention
 from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
-from models.sparse_keys import KeySet
 
+SUMMARY = 4  # most columns of SummaryColumns
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
 
-class Layout(NamedTuple):
-    """Layout of a context [B, K, D] in rows of `stride` positions.
+@dataclass(frozen=True)
+class KeySet:
+    """The keys that a query attends to, and groups of queries and keys within which attention is dense.
 
-    `before` and `after` positions pad the context to `rows` whole rows. The last `query_rows` rows contain the queries;
-    the first query is in column `first`.
+    Groups act as part of the batch in attend(): [H, B, G, ..]. If groups differ in the distances between their queries
+    and keys (own_positions), they act as part of the heads: [H, G, B, ..].
+    step: number of keys between neighbouring queries of a group, see relative_shift() in models/attention.py.
+    Subclasses have contains(query, key), which tells whether a query attends to a key that is not in its future, both
+    given by their places from the start of a row; and
+    keys(rows [.., H, B, S, l, E], R) -> [.., H, B, G, N, E], or [.., H, G, B, N, E] with own_positions.
     """
 
-    stride: int
+    stride: int  # l
+    own_positions = False
+    step = 1
+
+    def queries(self, rows: Tensor) -> Tensor:
+        """[H, B, R, l, E] -> [H, B, G, Q, E], or [H, G, B, Q, E] with own_positions"""
+        return rows
+
+    def ungroup(self, groups: Tensor) -> Tensor:
+        """The inverse of queries()."""
+        return groups
+
+
+class LocalBlock(KeySet):
+    """The query's row. Each group is one row."""
+
+    def contains(self, query, key):
+        return query // self.stride == key // self.stride
+
+    def keys(self, rows, query_rows):
+        return rows[..., -query_rows:, :, :]
+
+
+class LocalWindow(KeySet):
+    """The query and the l positions before it. A group has one row of queries. Its keys add the previous row."""
+
+    def contains(self, query, key):
+        return query - key <= self.stride
+
+    def keys(self, rows, query_rows):
+        return torch.cat([rows[..., -query_rows - 1 : -1, :, :], rows[..., -query_rows:, :, :]], dim=-2)
+
+
+class StridedColumn(KeySet):
+    """The query and every l-th position before it. Each group is one column."""
+
+    def contains(self, query, key):
+        return (query - key) % self.stride == 0
+
+    def keys(self, rows, query_rows):
+        return rows.transpose(-3, -2)
+
+    def queries(self, rows):
+        return rows.transpose(-3, -2)
+
+    ungroup = queries
+
+
+class SummaryColumns(KeySet):
+    """The last columns of every row. Each group is one column of queries; all groups have the same keys."""
+
+    own_positions = True
+
+    @property
+    def step(self):
+        return min(SUMMARY, self.stride)
+
+    def contains(self, query, key):
+        return key % self.stride >= self.stride - self.step
+
+    def keys(self, rows, query_rows):
+        keys = rows[..., -self.step :, :].flatten(-3, -2).unsqueeze(-4)  # [.., H, 1, B, N, E]
+        return keys.expand(*keys.shape[:-4], self.stride, *keys.shape[-3:])  # [.., H, l, B, N, E]
+
+    def queries(self, rows):
+        return rows.movedim(-2, -4)
+
+    def ungroup(self, groups):
+        return groups.movedim(-4, -2)
+
+
+class Layout(NamedTuple):
+    """`before` and `after` positions pad a context [B, K, D] to `rows` whole rows of l positions.
+
+    The last `query_rows` rows contain the queries; the first query is in column `first`.
+    """
+
     before: int
     after: int
     rows: int
@@ -57,7 +137,7 @@ def lay_out(keys: int, length: int, start: int, stride: int) -> Layout:
         before += stride
     rows = -(-(before + keys) // stride)
     first_row, first = divmod(before + keys - length, stride)
-    return Layout(stride, before, rows * stride - before - keys, rows, rows - first_row, first)
+    return Layout(before, rows * stride - before - keys, rows, rows - first_row, first)
 
 
 def additive_mask(allowed: Tensor, dtype, device) -> Tensor:
@@ -67,12 +147,12 @@ def additive_mask(allowed: Tensor, dtype, device) -> Tensor:
 
 @cache_tensors(16)  # few entries, because the masks are large and cheap to compute again
 def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
-    """Additive mask and distances for the groups of a key set. The results are cached; do not modify them.
+    """Cached additive mask, which broadcasts to the groups' scores [.., Q, N], and distances for a key set.
 
-    Returns a mask that broadcasts to the groups' scores [.., Q, N], and the distances between the keys and the last
-    query of a group: [N], or [G, N] with own_positions. The keys of `without` are masked too.
+    The distances [N], or [G, N] with own_positions, are those between the keys and the last query of a group. The keys
+    of `without` are masked too.
     """
-    places = torch.arange(layout.rows * layout.stride).view(1, 1, layout.rows, layout.stride, 1)  # H = B = E = 1
+    places = torch.arange(layout.rows * key_set.stride).view(1, 1, layout.rows, key_set.stride, 1)  # H = B = E = 1
     query = key_set.queries(places[:, :, -layout.query_rows :])  # [1, 1, G, Q, 1], or [1, G, 1, Q, 1]
     key = key_set.keys(places, layout.query_rows).transpose(-2, -1)  # [1, 1, G, 1, N], or [1, G, 1, 1, N]
     allowed = key_set.contains(query, key) & (key <= query) & (key >= layout.before)
@@ -85,10 +165,7 @@ def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, 
 
 @cache_tensors(64)  # many entries, because the masks are small and a segment may begin in any column
 def dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int, place: int, dtype, device) -> Tensor:
-    """Additive mask [L, K] of the union of key sets, for a context that begins in column `place` of a row.
-
-    The result is cached; do not modify it.
-    """
+    """Cached additive mask [L, K] of the union of key sets, for a context that begins in column `place` of a row."""
     places = torch.arange(place, place + keys)
     query, key = places[-length:, None], places[None]  # [L, 1], [1, K]
     allowed = reduce(or_, [key_set.contains(query, key) for key_set in key_sets]) & (key <= query)
@@ -112,7 +189,6 @@ class SparseAttention(RelativeAttention):
         self.key_sets, self.stride = key_sets, key_sets[0].stride
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
         if is_window(self.key_sets):
             # It moves with the query, so rows may begin anywhere: one layout fits all segments.
             context = context[:, -(self.stride + length) :]
@@ -135,21 +211,13 @@ class SparseAttention(RelativeAttention):
         key_value = split_heads(self.key_value(context), self.heads, 2).unflatten(3, (-1, self.stride))
 
         near, *others = self.key_sets
-        mixed, lse = self.attend_to(near, None, query, key_value, positions, layout)  # [H, B, R, l, E], [H, B, R, l, 1]
+        mixed, lse = self.attend_to(near, None, query, key_value, positions, layout)
         for key_set in others:  # weigh each set's softmax by its share of the sum of exp(scores)
             far, far_lse = self.attend_to(key_set, near, query, key_value, positions, layout)
             mixed = torch.lerp(far, mixed, torch.sigmoid(lse - far_lse))
         return self.output(join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length]))
 
-    def attend_to(
-        self,
-        key_set: KeySet,
-        without: KeySet | None,
-        query: Tensor,
-        key_value: Tensor,
-        positions: Positions,
-        layout: Layout,
-    ) -> tuple[Tensor, Tensor]:
+    def attend_to(self, key_set, without, query, key_value, positions, layout) -> tuple[Tensor, Tensor]:
         """Attention to one key set, without the keys of another.
 
         query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> mixed values [H, B, R, l, E] and the log-sum-exp of the
@@ -164,30 +232,5 @@ class SparseAttention(RelativeAttention):
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
         query, key_value = key_set.queries(query), key_set.keys(key_value, layout.query_rows)
-        results = attend(query, key_value, position, *biases, mask, key_set.step, True)
-        mixed, lse = map(key_set.ungroup, results)
+        mixed, lse = map(key_set.ungroup, attend(query, key_value, position, *biases, mask, key_set.step, True))
         return mixed, lse
-
-
-def count_flops(
-    key_sets: tuple[KeySet, ...], relative: bool, d_model: int, batch: int, segment: int, memory: int
-) -> float:
-    """FLOPs of a forward pass of SparseAttention per token of the segment, `memory` positions into the stream.
-
-    Only matrix products count, including masked scores.
-    """
-    stride = key_sets[0].stride
-    memory = min(memory, stride) if is_window(key_sets) else memory
-    keys = memory + segment
-    if uses_dense_mask(key_sets, keys, segment):
-        return attention.count_flops(relative, d_model, batch, segment, memory)
-    layout = lay_out(keys, segment, memory, stride)
-    places = torch.empty(1, 1, layout.rows, stride, 1, device="meta")  # only its shape matters
-    square, queries = 2 * d_model**2, layout.query_rows * stride
-    total = square * (segment + queries + 2 * layout.rows * stride)
-    for key_set in key_sets:
-        group_keys = key_set.keys(places, layout.query_rows).shape[-2]
-        if relative:  # the batch shares the projected positions
-            total += square * min(group_keys * (stride if key_set.own_positions else 1), keys) / batch
-        total += (3 if relative else 2) * 2 * d_model * queries * group_keys
-    return total / segment

@@ -1,6 +1,6 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860): embedding, given blocks, output layer, memories.
 
-The backbone treats fixed and searched blocks in the same way. Shape letters as in models/attention.py.
+Shape letters as in models/attention.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,27 +49,10 @@ class Memories(NamedTuple):
         return Memories([map_memory(lambda *x: torch.cat(x), *block) for block in blocks], parts[0].offset)
 
 
-class Embedding(nn.Module):
-    """Token embedding times sqrt(D).
-
-    Weights have standard deviation 1 / sqrt(D), which a tied output layer needs. The factor gives inputs of
-    standard deviation 1.
-    """
-
-    def __init__(self, vocab_size: int, d_model: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, L] -> [B, L, D]"""
-        return F.embedding(tokens, self.weight) * self.weight.shape[1] ** 0.5
-
-
 class GridPositions(nn.Module):
     """Learned embeddings of row, column and channel for a stream of images (arXiv 1904.10509, section 5.3).
 
-    The stream contains the images one after another, row by row. The sum of the three embeddings is scaled to the
-    standard deviation of a token embedding.
+    Their sum is scaled to the standard deviation of a token embedding.
     """
 
     def __init__(self, rows: int, columns: int, channels: int, d_model: int):
@@ -101,10 +84,7 @@ class Block(nn.Module):
 
 
 def extend_memory(reach: int | None, memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
-    """The last positions of memory [B, M, D] and x [B, L, D], detached: at most memory_length, and at most `reach`.
-
-    None if there are none.
-    """
+    """The last positions of memory [B, M, D] and x [B, L, D], detached: at most memory_length and `reach`, or None."""
     kept = memory_length if reach is None else min(memory_length, reach)
     if kept == 0:
         return None
@@ -118,34 +98,43 @@ class TransformerXL(nn.Module):
     """A language model that reads a stream in segments, with a memory of each block's earlier inputs.
 
     Args:
-        embedding: embedding(tokens [B, L]) -> [B, L, D].
         blocks: each block(x [B, L, D], memory, positions, memory_length) returns [B, L, D] and the
             memory for the next segment.
-        head: head(hidden [N, D], targets [N]) -> nll [N].
-        grid: grid(start, L) -> [L, D], added to the embeddings if attention has no relative positions.
+        cutoffs, div_value: see AdaptiveSoftmax. tie_embeddings: whether the output layer has the embedding's weights.
+        grid: rows, columns and channels of the images, if grid embeddings replace relative positions.
         recompute: save only the blocks' inputs, and recompute the rest in the backward pass (arXiv 1604.06174;
             arXiv 1904.10509, section 5.4).
         depth_scaled: see initialise().
+
+    Raises ValueError unless exactly one of grid and config.relative is set.
     """
 
     def __init__(
         self,
-        embedding: nn.Module,
         blocks: Sequence[nn.Module],
-        head: nn.Module,
         config: BlockConfig,
-        grid: nn.Module | None = None,
+        vocab_size: int,
+        cutoffs: Sequence[int] = (),
+        tie_embeddings: bool = True,
+        div_value: int = 1,
+        grid: Sequence[int] = (),
         recompute: bool = False,
         depth_scaled: bool = False,
     ):
         super().__init__()
+        if bool(grid) == config.relative:
+            raise ValueError(f"relative={config.relative} with grid={list(grid)}: attention needs distances or a grid")
         self.d_model, self.relative, self.stride = config.d_model, config.relative, config.stride
         self.recompute = recompute
-        self.embedding = embedding
-        self.grid = grid
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(vocab_size, config.d_model), freeze=False)
+        self.grid = GridPositions(*grid, config.d_model) if grid else None
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
-        self.head = head
+        tied = self.embedding.weight if tie_embeddings else None
+        if cutoffs:
+            self.head = AdaptiveSoftmax(config.d_model, vocab_size, list(cutoffs), div_value, tied)
+        else:
+            self.head = FullSoftmax(config.d_model, vocab_size, tied)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self, depth_scaled)
 
@@ -154,8 +143,8 @@ class TransformerXL(nn.Module):
     ) -> tuple[Tensor, Memories]:
         """tokens, targets [B, L]; memories: those that the previous segment returned, or None for a new stream.
 
-        Returns the nll of each target [B, L] in nats, and the memories for the next segment. Each memory has at most
-        memory_length positions; if it is 0, no block has a memory or a state.
+        Returns the nll of each target [B, L] in nats, and the memories for the next segment, of at most memory_length
+        positions. If it is 0, no block has a memory or a state.
         """
         blocks, offset = memories or ([None] * len(self.blocks), 0)
         length = tokens.shape[1]
@@ -179,8 +168,11 @@ class TransformerXL(nn.Module):
         return Positions(encodings, offset % self.stride)
 
     def embed(self, tokens: Tensor, offset: int) -> Tensor:
-        """Embeddings [B, L, D] of tokens [B, L]. offset: positions of the stream before them."""
-        x = self.embedding(tokens)
+        """Embeddings [B, L, D] of tokens [B, L]. offset: positions of the stream before them.
+
+        Weights have standard deviation 1 / sqrt(D), which a tied output layer needs. The factor sqrt(D) makes it 1.
+        """
+        x = self.embedding(tokens) * self.d_model**0.5
         return x if self.grid is None else x + self.grid(offset, tokens.shape[1])
 
 
@@ -192,11 +184,8 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     """Draw weight matrices with standard deviation 1 / sqrt(columns), which keeps the size of activations.
 
-    Other parameters, such as biases, keep the values that their modules gave them.
-
     depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
-    stream does not grow with depth. This is the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2: N layers there have 2N
-    branches.
+    stream does not grow with depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose layers have two branches.
     """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
@@ -205,34 +194,6 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
                 parameter.data *= len(model.blocks) ** -0.5
 
 
-def build_backbone(
-    blocks: Sequence[nn.Module],
-    config: BlockConfig,
-    vocab_size: int,
-    cutoffs: Sequence[int] = (),
-    tie_embeddings: bool = True,
-    div_value: int = 1,
-    grid: Sequence[int] = (),
-    recompute: bool = False,
-    depth_scaled: bool = False,
-) -> TransformerXL:
-    """Build a TransformerXL around the given blocks.
-
-    grid: rows, columns and channels of the images, if grid embeddings replace relative positions.
-    Raises ValueError unless exactly one of grid and config.relative is set.
-    """
-    if bool(grid) == config.relative:
-        raise ValueError(f"relative={config.relative} with grid={list(grid)}: attention needs distances or a grid")
-    embedding = Embedding(vocab_size, config.d_model)
-    tied = embedding.weight if tie_embeddings else None
-    if cutoffs:
-        head = AdaptiveSoftmax(config.d_model, vocab_size, list(cutoffs), div_value, tied)
-    else:
-        head = FullSoftmax(config.d_model, vocab_size, tied)
-    positions = GridPositions(*grid, config.d_model) if grid else None
-    return TransformerXL(embedding, blocks, head, config, positions, recompute, depth_scaled)
-
-
 def build_pattern(pattern: Sequence[str], config: BlockConfig, vocab_size: int, **options) -> TransformerXL:
     """Build the Transformer-XL of a fixed layer pattern, a list of operation names."""
-    return build_backbone([Block(OPERATIONS[name](config)) for name in pattern], config, vocab_size, **options)
+    return TransformerXL([Block(OPERATIONS[name](config)) for name in pattern], config, vocab_size, **options)

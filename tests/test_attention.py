@@ -95,11 +95,6 @@ def test_causality_by_gradients_in_both_directions(memory):
         assert touched.tolist() == [True] * (memory + i + 1) + [False] * (length - i - 1)
 
 
-def test_heads_must_divide_d_model():
-    with pytest.raises(ValueError, match="heads=3 must divide d_model=8"):
-        RelativeAttention(8, 3)
-
-
 def test_log_sum_exps_join_disjoint_sets_of_keys():
     """Attention to two halves of the keys, weighed by log-sum-exps, equals attention to all keys.
     So do the gradients.

@@ -252,7 +252,7 @@ run_command(search.main)
 
 
 def test_ranks_begin_with_equal_weights_from_different_seeds(config, tmp_path):
-    """Ranks build networks from different seeds. In a hard search DistributedDataParallel does not make them equal."""
+    """Ranks build networks from different seeds."""
     program = tmp_path / "apart.py"
     program.write_text(APART.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run")))
     done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)

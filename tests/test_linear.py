@@ -1,15 +1,17 @@
 """Gated DeltaNet against its recurrence, in float64."""
 
+import re
+
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from models import linear
 from models.linear import LinearAttention, gated_delta
-from models.operations import OPERATIONS, BlockConfig
+from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
+from nas.costs.flops import operation_flops
 from nas.search.supernet import SuperNet
-from nas.training.evaluation import count_memory_blocks, total_nll
+from nas.training.evaluation import count_memory_blocks
 from tests import reference
 
 CONFIG = BlockConfig(16, 2, 24)
@@ -115,70 +117,39 @@ def test_a_stream_in_segments_equals_the_whole_stream_and_has_no_gradient_across
     assert memories.blocks == [None] * 3 and torch.equal(anew, whole)
 
 
-def test_a_supernet_reads_the_memory_anew():
-    """With a memory of all previous positions it equals the fixed pattern."""
+def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does():
+    """With a memory of all previous positions. No gradient reaches what earlier segments wrote to the state."""
     torch.manual_seed(1)
-    supernet = SuperNet(2, ["attention", "linear", "identity"], CONFIG, VOCAB).double().eval()
-    supernet.set_path([1, 1])
+    supernet = SuperNet(3, ["linear", "dense"], CONFIG, VOCAB).double()
+    supernet.set_path([0, 1, 0])
+    fixed, index = model_of(["linear", "dense", "linear"]).train(), "010"
     assert count_memory_blocks(supernet.chosen_operations()) == 2  # no state, which would limit evaluation to one row
-    fixed = model_of(["linear", "linear"])
     assert count_memory_blocks(fixed.blocks) is None
-    weights = {
-        name.replace("candidates.1", "operation"): value for name, value in supernet.backbone.state_dict().items()
-    }
-    fixed.load_state_dict({name: weights[name] for name in fixed.state_dict()})
-    tokens, targets = stream(25)
-    whole, _ = fixed(tokens, targets, None, 0)
-    first, memories = supernet(tokens[:, :12], targets[:, :12], None, 30)
-    second, _ = supernet(tokens[:, 12:], targets[:, 12:], memories, 30)
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-10)
-
-
-def test_a_supernet_trains_as_the_fixed_pattern_does():
-    """No gradient reaches what was written to the state in earlier segments."""
-    torch.manual_seed(1)
-    supernet = SuperNet(2, ["linear", "dense"], CONFIG, VOCAB).double()
-    supernet.set_path([0, 1])
-    fixed = model_of(["linear", "dense"])
-    candidate = {"blocks.0.operation": "blocks.0.candidates.0", "blocks.1.operation": "blocks.1.candidates.1"}
 
     def name_in_supernet(name):
-        return next((name.replace(own, other) for own, other in candidate.items() if name.startswith(own)), name)
+        return re.sub(
+            r"blocks.(.).operation", lambda match: f"blocks.{match[1]}.candidates.{index[int(match[1])]}", name
+        )
 
     weights = supernet.backbone.state_dict()
     fixed.load_state_dict({name: weights[name_in_supernet(name)] for name in fixed.state_dict()})
-    tokens, targets = stream(25)
+    (tokens, targets), results = stream(25), []
     for network in (supernet, fixed):
-        _, memories = network(tokens[:, :12], targets[:, :12], None, 30)
-        network(tokens[:, 12:], targets[:, 12:], memories, 30)[0].sum().backward()
+        first, memories = network(tokens[:, :12], targets[:, :12], None, 30)
+        second, _ = network(tokens[:, 12:], targets[:, 12:], memories, 30)
+        second.sum().backward()
+        results.append(torch.cat([first, second], dim=1))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
     gradients = {name: parameter.grad for name, parameter in supernet.backbone.named_parameters()}
     for name, parameter in fixed.named_parameters():
         torch.testing.assert_close(gradients[name_in_supernet(name)], parameter.grad, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("length", [8, 9, 231])
-def test_evaluation_does_not_depend_on_the_batch(length):
-    model = model_of(["linear", "attention"])
-    tokens, targets = stream(length - 1, batch=1)
-    text = torch.cat([tokens, targets[:, -1:]], dim=1)[0].numpy()
-    whole, memories = 0.0, None
-    for start in range(0, length - 1, 8):
-        part = slice(start, start + 8)
-        with torch.no_grad():
-            nll, memories = model(tokens[:, part], targets[:, part], memories, 8)
-        whole += nll.sum().item()
-    for batch_size in (1, 7):
-        total, counted = total_nll(model, text, batch_size, 8, 8, count_memory_blocks(model.blocks))
-        assert counted == length - 1 and total == pytest.approx(whole, abs=1e-9)
-
-
 @pytest.mark.parametrize("segment", [8, 10])
-def test_flops_equal_those_of_the_matrix_products(segment):
-    operation = OPERATIONS["linear"](CONFIG)
-    _, memory = operation.step(torch.randn(3, 5, 16), None)
-    with FlopCounterMode(display=False) as counter:
-        operation.step(torch.randn(3, segment, 16), memory)
-    heads, width, chunk, chunks = 2, 8, 4, -(-segment // 4)
-    triangular = 3 * heads * chunks * chunk**2 * 2 * width  # the counter does not count the solver
-    expected = OPERATIONS["linear"].flops(CONFIG, 3, segment, 99) * 3 * segment
-    assert counter.get_total_flops() + triangular == pytest.approx(expected)
+def test_flops_are_those_of_the_formula(segment):
+    d_model, heads, chunk, taps, filled = 16, 2, 4, 4, -(-segment // 4) * 4
+    square, width = 2 * d_model**2, d_model // heads
+    projections = (3 * square + 2 * 3 * d_model * taps) * (segment + taps - 1)  # of the convolution's inputs too
+    projections += (2 * square + 2 * d_model * 2 * heads) * segment
+    products = 2 * d_model * (3 * chunk + 3 * width) + 2 * d_model * chunk  # in chunks; half a product is the solver's
+    assert operation_flops("linear", CONFIG, 3, segment, 99) * segment == pytest.approx(projections + products * filled)

@@ -54,7 +54,7 @@ def test_adaptive_softmax_gradients(cutoffs, div_value, tied):
 
 @pytest.mark.parametrize(("cutoffs", "div_value", "tied"), CASES)
 def test_a_tail_without_tokens_has_gradients_of_zeros(cutoffs, div_value, tied):
-    """DistributedDataParallel needs every gradient on every rank, also without tokens in a tail."""
+    """The mean of gradients needs each of them on every rank, also without tokens in a tail."""
     layer = random_layer(cutoffs, div_value, tied)
     layer(torch.randn(4, 8, dtype=torch.float64), torch.zeros(4, dtype=torch.long)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def measure(options) -> dict:
     import torch
 
+    from experiments.helpers import peak_memory_mb
     from models.operations import BlockConfig
     from models.transformer_xl import build_pattern
     from nas.core.config import TrainOptions
     from nas.core.config_loading import default_stride
-    from nas.costs.benchmark import peak_memory_mb
     from nas.training.device import set_up_device
     from nas.training.optimizer import WeightsOptimizer
 

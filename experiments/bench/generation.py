@@ -72,7 +72,7 @@ def main() -> None:
 
     import torch
 
-    from nas.costs.benchmark import timed_rounds
+    from nas.costs.latency import timed_rounds
 
     torch.set_num_threads(arguments.threads)
     report = {}

@@ -73,11 +73,20 @@ def saved_per_token(config, clusters, value: int) -> dict[str, float]:
     }
 
 
+def count_parameters(pattern: list[str], config, vocab_size: int) -> int:
+    import torch
+
+    from nas.training.build import build_fixed
+
+    with torch.device("meta"):  # only the shapes count
+        model = build_fixed(pattern, config, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def step_costs(config, counts, mode: str, value: int = BF16) -> Step:
     """Costs of a step of `retrain` or `search`. counts [V]: how often each word occurs; value: bytes of a product."""
     from nas.costs.flops import count_flops
     from nas.data.cutoffs import cluster_table
-    from nas.training.build import count_parameters
 
     blocks, names = config.model.blocks, config.search.operations
     saved = saved_per_token(config, cluster_table(counts, config.model.cutoffs), value)

@@ -88,7 +88,8 @@ def longest_full() -> int:
 
 def measure_length(length: int, rounds: int, names: list[str], window: int) -> dict[str, dict]:
     """{name: {"ms", "mb"}} of passes over `length` positions; "mb" (MiB) is None if the system is not Linux."""
-    from nas.costs.benchmark import peak_memory_mb, timed_rounds
+    from experiments.helpers import peak_memory_mb
+    from nas.costs.latency import timed_rounds
 
     passes = {name: Pass(name, 1, length, 0, window=window) for name in names}
     figures = {name: {"ms": 1e3 * float(np.median(times))} for name, times in timed_rounds(passes, rounds).items()}
@@ -170,7 +171,7 @@ def format_line(length: int, row: dict) -> str:
 
 def compare_implementations(rounds: int) -> dict:
     """Time with a dense mask over time blocked, for few keys."""
-    from nas.costs.benchmark import timed_rounds
+    from nas.costs.latency import timed_rounds
 
     print(f"{'batch':>6}{'segment':>9}{'memory':>8}{'time with a mask / blocked: strided':>40}{'fixed':>8}")
     result = {}

@@ -191,8 +191,8 @@ class AttentionBlock:
 
 
 def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
+    from experiments.helpers import peak_memory_mb
     from nas.core.config import TrainOptions
-    from nas.costs.benchmark import peak_memory_mb
     from nas.training.device import set_up_device
 
     set_up_device(1, TrainOptions(threads=threads, device="cpu"))

@@ -1,7 +1,7 @@
 """The cost table: costs of operations in FLOPs or milliseconds. Their sum is the cost of a pattern."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nas.core.errors import InputError
@@ -9,25 +9,19 @@ from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
 
 FLOPS, MILLISECONDS = "FLOPs per token, forward", "ms"
-
-
 TOLERANCE = 0.10  # a measured latency that differs more than this from the prediction causes a warning
 UNSTEADY = 0.5  # so does an interquartile range above this share of the median
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Cost of each operation in a block, and the overhead of every pattern: embedding and output layer.
+    """Cost of each operation in a block, and the overhead of every pattern: embedding and output layer."""
 
-    unit: FLOPS or MILLISECONDS; quartiles: spread of measured costs; holds_for: the sizes for which the costs are
-    valid and, if they were measured, the device.
-    """
-
-    unit: str
+    unit: str  # FLOPS or MILLISECONDS
     overhead: float
     blocks: dict[str, float]
-    holds_for: dict = field(default_factory=dict)
-    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    holds_for: dict = field(default_factory=dict)  # sizes and, of measured costs, the device
+    quartiles: dict[str, list[float]] = field(default_factory=dict)  # of measured costs
 
     def cost(self, blocks: list[str]) -> float:
         """Cost of a whole model with these blocks."""
@@ -46,10 +40,7 @@ class CostTable:
         return [min(operations, key=self.blocks.__getitem__)] * blocks
 
     def expected(self, pi, operations: list[str]):
-        """Expected cost of a pattern that is sampled from pi [N, O]. It is exact, because costs are additive.
-
-        pi: an array, or a torch tensor, in which case the result is differentiable.
-        """
+        """Expected cost of a pattern that is sampled from pi [N, O], an array or tensor. It is exact: costs add up."""
         return self.overhead + sum(pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
 
     def expected_ratio(self, pi, operations: list[str]):
@@ -57,7 +48,7 @@ class CostTable:
         return self.expected(pi, operations) / self.cost(interleaved(len(pi)))
 
     def predict(self, blocks: list[str]) -> dict:
-        """Predicted latency of a pattern, in the form of pattern files. The table must be in milliseconds."""
+        """Predicted latency of a pattern in milliseconds, in the form of pattern files."""
         return {"predicted_ms": self.cost(blocks), "predicted_ratio_to_interleaved": self.ratio(blocks)}
 
     def rows(self, blocks: int) -> list[tuple[str, str, str, str]]:
@@ -76,21 +67,14 @@ class CostTable:
 
     def to_dict(self) -> dict:
         """The content of a table's file."""
-        content = {"unit": self.unit, "overhead": self.overhead, "blocks": self.blocks}
-        if self.quartiles:
-            content["quartiles"] = self.quartiles
-        return content | {"holds_for": self.holds_for}
+        return asdict(self)
 
     def write(self, path: Path) -> None:
         write_yaml(path, self.to_dict())
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:
-    """Read a table.
-
-    Raises InputError if it lacks the cost of one of the operations, of attention or of dense, or if a cost is invalid;
-    attention and dense cannot cost 0.
-    """
+    """Read a table. Raises InputError if it lacks a cost, of attention or dense too, or if a cost is invalid."""
     content = read_yaml(path)
     blocks, overhead = content.get("blocks"), content.get("overhead")
     needed = {*operations, *interleaved(2)}
@@ -109,10 +93,7 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
 
 
 def latency_report(latency: dict) -> list[str]:
-    """Lines about the latency of a pattern, with a warning if the measurement differs much from the prediction.
-
-    latency: as nas.costs.latency.measure_pattern returns it; an empty mapping gives no lines.
-    """
+    """Lines about a pattern's latency in its file, with a warning if it differs much from the prediction."""
     if not latency:
         return []
     if "median_ms" not in latency:
@@ -133,9 +114,4 @@ def latency_report(latency: dict) -> list[str]:
             f"WARNING: the measured latency differs from the prediction by {difference:+.0%}. Measure again on an idle "
             "machine, or trust the measured ratio."
         )
-        baseline = latency.get("interleaved_median_ms", measured / ratio) / (predicted / predicted_ratio) - 1
-        if abs(baseline) > TOLERANCE:
-            lines[-1] += (
-                f" The interleaved pattern's latency changed too ({baseline:+.0%}): compare ratios, not milliseconds."
-            )
     return lines

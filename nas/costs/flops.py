@@ -1,12 +1,16 @@
 """FLOPs of operations and patterns, and the options that costs depend on."""
 
+import math
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from models.operations import OPERATIONS
-from models.softmax import AdaptiveSoftmax
+from models.attention import Positions, sinusoidal_encodings
+from models.linear import CHUNK
+from models.operations import OPERATIONS, BlockConfig
 from nas.core.config import Config
 from nas.core.pattern import OWN_OPTIONS
 from nas.costs.cost_table import FLOPS, CostTable
@@ -41,10 +45,34 @@ def count_flops(config: Config, counts: np.ndarray) -> CostTable:
     counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent
     tokens.
     """
-    sizes = block_config(config)
     with torch.device("meta"):  # only shapes are needed
         head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
-    overhead = head.flops(shares) if isinstance(head, AdaptiveSoftmax) else head.flops()
-    blocks = {name: float(cls.flops(sizes, *batch_shape(config))) for name, cls in OPERATIONS.items()}
-    return CostTable(FLOPS, float(overhead), blocks, cost_options(config, len(counts), list(OPERATIONS)))
+    blocks = {name: operation_flops(name, block_config(config), *batch_shape(config)) for name in OPERATIONS}
+    return CostTable(FLOPS, float(head.flops(shares)), blocks, cost_options(config, len(counts), list(OPERATIONS)))
+
+
+@torch.no_grad()
+def operation_flops(name: str, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
+    """FLOPs of an operation per token of a segment, `memory` positions into the stream.
+
+    Only products count, including the masked part of the scores and the positions that fill rows or chunks.
+    """
+    with torch.device("meta"):
+        operation, x = OPERATIONS[name](config), torch.empty(batch, segment, config.d_model)
+        past = torch.empty(batch, memory, config.d_model) if memory else None
+    encodings = sinusoidal_encodings(memory + segment, config.d_model, device=x.device) if config.relative else None
+    run = partial(operation, x, past, Positions(encodings, memory))
+    if operation.carries_state:
+        _, state = operation.step(torch.empty(batch, CHUNK, config.d_model, device="meta"), None)
+        run = partial(operation.step, x, state)
+    with FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.linalg_solve_triangular: solver_flops}
+    ) as counter:
+        run()
+    return counter.get_total_flops() / (batch * segment)
+
+
+def solver_flops(system: tuple, right_side: tuple, *_, out_shape=None, **__) -> int:
+    """Half of those of a product. The arguments are the shapes [.., C, C] and [.., C, F] of a triangular system."""
+    return math.prod(right_side) * system[-1]

@@ -1,5 +1,7 @@
 """Latency of operations and patterns, measured on this device."""
 
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from nas.core.errors import InputError
 from nas.core.pattern import interleaved
 from nas.core.provenance import processor
 from nas.core.run_folder import LATENCY
-from nas.costs.benchmark import timed_rounds
 from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
 from nas.training.build import build_fixed
@@ -22,6 +23,7 @@ from nas.training.distributed import broadcast_from_main
 from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
+WARM_UP = 3  # unmeasured rounds
 ATTEMPTS = 3  # measurements of a table before its values are refused
 MIXTURES = 6  # models of mixed operations to which costs are fitted, besides those of a single operation
 
@@ -45,40 +47,52 @@ def changed_conditions(recorded: dict, current: dict) -> str:
     return ", ".join(f"{key} {recorded.get(key)}" for key in current if recorded.get(key) != current[key])
 
 
+def timed_rounds(
+    functions: dict[Hashable, Callable[[], object]], rounds: int, seconds: float = 0.0
+) -> dict[Hashable, np.ndarray]:
+    """Seconds that each function takes in each round [R], after WARM_UP unmeasured rounds.
+
+    A round calls each function once, in a new random order, so a drift of the clock speed affects all equally. Rounds
+    continue for `seconds`, but their number is at least `rounds` and at most ten times that.
+    """
+    times, items = {name: [] for name in functions}, list(functions.items())
+    generator, start, done = np.random.default_rng(0), time.perf_counter(), -WARM_UP
+    while done < rounds or (done < 10 * rounds and time.perf_counter() - start < seconds):
+        for index in generator.permutation(len(items)):
+            name, function = items[index]
+            called = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - called)
+        done += 1
+    return {name: np.array(taken[WARM_UP:]) for name, taken in times.items()}
+
+
 class SegmentWork:
     """One segment through a model with full memories: a forward pass, or a training step.
 
-    Each call repeats it with the same tokens [B, L + 1] and memories, and returns when the device has finished.
-    Operations run eagerly, without compilation.
+    Each call repeats it, uncompiled, with the same tokens [B, L + 1], and returns when the device has finished.
     """
 
     def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
-        self.context = context
-        self.model, self.memory_length = model.to(context.device), batch_shape(config)[2]
-        tokens = tokens.to(context.device)
-        self.inputs = tokens[:, :-1], tokens[:, 1:]
-        self.optimizer = None
+        self.context, self.model = context, model.to(context.device).eval()
+        tokens, (_, segment, self.memory_length) = tokens.to(context.device), batch_shape(config)
+        self.inputs, self.memories, self.optimizer = (tokens[:, :-1], tokens[:, 1:]), None, None
+        for _ in range(-(-self.memory_length // segment)):
+            _, self.memories = self.forward()
         if config.search.latency.timing == "training":
             self.optimizer = WeightsOptimizer(model, config.train, 1, context.muon_bf16)
             self.optimizer.set_lr(step=1)
-        self.memories = None
-        self.model.eval()
-        for _ in range(-(-self.memory_length // self.inputs[0].shape[1])):
-            with torch.no_grad():
-                _, self.memories = self.forward()
+            model.train()
 
     def forward(self):
-        with self.context.autocast():
+        with self.context.autocast(), torch.set_grad_enabled(self.optimizer is not None):
             return self.model(*self.inputs, self.memories, self.memory_length)
 
     def __call__(self) -> None:
-        self.model.train(self.optimizer is not None)
-        if self.optimizer is None:
-            with torch.no_grad():
-                self.forward()
-        else:
+        if self.optimizer:
             self.optimizer.zero_grad()
-            nll, _ = self.forward()
+        nll, _ = self.forward()
+        if self.optimizer:
             nll.mean().backward()
             self.optimizer.step()
         self.context.synchronize()
@@ -105,10 +119,7 @@ def segment_times(
 
 
 def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
-    """The patterns to which costs are fitted: no blocks, only one operation, and mixtures.
-
-    In a mixture the operations have equal shares, as far as the number of blocks allows.
-    """
+    """The patterns to which costs are fitted: no blocks, only one operation, and mixtures in nearly equal shares."""
     generator = np.random.default_rng(0)
     shares = [np.resize(generator.permutation(operations), blocks) for _ in range(MIXTURES)]
     mixtures = [generator.permutation(share).tolist() for share in shares]
@@ -116,10 +127,7 @@ def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
 
 
 def unusable_cost(table: CostTable) -> str:
-    """The first cost that is not larger than its interquartile range, as text; empty if there is none.
-
-    identity is left out, because it costs almost nothing.
-    """
+    """The first cost, but of identity, that is not larger than its interquartile range, as text; "" if none."""
     for name, cost in {"overhead": table.overhead, **table.blocks}.items():
         low, high = table.quartiles[name]
         if name != "identity" and high - low >= cost:
@@ -130,12 +138,11 @@ def unusable_cost(table: CostTable) -> str:
 def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) -> CostTable:
     """Milliseconds of each operation in a block, and of the overhead, for a segment with full memories.
 
-    Whole models of config.model.blocks blocks are timed in rounds. Therefore each operation is measured among
-    a model's memory traffic; timed alone, it would find other data in the caches. In each round a least-squares fit
-    of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
+    Whole models are timed, because an operation alone would find other data in the caches. In each round a
+    least-squares fit of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
 
-    counts [V]: how often each token occurs in the training text. A table with an unusable cost is measured again, at
-    most twice. Raises InputError, which names the cost, if it is still so.
+    counts [V]: of each token in the training text. A table with an unusable cost is measured again, ATTEMPTS times in
+    all. Raises InputError, which names the cost, if it is still so.
     """
     names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
     patterns = calibration_patterns(names, config.model.blocks)
@@ -182,10 +189,7 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
 
 
 def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, run: Path) -> CostTable | None:
-    """The table of a search, the same on each rank; None unless search.latency.source=measured.
-
-    run: the folder that may hold a table already, as may that of search.weights_from.
-    """
+    """The table of a search, the same on each rank, or None. The run and search.weights_from may hold one already."""
     if config.search.latency.source != "measured":
         return None
     tables = [Path(folder, LATENCY) for folder in (run, config.search.weights_from) if folder]
@@ -196,10 +200,9 @@ def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, r
 def measure_models(
     patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext, rounds: int = ROUNDS
 ) -> list[dict]:
-    """Milliseconds of whole models for a segment with full memories: median, quartiles and ratio to the first model.
+    """Milliseconds of whole models for a segment with full memories: median, quartiles, and ratio to the first model.
 
-    patterns: the first is the interleaved pattern. All models are timed in the same rounds. The ratio is the median
-    over the rounds, so that a slow round, which slows all models, does not change it.
+    patterns: the first is the interleaved pattern. The ratio is the median over the rounds, which slow all alike.
     """
     times = segment_times(patterns, config, counts, context, rounds)
     return [
@@ -215,12 +218,8 @@ def measure_models(
 def measure_pattern(
     pattern: list[str], config: Config, counts: np.ndarray, context: DeviceContext, predicted: dict
 ) -> dict:
-    """The measured latency of a pattern, in the form of the files, merged with its prediction.
-
-    predicted: the result of CostTable.predict, or an empty mapping.
-    """
-    baseline, measured = measure_models([interleaved(len(pattern)), pattern], config, counts, context)
-    measured["interleaved_median_ms"] = baseline["median_ms"]
+    """The measured latency of a pattern, in the form of the files, merged with CostTable.predict(), or with {}."""
+    _, measured = measure_models([interleaved(len(pattern)), pattern], config, counts, context)
     shape = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
     timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}
     return measured | predicted | timing
@@ -234,8 +233,6 @@ def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, contex
     conditions = measurement_conditions(config, vocab_size, pattern_file["blocks"], context)
     changed = changed_conditions(latency.get("holds_for") or {}, conditions)
     if changed:
-        print(
-            f"NOTICE: the pattern's latency was predicted for {changed}, which differs here; the prediction is ignored"
-        )
+        print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
         return {}
     return {key: latency[key] for key in ("predicted_ms", "predicted_ratio_to_interleaved")}

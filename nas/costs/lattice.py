@@ -1,7 +1,7 @@
 """The patterns within a cost, as a lattice.
 
 N blocks, O candidate operations, K samples. The nodes of level n are the sums of cost that n blocks can have; an edge
-adds the operation of the next block. One pass over the lattice gives the best pattern, or sums over all patterns.
+adds the operation of the next block.
 """
 
 import math

@@ -16,8 +16,7 @@ from nas.training.device import set_up_device
 class RunLatency:
     """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
 
-    The run's table is used if it was measured under the current conditions; otherwise a new one is measured. If the
-    run's text is not available or has changed, the run's table is used without a check, and nothing is measured.
+    If the run's text is not available or has changed, its table is used without a check, and nothing is measured.
     """
 
     def __init__(self, run: Path):

@@ -30,9 +30,7 @@ class RetrainPhase(Phase):
         tokens = corpus.tokens("train")
         self.stream = open_stream(tokens, config, context)
         self.total_steps = count_steps(config, len(tokens))
-        self.train_weights = TrainStep(
-            model, config.train, self.total_steps, context, sampled=False, short_share=short_share(config)
-        )
+        self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short_share(config))
         self.best_nll = math.inf
 
     def step(self, step: int) -> tuple[Tensor, int]:

@@ -61,8 +61,7 @@ class GumbelPhase(Phase):
                 "use a smaller search.warmup_steps or more train.steps"
             )
         supernet.backbone.to(context.device)
-        hard = self.options.sampling == "hard"
-        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context, sampled=hard)
+        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context)
         self.read = BatchRunner(supernet, config.train, context)
         self.logits = nn.Parameter(torch.zeros(supernet.blocks, len(supernet.operations)))  # on the CPU
         adam = self.options.optimizer
@@ -140,8 +139,7 @@ class GumbelPhase(Phase):
 
     def scalars(self, step: int) -> dict[str, float]:
         line = self.pi_line(step)
-        scalars = {
-            "lr": self.train_weights.optimizer.lr,
+        scalars = super().scalars(step) | {
             "temperature": self.temperature,
             "entropy": float(entropy(np.array(line["pi"])).mean()),
             "cost_ratio": line["expected_cost_ratio"],
@@ -161,15 +159,9 @@ class GumbelPhase(Phase):
         with self.train_weights.average.in_use():
             return evaluate_path(self.supernet, self.path, self.corpus, self.config, self.context)
 
-    def end(self) -> None:
-        self.train_weights.average.replace_weights()
-
     def replicated_state(self) -> dict[str, Tensor]:
-        return {
-            "the logits": self.logits,
-            "the state of the sampling": self.generator.get_state(),
-            "the sums of the weights": self.train_weights.optimizer.parameter_sums(),
-        }
+        own = {"the logits": self.logits, "the state of the sampling": self.generator.get_state()}
+        return own | super().replicated_state()
 
     def state_dict(self) -> dict:
         return {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models.attention import Positions
 from models.operations import OPERATIONS, BlockConfig
-from models.transformer_xl import Memories, build_backbone, extend_memory
+from models.transformer_xl import Memories, TransformerXL, extend_memory
 from nas.core.config import Config
 from nas.core.pattern import SAME_PARAMETERS
 from nas.data.corpus import Corpus
@@ -80,14 +80,11 @@ class SuperNet(nn.Module):
         shared_projections: bool = False,
         **options,
     ):
-        """shared_projections: see search.shared_projections; options: those of build_backbone."""
+        """shared_projections: see search.shared_projections; options: those of TransformerXL."""
         super().__init__()
         self.blocks, self.operations = blocks, list(operations)
         layers = [StochasticBlock(operations, config, shared_projections) for _ in range(blocks)]
-        self.backbone = build_backbone(layers, config, vocab_size, **options)
-
-    def names(self, path: list[int]) -> list[str]:
-        return [self.operations[index] for index in path]
+        self.backbone = TransformerXL(layers, config, vocab_size, **options)
 
     def chosen_operations(self) -> list[nn.Module]:
         """The operations that the blocks run."""

@@ -26,7 +26,7 @@ class WeightsPhase(Phase):
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
         supernet.backbone.to(context.device)
         self.train_weights = TrainStep(
-            supernet.backbone, config.train, self.total_steps, context, sampled=True, short_share=short_share(config)
+            supernet.backbone, config.train, self.total_steps, context, short_share=short_share(config)
         )
         self.generator = sampling_generator(config.seed)
         self.groups = weight_groups(supernet.operations, config.search.shared_projections)
@@ -51,17 +51,8 @@ class WeightsPhase(Phase):
         with self.train_weights.average.in_use():
             return evaluate_path(self.supernet, path, self.corpus, self.config, self.context)
 
-    def scalars(self, step: int) -> dict[str, float]:
-        return {"lr": self.train_weights.optimizer.lr}
-
-    def end(self) -> None:
-        self.train_weights.average.replace_weights()
-
     def replicated_state(self) -> dict[str, Tensor]:
-        return {
-            "the state of the sampling": self.generator.get_state(),
-            "the sums of the weights": self.train_weights.optimizer.parameter_sums(),
-        }
+        return super().replicated_state() | {"the state of the sampling": self.generator.get_state()}
 
     def state_dict(self) -> dict:
         return {

@@ -4,7 +4,6 @@ import math
 from dataclasses import fields, replace
 
 import numpy as np
-import torch
 
 from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
@@ -30,27 +29,16 @@ def block_config(config: Config) -> BlockConfig:
     return BlockConfig(relative=not config.model.grid, **{name: getattr(config.model, name) for name in same})
 
 
-def uses_dropout(config: Config) -> bool:
-    return config.model.dropout > 0
-
-
 def image_size(config: Config) -> int:
     """Number of tokens of an image; 1 if the data are not images."""
     return math.prod(config.model.grid)
 
 
 def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
-    """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto.
-
-    Raises InputError if the vocabulary has fewer entries than CLUSTERS.
-    """
+    """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto."""
     model, train = config.model, config.train
     if model.cutoffs != "auto":
         return config
-    if corpus.vocab_size < CLUSTERS:
-        raise InputError(
-            f"model.cutoffs=auto needs {CLUSTERS} entries of the vocabulary, not {corpus.vocab_size}; give []"
-        )
     cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
     cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
@@ -58,10 +46,7 @@ def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:
-    """The arguments of models.transformer_xl.build_backbone that do not concern the blocks.
-
-    Raises InputError if the cutoffs do not fit the vocabulary.
-    """
+    """The options of TransformerXL. Raises InputError if the cutoffs do not fit the vocabulary."""
     model = config.model
     if model.cutoffs and model.cutoffs[-1] >= vocab_size:
         raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
@@ -76,14 +61,7 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
 
 
 def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> TransformerXL:
-    """The Transformer-XL of a fixed pattern."""
     return build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
-
-
-def count_parameters(pattern: list[str], config: Config, vocab_size: int) -> int:
-    with torch.device("meta"):  # only the shapes count
-        model = build_fixed(pattern, config, vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def check_splits(config: Config, corpus: Corpus) -> None:
@@ -125,7 +103,7 @@ def passes_warning(config: Config, option: str, steps: int, text_tokens: int) ->
 
     option: the option that gives its number of steps.
     """
-    dropout = uses_dropout(config)
+    dropout = config.model.dropout > 0
     robust = dropout or config.model.d_model < 128
     most = MAX_PASSES_ROBUST if robust else MAX_PASSES
     if dropout and config.train.weight_decay >= STRONG_DECAY:
@@ -150,12 +128,8 @@ def warmup_warning(config: Config, steps: int) -> str | None:
 
 
 def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:
-    """The part of tokens [tokens] that this rank reads, as a stream.
-
-    Raises InputError if the tokens are too few, or if the ranks do not divide the batch.
-    """
-    train = config.train
-    rows = rank_rows(train.batch_size, train.grad_accum_steps)
+    """The part of the tokens that this rank reads. Raises InputError if they are too few for the batch."""
+    train, rows = config.train, rank_rows(config.train.batch_size, config.train.grad_accum_steps)
     sizes = train.batch_size, train.segment, name, image_size(config)
     return Stream(ContextBatches(tokens, *sizes, rows, context.device))
 

@@ -8,9 +8,8 @@ import time
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.attention import Positions
 from models.operations import Operation
 from models.transformer_xl import TransformerXL
 from nas.core.config import TrainOptions
@@ -37,7 +36,7 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
             for operation, name in methods.items():
                 setattr(operation, name, torch.compile(getattr(operation, name), backend=BACKEND, dynamic=False))
             for operation in kinds.values():
-                try_operation(operation, methods[operation], *training_inputs(network, options, context, rows))
+                try_operation(operation, network, options, rows)
     except Exception as error:  # a compiler may raise any error, and the run can continue without it
         for operation, name in methods.items():
             operation.__dict__.pop(name, None)  # restores the method of the class
@@ -49,22 +48,15 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
     print(f"compiled {names} in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def training_inputs(
-    network: TransformerXL, options: TrainOptions, context: DeviceContext, rows: int
-) -> tuple[Tensor, Tensor | None, Positions]:
-    """Zeros in the shapes that an operation gets in training with full memories."""
-    length, memory_length, d_model = options.segment, options.memory, network.d_model
-    x = torch.zeros(rows, length, d_model, device=context.device, requires_grad=True)
-    memory = torch.zeros(rows, memory_length, d_model, device=context.device) if memory_length else None
-    return x, memory, network.positions(memory_length + length)
-
-
-def try_operation(operation: nn.Module, method: str, x: Tensor, memory: Tensor | None, positions: Positions) -> None:
-    """Run a forward and backward pass, and a forward pass without gradients. method: `forward`, or `step`."""
+def try_operation(operation: Operation, network: TransformerXL, options: TrainOptions, rows: int) -> None:
+    """Run an operation on zeros, in the shapes of training with full memories: with gradients and without."""
+    weight, shape = network.embedding.weight, (rows, options.segment, network.d_model)
+    x = weight.new_zeros(shape).requires_grad_()
+    memory = weight.new_zeros(rows, options.memory, network.d_model) if options.memory else None
 
     def run() -> Tensor:
-        if method == "forward":
-            return operation(x, memory, positions)
+        if not operation.carries_state:
+            return operation(x, memory, network.positions(options.memory + options.segment))
         _, state = operation.step(x, None)
         return operation.step(x, state)[0]
 

@@ -1,6 +1,7 @@
 """The device, precision, threads and random state of a run."""
 
 import ctypes
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -9,24 +10,19 @@ import torch
 from nas.core.config import TrainOptions
 from nas.core.errors import InputError, local_rank
 from nas.core.provenance import cpu_info
-from nas.training.distributed import local_world_size
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """Where a run computes and how.
-
-    precision: of the network's matrix products, fp32 or bf16. muon_bf16: whether Muon's products run in bf16. compile:
-    whether to compile operations. threads: CPU threads.
-    """
+    """Where a run computes and how."""
 
     device: torch.device
-    precision: str
-    compile: bool
-    threads: int
-    muon_bf16: bool = False
+    precision: str  # of the network's matrix products, fp32 or bf16
+    compile: bool  # whether to compile operations
+    threads: int  # of the CPU
+    muon_bf16: bool = False  # whether Muon's products run in bf16
 
     @property
     def is_gpu(self) -> bool:
@@ -50,11 +46,7 @@ class DeviceContext:
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def disable_compile(self) -> AbstractContextManager:
-        """A context in which operations run without compiled code.
-
-        Rare shapes, such as those of evaluation or of memories that are not full yet, take longer to compile than
-        compiled code saves.
-        """
+        """A context in which operations run uncompiled, for rare shapes, which do not repay compiling."""
         return torch.compiler.set_stance("force_eager") if self.compile else nullcontext()
 
     def fork_rng(self) -> AbstractContextManager:
@@ -67,9 +59,7 @@ class DeviceContext:
         return state | {"cuda": torch.cuda.get_rng_state(self.device)} if self.is_gpu else state
 
     def set_random_state(self, state: dict[str, torch.Tensor]) -> bool:
-        """Restore random_state(). Returns False on a GPU if the state was saved on a CPU and so
-        lacks that of the GPU.
-        """
+        """Restore random_state(). Returns False if the state was saved on a CPU and so lacks that of this GPU."""
         torch.set_rng_state(state["cpu"])
         if self.is_gpu and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
@@ -82,16 +72,14 @@ class DeviceContext:
 
 
 def choose_device(option: str) -> torch.device:
-    """The device of train.device. Raises InputError if cuda finds no GPU, or fewer GPUs than
-    processes on this machine.
-    """
+    """The device of train.device. Raises InputError if cuda finds no GPU, or fewer than this machine's processes."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     count = torch.cuda.device_count() if option != "cpu" and torch.cuda.is_available() else 0
     if option == "cuda" and not count:
         raise InputError("train.device=cuda: PyTorch sees no GPU here; give cpu or auto")
-    if count and local_world_size() > count:
+    if count and processes > count:
         raise InputError(
-            f"{local_world_size()} processes need as many GPUs, but there are {count}: "
-            f"give torchrun --nproc-per-node {count}"
+            f"{processes} processes need as many GPUs, but there are {count}: give torchrun --nproc-per-node {count}"
         )
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
 
@@ -108,9 +96,7 @@ def choose_precision(option: str, device: torch.device) -> str:
 
 
 def device_context(options: TrainOptions) -> DeviceContext:
-    """The device, precision and compilation that the options select here. Raises InputError if one is
-    not available.
-    """
+    """The device, precision and compilation that the options select. Raises InputError if one is not available."""
     device = choose_device(options.device)
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
     precision = choose_precision(options.precision, device)
@@ -134,19 +120,12 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
     if context.is_gpu:
         torch.cuda.set_device(context.device)
         torch.backends.cuda.matmul.allow_tf32 = options.precision != "fp32"
-        # No attention here uses scaled_dot_product_attention. If one ever does, cuDNN's must stay off: it gave NaN
-        # gradients under a mask (pytorch issue 196678) and misread fp32 masks of bf16 queries (pytorch issue 191612).
-        torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(seed)
     return context
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large freed blocks instead of returning them to the kernel.
-
-    By default glibc maps fresh pages for every activation of some megabytes. The page faults halve the speed of a
-    training step on a CPU. Without glibc this function does nothing.
-    """
+    """Let glibc, if there is one, reuse large freed blocks. Page faults of fresh ones halve the speed on a CPU."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_MAX, 0)

@@ -4,32 +4,21 @@ Each rank trains its share of the rows of a batch, and the gradients are average
 with all rows. In a single process every function here returns at once, without communication.
 """
 
-import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from nas.core import errors
-from nas.core.errors import InputError, Interrupted, RunError, local_rank
+from nas.core.errors import InputError, Interrupted, RunError, local_rank, rank, world_size
 
 TIMEOUT = timedelta(minutes=30)  # one rank may prepare a text or measure latencies while the others wait
+LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 
 Result = TypeVar("Result")
-
-
-def world_size() -> int:
-    """The number of ranks."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main() -> bool:
@@ -37,44 +26,28 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def local_world_size() -> int:
-    """The number of ranks on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
 @contextmanager
 def process_group(device: torch.device):
-    """Connect the ranks by gloo, and between GPUs by NCCL.
-
-    Raises RunError if the contact to another rank is lost. That rank reports the reason, and torchrun ends all ranks.
-    """
-    if errors.world_size() == 1:
+    """Connect the ranks by gloo, and between GPUs by NCCL. Raises RunError if the contact to another rank is lost."""
+    if world_size() == 1:
         yield
         return
-    if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=device)
-    else:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+    on_gpu = {"backend": "cpu:gloo,cuda:nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
+    dist.init_process_group(timeout=TIMEOUT, **on_gpu)
     try:
         yield
         dist.barrier()  # no rank leaves while another still waits for it
     except RuntimeError as error:
-        if is_lost_contact(error):
-            reason = str(error).splitlines()[0]
-            raise RunError(
-                f"lost contact with another process ({reason}); torchrun names the one that ended below; "
-                "--resume continues from the last checkpoint"
-            ) from None
-        raise
+        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in LOST_CONTACT):
+            raise
+        raise RunError(
+            f"lost contact with another process ({str(error).splitlines()[0]}); torchrun names the one that ended "
+            "below; --resume continues from the last checkpoint"
+        ) from None
     except Interrupted:  # all ranks stop together
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()  # not after other errors, because it could wait for a rank that has ended
-
-
-def is_lost_contact(error: RuntimeError) -> bool:
-    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 # --- rows of a batch
@@ -105,11 +78,11 @@ def gather_rows(own: Tensor) -> Tensor | None:
 
 def all_reduce_mean(x: Tensor) -> Tensor:
     """The mean of x over all ranks, the same on each."""
-    if world_size() > 1:
-        x = x.clone()
-        dist.all_reduce(x)
-        x /= world_size()
-    return x
+    if world_size() == 1:
+        return x
+    total = x.clone()
+    dist.all_reduce(total)
+    return total / world_size()
 
 
 def all_reduce_sum(numbers: list[float]) -> list[float]:
@@ -155,8 +128,6 @@ def barrier() -> None:
 
 def first_on_each_node(work: Callable[[], Result]) -> Result:
     """The result of work(). One rank of each machine runs it first, so that the others find its files in the cache."""
-    if world_size() == 1:
-        return work()
     result = work() if local_rank() == 0 else None
     barrier()
     return result if local_rank() == 0 else work()
@@ -164,47 +135,26 @@ def first_on_each_node(work: Callable[[], Result]) -> Result:
 
 def broadcast_from_main(work: Callable[[], Result]) -> Result:
     """The result of work() on rank 0, on each rank."""
-    if world_size() == 1:
-        return work()
-    box = [work() if is_main() else None]
-    dist.broadcast_object_list(box)
-    return box[0]
+    return all_gather(work() if is_main() else None)[0]
 
 
 # --- gradients
 
 
-def wrap_ddp(model: nn.Module) -> nn.Module:
-    """Wrap a model in DistributedDataParallel. All parameters must get a gradient in each backward pass."""
-    if world_size() == 1:
-        return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
-
-
-def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
-    """A context in which DistributedDataParallel averages gradients only if `wanted`, as for the
-    last part of a batch.
-    """
-    return nullcontext() if wanted or not isinstance(model, DistributedDataParallel) else model.no_sync()
-
-
 def broadcast_parameters(model: nn.Module) -> None:
-    """Give all ranks the parameters of rank 0, as DistributedDataParallel does."""
+    """Give all ranks the parameters of rank 0."""
     for parameter in model.parameters() if world_size() > 1 else ():
         dist.broadcast(parameter.data, src=0)
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace the gradients of a sampled path by their means over the ranks.
+    """Replace the gradients by their means over the ranks, in one message.
 
-    Only the sampled operations have gradients, and all ranks sample the same operations. DistributedDataParallel would
-    expect a gradient of every parameter, or search the graph in each step.
+    Parameters without a gradient keep none: all ranks sample the same operations, so they lack the same gradients.
     """
     if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= world_size()
-    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    means = all_reduce_mean(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(mean.view_as(gradient))

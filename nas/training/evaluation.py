@@ -6,8 +6,7 @@ Several rows are read at once, and the results must not depend on their number. 
   ceil(memory / segment) segments back, so N blocks reach N times as many.
 - If a block carries a state, which depends on the whole stream, one row reads the split.
 - If blocks depend on the place in the stream (fixed sparse attention, images), each row begins at a multiple of their
-  period. If the period and the segment have a large least common multiple, there are few rows, and evaluation is
-  slower.
+  period. If the period and the segment have a large least common multiple, the rows are few.
 """
 
 import math
@@ -26,10 +25,7 @@ from nas.training.device import DeviceContext
 
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
-    """The summed nll of tokens[1:] in nats, and the number of these tokens. All ranks get the sums.
-
-    The arguments are those of read_stream().
-    """
+    """The summed nll of tokens[1:] in nats, and their number, on all ranks. Arguments as those of read_stream()."""
     total, counted = 0.0, 0
     for nll, _ in read_stream(model, tokens, *lengths, **more):
         total += nll.double().sum().item()
@@ -59,10 +55,9 @@ def read_stream(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each step of the evaluation: the nll of the counted tokens [n] in nats, and their places in `tokens` [n].
 
-    model(tokens [B, L], targets [B, L], memories, memory_length) returns (nll [B, L], memories). memory_blocks: the
-    result of count_memory_blocks(). period: the model's output does not change if the stream is shifted by this number
-    of tokens. device: the device of the model. The ranks of a run divide the rows. The mode of the model (train or
-    eval) is restored at the end. Raises ValueError if there are fewer than two tokens.
+    model: as TransformerXL.forward. memory_blocks, period: those of count_memory_blocks() and period_of(). The ranks of
+    a run divide the rows. The mode of the model (train or eval) is restored at the end. Raises ValueError if there are
+    fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -105,9 +100,7 @@ def count_memory_blocks(blocks) -> int | None:
 
 
 def period_of(blocks, image_size: int = 1) -> int:
-    """The smallest shift of the stream, in tokens, that changes neither the blocks' results nor the
-    places in images.
-    """
+    """The smallest shift of the stream, in tokens, that changes neither the blocks' results nor places in images."""
     return math.lcm(image_size, *(block.period for block in blocks))
 
 
@@ -137,8 +130,7 @@ def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, 
 def figures(total: float, counted: int, original: dict) -> dict:
     """The figures of a text with a summed nll in nats. Word perplexity and bits per byte refer to the original text.
 
-    original: `words` and `bytes` of the text, and whether the tokens keep its words (`words_kept`) and itself
-    (`lossless`).
+    original: `words` and `bytes`, and whether the tokens keep its words (`words_kept`) and itself (`lossless`).
     """
     return {
         "nll": total,

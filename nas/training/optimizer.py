@@ -31,10 +31,7 @@ def lr_ratio(step: int, total: int, warmup: int, schedule: str) -> float:
 
 
 def orthogonalise(matrices: Tensor, in_bf16: bool = False) -> Tensor:
-    """Replace the singular values of each matrix [n, rows, columns] by values near 1, by Newton-Schulz iterations.
-
-    in_bf16: whether the products run in bf16, as in Jordan et al., or in the type of the matrices.
-    """
+    """Replace the singular values of each matrix [n, rows, columns] by values near 1, by Newton-Schulz iterations."""
     x = matrices.bfloat16() if in_bf16 else matrices
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # the Gram matrix of the shorter side is smaller
@@ -55,21 +52,16 @@ class Muon(torch.optim.Optimizer):
     Matrices without a gradient keep their value and their momentum.
 
     Unlike torch.optim.Muon, it updates all matrices of one shape in one product, can work in fp32, and can skip an
-    update without waiting for the GPU (experiments/bench/LOG.md has the times).
+    update without waiting for the GPU (experiments/bench/LOG.md has the times). in_bf16: of orthogonalise().
     """
 
     def __init__(self, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float, in_bf16: bool = False):
-        """in_bf16: whether orthogonalise() computes in bf16."""
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.in_bf16 = in_bf16
 
     @torch.no_grad()
     def step(self, scale: Tensor, finite: Tensor) -> None:
-        """Update the matrices.
-
-        scale: the gradients are divided by it. finite: whether the matrices change. Both are 0-d tensors. They may be
-        on a GPU; this method does not wait for it.
-        """
+        """Update the matrices, if `finite`, by gradients / scale. Both are 0-d tensors, which may be on a GPU."""
         (group,), by_shape = self.param_groups, {}
         for matrix in group["params"]:
             if matrix.grad is not None:
@@ -98,7 +90,6 @@ class WeightsOptimizer:
     """
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, muon_bf16: bool = False):
-        """muon_bf16: whether Muon's products run in bf16."""
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         orthogonal, decayed, others = [], [], []
         for name, parameter in network.named_parameters():
@@ -132,9 +123,9 @@ class WeightsOptimizer:
             parameter.grad = None
 
     def step(self) -> Tensor:
-        """Update the weights and return the norm of the gradients. If it is not finite, keep the weights.
+        """Update the weights and return the norm of the gradients, without waiting for a GPU.
 
-        It does not wait for a GPU.
+        If the norm is not finite, the weights stay.
         """
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         finite, clip = norm.isfinite(), self.options.clip
@@ -161,11 +152,11 @@ class WeightsOptimizer:
 class TailAverage:
     """The mean of the weights over the last steps of a training (arXiv 1803.05407, arXiv 2209.14981).
 
-    The mean has less noise than the weights of one step. Therefore the learning rate need not decay to zero.
+    It has less noise than the weights of one step, so the learning rate need not decay to zero.
+    share: share of the steps, up to the last, over which the weights are averaged.
     """
 
     def __init__(self, parameters: list[Tensor], share: float, total_steps: int):
-        """share: share of the steps, up to the last, over which the weights are averaged."""
         self.parameters, self.last_step_before = parameters, (1 - share) * total_steps
         self.count, self.mean = 0, None
 
@@ -194,7 +185,7 @@ class TailAverage:
             self.set_weights(own)
 
     def replace_weights(self) -> None:
-        """Replace the weights by their mean, if there is a mean. Further calls have no effect."""
+        """Replace the weights by their mean, if there is a mean."""
         if self.mean is not None:
             self.set_weights(self.mean)
             self.mean = None

@@ -1,7 +1,4 @@
-"""A training step of the weights, the same in search and retraining.
-
-B batch, L segment.
-"""
+"""A training step of the weights, the same in search and retraining. B batch, L segment."""
 
 import math
 from collections.abc import Callable
@@ -76,9 +73,8 @@ class BatchRunner:
         The rows are read in train.grad_accum_steps parts. For each part, backward() gets its share of this rank's mean.
         """
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
-        for number, part in enumerate(parts, start=1):
-            last = number == len(parts)
-            with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
+        for part in parts:
+            with self.compile_if_repeated(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
@@ -89,10 +85,7 @@ class BatchRunner:
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
     def compile_if_repeated(self, batch: Batch):
-        """Disable compiled code while the memories fill, because shapes that occur once do not repay compiling.
-
-        Short segments have no memories, and all have one shape.
-        """
+        """Disable compiled code while the memories fill. Short segments have no memories, and all have one shape."""
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
         short = batch.tokens.shape[1] < self.options.segment
         return nullcontext() if full or short else self.context.disable_compile()
@@ -102,44 +95,31 @@ class TrainStep:
     """Trains the weights of a network, one batch at a time."""
 
     def __init__(
-        self,
-        network: TransformerXL,
-        options: TrainOptions,
-        total_steps: int,
-        context: DeviceContext,
-        sampled: bool,
-        short_share: float = 0.0,
+        self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, short_share=0.0
     ):
-        """sampled: whether each step samples the operations to run, as in a hard search. Only these get gradients.
-
-        total_steps: 0 if the weights stay as they are; then nothing is compiled. short_share: the first share of the
-        steps, which reads short segments.
-        """
-        self.context, self.sampled, self.options = context, sampled, options
-        self.short_steps = short_share * total_steps
+        """short_share: the first share of the steps, which reads short segments."""
+        self.context, self.short_steps = context, short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
-        if context.compile and total_steps:
+        if context.compile:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
-        if sampled:
-            distributed.broadcast_parameters(network)
-        self.run = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
+        distributed.broadcast_parameters(network)
+        self.run = BatchRunner(network, options, context)
 
     def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
 
         In the first short_share of the steps, it trains on short segments and returns no memories.
 
-        Raises FloatingPointError on a CPU if the loss or the gradient is not finite. On a GPU the returned nll is then
-        NaN, because the step does not wait for the GPU. In both cases the weights do not change.
+        If the loss or the gradient is not finite, the weights do not change, and a FloatingPointError is raised on a
+        CPU. On a GPU, for which the step does not wait, the nll is NaN instead.
         """
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()
         short = step <= self.short_steps
         nll, memories = self.run(batch.shorten() if short else batch, torch.Tensor.backward)
-        if self.sampled:
-            distributed.all_reduce_gradients(self.optimizer.parameters)
+        distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)

@@ -13,13 +13,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nas.core.config import Config
-from nas.core.errors import InputError, Interrupted, RunError, StopSignal
+from nas.core.errors import Interrupted, RunError, StopSignal
 from nas.core.metrics import perplexity
 from nas.core.run_folder import RunFolder
 from nas.training import distributed
-from nas.training.build import uses_dropout
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
+from nas.training.train_step import TrainStep
 
 
 class Phase:
@@ -28,12 +28,12 @@ class Phase:
     total_steps: int
     config: Config
     context: DeviceContext
+    train_weights: TrainStep
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """Run training step `step`, from 1; return the mean nll in nats and the number of tokens read by all ranks.
 
-        The nll is None if the weights did not train. Raises FloatingPointError if a loss or gradient is not finite,
-        before any weight changes. On a GPU the weights do not change either, but the nll is NaN instead.
+        The nll is None if the weights did not train. Errors as those of TrainStep.
         """
         raise NotImplementedError
 
@@ -43,7 +43,7 @@ class Phase:
 
     def scalars(self, step: int) -> dict[str, float]:
         """The values that the log line of a step shows in addition to the loss."""
-        return {}
+        return {"lr": self.train_weights.optimizer.lr}
 
     def note(self, step: int) -> str:
         """Text at the end of a log line, such as the likeliest pattern; "" for none."""
@@ -54,10 +54,11 @@ class Phase:
 
     def end(self) -> None:
         """End the training, after the last step and its evaluation."""
+        self.train_weights.average.replace_weights()
 
     def replicated_state(self) -> dict[str, Tensor]:
         """{name: tensor} of the values that must be bit-identical on all ranks."""
-        return {}
+        return {"the sums of the weights": self.train_weights.optimizer.parameter_sums()}
 
     def state_dict(self) -> dict:
         """The whole state, complete on rank 0; every rank calls it."""
@@ -202,17 +203,11 @@ class Trainer:
         self.saved_step = self.step
 
     def restore(self) -> None:
-        """Load the checkpoint, if there is one, and remove the lines that were logged after it.
-
-        Raises InputError if only some of the ranks see it.
-        """
-        found = self.run.checkpoint.exists()
-        if any(other != found for other in distributed.all_gather(found)):
-            raise InputError(f"only some processes see {self.run.checkpoint}; all machines must share the run folder")
-        if not found:
+        """Load the checkpoint, if rank 0 sees one, and remove the lines that were logged after it."""
+        if not distributed.all_gather(self.run.checkpoint.exists())[0]:
             self.run.cut_after(-1)
             if distributed.rank():  # all ranks built the same network; from now on each draws its own dropout
-                self.reseed(distributed.rank())
+                reseed(distributed.rank())
             return
         state = load_checkpoint(self.run.checkpoint, "phase")
         self.step, self.tokens = state["step"], state["tokens"]
@@ -229,13 +224,13 @@ class Trainer:
         ranks, rank = distributed.world_size(), distributed.rank()
         if len(states) == ranks and self.phase.context.set_random_state(states[rank]):
             return
-        self.reseed(1 + self.step * ranks + rank)
-        if uses_dropout(self.phase.config):
+        reseed(1 + self.step * ranks + rank)
+        if self.phase.config.model.dropout:
             self.say("NOTICE: the processes or the device changed, so dropout continues with new random numbers")
 
-    @staticmethod
-    def reseed(number: int) -> None:
-        torch.manual_seed(hash((torch.initial_seed(), number)))
+
+def reseed(number: int) -> None:
+    torch.manual_seed(hash((torch.initial_seed(), number)))
 
 
 def open_board(run: RunFolder, step: int):
