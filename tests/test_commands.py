@@ -112,7 +112,7 @@ def test_help_is_quick_and_needs_no_torch(script):
 def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     folder = tmp_path / "run"
     message = refuse("search", small_yaml, "--run", folder, "train.stepz=3")
-    assert message == "error: unknown key 'train.stepz'; the nearest is 'train.steps' (--help lists all)"
+    assert message == "error: train.stepz=3: unknown key 'train.stepz'; the nearest is 'train.steps' (--help lists all)"
     for bad in (
         "model.heads=3",
         "train.steps=x",

@@ -72,7 +72,6 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
         (("model.safetensors", b"x"), "model.safetensors is damaged"),
         (("model.safetensors", weights[:-9] + b"\1" + weights[-8:]), "model.safetensors is damaged"),
         (("config.json", b"{"), "config.json is not YAML"),
-        (("config.json", config.replace(b"[\n      5,\n      20\n    ]", b'"auto"')), "has model.cutoffs=auto"),
         (("vocabulary/vocabulary.yaml", b"format: par-vocabulary/1\n"), "vocabulary.yaml is damaged"),
         (
             ("config.json", b'{"format": "other/1", "architectures": []}'),

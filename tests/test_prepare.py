@@ -162,7 +162,7 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     empty.write_text("")
     binary.write_bytes(b"text \xff\xfe\n" * 50)
     short.write_text("a\n")
-    fails("is empty", source=empty)
+    fails("has 0 bytes: too short to split", source=empty)
     fails("too short to split", source=short)
     fails("binary is not UTF-8 text .byte 5 of the train split.; data.tokenizer=bytes reads any file", source=binary)
     kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]

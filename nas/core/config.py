@@ -121,7 +121,7 @@ class LatencyOptions:
 @dataclass
 class SearchOptions:
     operations: list[str] = option(
-        ["attention", "dense", "identity"], f"candidate operations of each block, from {', '.join(OPERATIONS)}"
+        ["attention", "dense", "identity"], "candidate operations of each block", choices=OPERATIONS
     )
     method: str = option(
         "single_path",

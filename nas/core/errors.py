@@ -69,10 +69,8 @@ def run_command(main: Callable[[], None]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         main()
-    except InputError as error:
-        fail(2, f"error: {error}")
-    except RunError as error:
-        fail(1, f"error: {error}")
+    except (InputError, RunError) as error:
+        fail(2 if isinstance(error, InputError) else 1, f"error: {error}")
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:

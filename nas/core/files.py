@@ -40,13 +40,9 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
-def to_yaml(content: dict) -> str:
-    """YAML text with the keys in their order and short lists on one line."""
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
-
-
 def write_yaml(path: Path, content: dict) -> None:
-    write_text(path, to_yaml(content))
+    """Write YAML with the keys in their order and short lists on one line."""
+    write_text(path, yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True))
 
 
 def read_yaml(path: Path) -> dict:
@@ -67,15 +63,7 @@ def read_user_yaml(path: Path, what: str) -> Any:
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(yaml_message(path, error)) from None
-
-
-def yaml_message(path: str | Path, error: Exception) -> str:
-    """The message for a file that is not YAML. It names tabs, which the parser's own message does not."""
-    mark = getattr(error, "problem_mark", None)
-    if mark and "\t" in "".join(Path(path).read_text(encoding="utf-8").splitlines()[mark.line : mark.line + 1]):
-        return f"{path} is not YAML: line {mark.line + 1} has a tab; indent with spaces"
-    return f"{path} is not YAML: {error}"
+        raise InputError(f"{path} is not YAML: {error}") from None
 
 
 def read_jsonl(path: Path) -> list[dict]:

@@ -89,8 +89,6 @@ class RunFolder:
             raise InputError(f"--run {self.path} is in use by another process; wait, or use another folder") from None
         if self.begun:
             self.check_config(config)
-        elif (self.path / "config.yaml").exists():
-            raise InputError(f"--run {self.path}: another process just began a run there; use another folder")
         else:
             write_yaml(self.path / "config.yaml", {"stage": self.stage, **asdict(config), **self.extra})
         if (self.path / "provenance.yaml").exists():
@@ -184,10 +182,6 @@ def open_run(
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
         run.check_config(config)
-    elif path.exists() and (names := {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}):
-        if "provenance.yaml" in names:
-            raise InputError(
-                f"--run {path} lacks config.yaml, so its run cannot go on; restore the file, or use another folder"
-            )
-        raise InputError(f"--run {path} is not empty and holds no run; use another folder")
+    elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
+        raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
     return run

@@ -6,6 +6,7 @@ frequency.
 """
 
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ class ByteTokenizer:
     size = 256
 
     def __init__(self, keep_newline: bool = True):
-        self.keep_newline = keep_newline
+        self.keep_newline, self.newline = keep_newline, ord("\n") if keep_newline else None
 
     def encode(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data if self.keep_newline else data.replace(b"\n", b""), dtype=np.uint8).astype(np.uint32)
@@ -41,7 +42,7 @@ class ByteTokenizer:
 
 
 class LineTokenizer:
-    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end."""
+    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end, which has the last id."""
 
     def __init__(self, size: int, keep_newline: bool):
         self.keep_newline, self.newline = keep_newline, size if keep_newline else None
@@ -49,13 +50,10 @@ class LineTokenizer:
 
     def encode(self, data: bytes) -> np.ndarray:
         """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
-        lines = data.decode("utf-8").split("\n")
-        encoded = self.encode_lines(lines)
-        ids = [np.asarray(encoded[0], dtype=np.uint32)]
-        ends = np.asarray([] if self.newline is None else [self.newline], dtype=np.uint32)
-        for line in encoded[1:]:
-            ids += [ends, np.asarray(line, dtype=np.uint32)]
-        return np.concatenate(ids)
+        first, *others = self.encode_lines(data.decode("utf-8").split("\n"))
+        end = [] if self.newline is None else [self.newline]
+        ids = itertools.chain(first, *(end + line for line in others))
+        return np.fromiter(ids, dtype=np.uint32)
 
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> UTF-8."""
@@ -86,16 +84,6 @@ class SentencePieceTokenizer(LineTokenizer):
 
     def save(self, folder: Path) -> None:
         (folder / self.file).write_bytes(self.model)
-
-    @classmethod
-    def read(cls, path: Path, keep_newline: bool) -> "SentencePieceTokenizer":
-        """Read a .model file. Raises InputError if it is not a SentencePiece model."""
-        try:
-            return cls(path.read_bytes(), keep_newline)
-        except OSError as error:
-            raise InputError(f"data.tokenizer={path}: {error.strerror}") from None
-        except RuntimeError:
-            raise InputError(f"data.tokenizer={path} is not a SentencePiece model") from None
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "SentencePieceTokenizer":
@@ -183,10 +171,6 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
         if index % every == 0:
             for line in chunk.decode("utf-8").split("\n"):
                 yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
-
-
-# {kind: the file of save(), or None}
-TOKENIZER_FILES = {kind.kind: kind.file for kind in (ByteTokenizer, WordTokenizer, SentencePieceTokenizer)}
 
 
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
