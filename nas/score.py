@@ -7,10 +7,10 @@ nats, and the figures of the whole text, by the evaluation protocol (docs/metric
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
-from nas.core.errors import InputError, run_command
+from nas.core.errors import run_command
+from nas.core.files import read_input
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -27,15 +27,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_text(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
-
-
 def print_tokens(score, vocabulary) -> None:
     for line, token, nll in zip(score.line_of.tolist(), score.ids, score.nll.tolist(), strict=True):
         text = vocabulary.decode(token[None]).decode("utf-8", errors="replace")
@@ -45,7 +36,7 @@ def print_tokens(score, vocabulary) -> None:
 
 def main() -> None:
     arguments = parse_arguments()
-    data = read_text(arguments.text)
+    data = read_input(arguments.text)
 
     from nas import load_model
 

@@ -102,7 +102,7 @@ def predictions(model, prompt, tokens):
             seen.append(log_p[0])
             return super().draw(log_p, generator)
 
-    model.sample(prompt, tokens, Recording(0))
+    list(model.stream(prompt, tokens, Recording(0)))
     return seen
 
 
@@ -162,9 +162,12 @@ def test_a_seed_repeats_the_text_and_another_changes_it(model):
     first, again, other = (model.generate("the", 30, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert model.generate("the", 30) != model.generate("the", 30)
-    assert len(set(model.sample("the", 30, Sampling(), 1, samples=3))) == 3
-    (one,) = model.sample("every child", 9, Sampling(0))
-    assert model.sample("every child", 9, Sampling(0), samples=3) == [one] * 3
+    several = list(zip(*model.stream("the", 30, Sampling(), 1, samples=3), strict=True))
+    assert len({b"".join(pieces) for pieces in several}) == 3
+    same = zip(*model.stream("every child", 9, Sampling(0), samples=3), strict=True)
+    assert {b"".join(pieces).decode(errors="replace") for pieces in same} == {
+        model.generate("every child", 9, temperature=0)
+    }
     assert model.generate("", 12, seed=3) == model.generate("\n", 12, seed=3)  # after a line end
 
 

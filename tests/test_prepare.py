@@ -29,7 +29,7 @@ def piece_model(text_folder, tmp_path_factory) -> Path:
     """A .model file, such as a user may provide."""
     lines = training_lines(iter([(text_folder / "train.txt").read_bytes()]), 1)
     path = tmp_path_factory.mktemp("model") / "mine.model"
-    path.write_bytes(SentencePieceTokenizer.train(lines, 300, keep_newline=True).model)
+    path.write_bytes(SentencePieceTokenizer.train(lines, 300, keep_newline=True).files["tokenizer.model"])
     return path
 
 

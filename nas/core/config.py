@@ -40,8 +40,9 @@ class ModelOptions:
     dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
-    cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
-        [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
+    # list[int] or "auto": OmegaConf has no such union, so check_cutoffs() checks the type
+    cutoffs: Any = option(
+        [], "adaptive softmax: first id of each tail, increasing; auto: the fastest; []: full softmax"
     )
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
@@ -80,8 +81,7 @@ class TrainOptions:
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
         "auto",
-        "precision of matrix products; auto: bf16 on a GPU that supports it, else fp32 (tf32 on a GPU), and bf16 for "
-        "Muon on a CPU with bf16 instructions; weights are always fp32",
+        "of matrix products; auto: bf16 where the device supports it, on a CPU only for Muon; else fp32 or tf32",
         choices=("auto", "fp32", "bf16"),
     )
     compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))
@@ -102,31 +102,22 @@ class LogitsOptimizerOptions:
 @dataclass
 class LatencyOptions:
     source: str = option(
-        "none",
-        "cost of operations: none, flops (independent of the device), or measured (milliseconds on this device)",
-        choices=("none", "flops", "measured"),
+        "none", "cost of operations; measured: milliseconds on this device", choices=("none", "flops", "measured")
     )
     timing: str = option(
-        "inference",
-        "cost of a forward pass at the sizes of evaluate.*, or of a training step at those of train.*",
-        choices=("inference", "training"),
+        "inference", "a forward pass (evaluate.*) or a training step (train.*)", choices=("inference", "training")
     )
-    target: float = option(
-        0.65, "highest cost, as a ratio to the interleaved pattern's; gumbel: of the expected cost", above=0
-    )
+    target: float = option(0.65, "highest (gumbel: expected) cost, as a ratio to the interleaved pattern's", above=0)
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 
 
 # The measurements behind these defaults are in experiments/ranking and experiments/planted.
 @dataclass
 class SearchOptions:
-    operations: list[str] = option(
-        ["attention", "dense", "identity"], "candidate operations of each block", choices=OPERATIONS
-    )
+    operations: list[str] = option(["attention", "dense", "identity"], "candidates of each block", choices=OPERATIONS)
     method: str = option(
         "single_path",
-        "single_path: train the weights on uniform paths for train.steps, then pi with fixed weights, within the "
-        "budget; gumbel: the method of the paper (arXiv 2009.04534)",
+        "weights on uniform paths, then pi; gumbel: the paper's (arXiv 2009.04534)",
         choices=("single_path", "gumbel"),
     )
     logits_steps: int = option(300, "steps that train the logits", minimum=1)
@@ -136,27 +127,13 @@ class SearchOptions:
         0.25, "first share of these paths that count (risk-seeking); grows to 1; 1: leave-one-out", above=0, maximum=1
     )
     weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
-    retrain_steps: int | None = option(
-        None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1
-    )
-    shared_projections: bool = option(
-        False, "full, sparse and window attention share weights, which train as often as those of one operation"
-    )
-    arch_fraction: float = option(
-        0.2, "share of the text for the logits; gumbel: also of the steps after the warm-up", above=0, maximum=0.5
-    )
-    warmup_steps: int | None = option(
-        None, "gumbel: steps that train only the weights, with uniform pi (null: half; the paper: a quarter)", minimum=0
-    )
-    sampling: str = option(
-        "soft",
-        "gumbel: a weighted mixture of all operations (the paper), or one operation with straight-through gates",
-        choices=("soft", "hard"),
-    )
+    retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
+    shared_projections: bool = option(False, "full, sparse and window attention share weights")
+    arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
+    warmup_steps: int | None = option(None, "gumbel: first steps, with uniform pi (null: half of all)", minimum=0)
+    sampling: str = option("soft", "gumbel: mix all operations (the paper), or draw one", choices=("soft", "hard"))
     split: str = option(
-        "heldout",
-        "gumbel: train the logits on a held-out part of train (the paper), or on the same batches as the weights",
-        choices=("heldout", "shared"),
+        "heldout", "gumbel: text of the logits: held out (the paper) or the weights'", choices=("heldout", "shared")
     )
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,14 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         os.fsync(folder)  # the new name
     finally:
         os.close(folder)
+
+
+def read_input(name: str | Path) -> bytes:
+    """The content of a file that the user names; - is the standard input. Raises InputError if it cannot be read."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
 
 
 def write_text(path: Path, text: str) -> None:

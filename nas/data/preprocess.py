@@ -85,7 +85,7 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "format": FORMAT,
         "vocab_size": tokenizer.size,
         "dtype": dtype.name,
-        "tokenizer_sha256": sha256_of(folder / VOCABULARY / tokenizer.file) if tokenizer.file else None,
+        "tokenizer_sha256": next((sha256_of(folder / VOCABULARY / name) for name in tokenizer.files), None),
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)

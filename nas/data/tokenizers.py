@@ -20,13 +20,13 @@ TRAINING_BYTES = 20_000_000  # sentencepiece learns from about this much text, s
 DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
 UNKNOWN = "<unk>"
+MODEL, WORDS = "tokenizer.model", "words.txt"
 
 
 class ByteTokenizer:
     """A token per byte. Encodes any file."""
 
-    kind, file = "bytes", None
-    size = 256
+    kind, files, size = "bytes", {}, 256
 
     def __init__(self, keep_newline: bool = True):
         self.keep_newline, self.newline = keep_newline, ord("\n") if keep_newline else None
@@ -36,9 +36,6 @@ class ByteTokenizer:
 
     def decode(self, ids: np.ndarray) -> bytes:
         return ids.astype(np.uint8).tobytes()
-
-    def save(self, folder: Path) -> None:
-        """Nothing to save."""
 
 
 class LineTokenizer:
@@ -67,12 +64,12 @@ class LineTokenizer:
 class SentencePieceTokenizer(LineTokenizer):
     """Pieces of a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226)."""
 
-    kind, file = "sentencepiece", "tokenizer.model"
+    kind = "sentencepiece"
 
     def __init__(self, model: bytes, keep_newline: bool = True):
         import sentencepiece
 
-        self.model = model
+        self.files = {MODEL: model}
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         super().__init__(self.processor.get_piece_size(), keep_newline)
 
@@ -81,9 +78,6 @@ class SentencePieceTokenizer(LineTokenizer):
 
     def decode_line(self, ids: np.ndarray) -> str:
         return self.processor.decode(ids.tolist())
-
-    def save(self, folder: Path) -> None:
-        (folder / self.file).write_bytes(self.model)
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "SentencePieceTokenizer":
@@ -135,10 +129,10 @@ class WordTokenizer(LineTokenizer):
     Decoding separates the words of a line by single spaces.
     """
 
-    kind, file = "words", "words.txt"
+    kind = "words"
 
     def __init__(self, words: list[str], keep_newline: bool = True):
-        self.words = words
+        self.words, self.files = words, {WORDS: "\n".join(words).encode("utf-8")}
         self.ids = {word: index for index, word in enumerate(words)}
         super().__init__(len(words), keep_newline)
 
@@ -148,9 +142,6 @@ class WordTokenizer(LineTokenizer):
 
     def decode_line(self, ids: np.ndarray) -> str:
         return " ".join(self.words[index] for index in ids)
-
-    def save(self, folder: Path) -> None:
-        (folder / self.file).write_text("\n".join(self.words), encoding="utf-8")
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
@@ -174,9 +165,9 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
 
 
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
-    """The tokenizer that save() wrote into a folder."""
+    """The tokenizer whose `files` lie in a folder."""
     if kind == "bytes":
         return ByteTokenizer(keep_newline)
     if kind == "words":
-        return WordTokenizer((folder / WordTokenizer.file).read_text(encoding="utf-8").split("\n"), keep_newline)
-    return SentencePieceTokenizer((folder / SentencePieceTokenizer.file).read_bytes(), keep_newline)
+        return WordTokenizer((folder / WORDS).read_text(encoding="utf-8").split("\n"), keep_newline)
+    return SentencePieceTokenizer((folder / MODEL).read_bytes(), keep_newline)

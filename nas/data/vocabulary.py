@@ -72,16 +72,16 @@ class Vocabulary:
     def save(self, folder: Path) -> None:
         """Write the files that load() reads."""
         folder.mkdir(exist_ok=True)
-        self.tokenizer.save(folder)
+        for name, content in self.tokenizer.files.items():
+            (folder / name).write_bytes(content)
         np.save(folder / TOKENIZER_IDS, self.tokenizer_ids)
-        file = self.tokenizer.file
         content = {
             "format": FORMAT,
             "tokenizer": self.kind,
             "size": self.size,
             "newline": self.newline,
             "lowercase": self.lowercase,
-            "sha256": {name: sha256_of(folder / name) for name in (TOKENIZER_IDS, *([file] if file else []))},
+            "sha256": {name: sha256_of(folder / name) for name in (TOKENIZER_IDS, *self.tokenizer.files)},
         }
         write_yaml(folder / VOCABULARY_FILE, content)
 

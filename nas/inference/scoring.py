@@ -47,21 +47,18 @@ class Score:
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
             shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
             rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
-        return "\n".join([*rows, *self.figure_lines()])
-
-    def figure_lines(self) -> list[str]:
-        """The figures of the whole text, as text."""
         about = self.figures
         words = "no comparable word perplexity: the tokens do not keep the words"
         if about["word_perplexity_comparable"]:
             words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words"
         compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
-        return [
+        rows += [
             f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
             f"perplexity {about['perplexity']:.4f} per token",
             words,
             f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}",
         ]
+        return "\n".join(rows)
 
 
 def score_text(
