@@ -28,9 +28,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="also write the new text, as bytes; several: FILE.1, FILE.2, ..."
-    )
+    out = "also write the new text, as bytes; several: FILE.1, FILE.2, ..."
+    parser.add_argument("--out", metavar="FILE", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
         raise InputError("give only one of --prompt, --prompt-file and -")

@@ -18,11 +18,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
     parser.add_argument("text", metavar="FILE", help="the text; - reads the standard input")
-    parser.add_argument(
-        "--per-token",
-        action="store_true",
-        help="print a JSON line per token: line, token, id, nll (null for the first)",
-    )
+    per_token = "print a JSON line per token: line, token, id, nll (null for the first)"
+    parser.add_argument("--per-token", action="store_true", help=per_token)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     return parser.parse_args()
 

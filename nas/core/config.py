@@ -20,10 +20,7 @@ def option(default, help, **allowed):
 
 @dataclass
 class DataOptions:
-    source: str = option(
-        "pydoc",
-        "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt (or .bin), or a file",
-    )
+    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train.txt ..., a file")
     tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, a .model or vocabulary")
     vocab_size: int | None = option(None, "pieces (null: at most 8000) or words (null: all)", minimum=2)
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
@@ -41,9 +38,7 @@ class ModelOptions:
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
     # list[int] or "auto": OmegaConf has no such union, so check_cutoffs() checks the type
-    cutoffs: Any = option(
-        [], "adaptive softmax: first id of each tail, increasing; auto: the fastest; []: full softmax"
-    )
+    cutoffs: Any = option([], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax")
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
     stride: int | None = option(None, "sparse attention: stride (null: 2^k nearest sqrt(segment + memory))", minimum=1)
@@ -80,9 +75,7 @@ class TrainOptions:
     grad_accum_steps: int = option(1, "parts into which each process splits its rows to save memory", minimum=1)
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
-        "auto",
-        "of matrix products; auto: bf16 where the device supports it, on a CPU only for Muon; else fp32 or tf32",
-        choices=("auto", "fp32", "bf16"),
+        "auto", "auto: bf16 if supported, on a CPU only for Muon; else fp32, tf32", choices=("auto", "fp32", "bf16")
     )
     compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))
 
@@ -116,16 +109,12 @@ class LatencyOptions:
 class SearchOptions:
     operations: list[str] = option(["attention", "dense", "identity"], "candidates of each block", choices=OPERATIONS)
     method: str = option(
-        "single_path",
-        "weights on uniform paths, then pi; gumbel: the paper's (arXiv 2009.04534)",
-        choices=("single_path", "gumbel"),
+        "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")
     )
     logits_steps: int = option(300, "steps that train the logits", minimum=1)
     logits_seeds: int = option(1, "times that pi is learned from uniform", minimum=1)
     paths: int = option(16, "paths that a step of the logits evaluates", minimum=3)
-    best_fraction: float = option(
-        0.25, "first share of these paths that count (risk-seeking); grows to 1; 1: leave-one-out", above=0, maximum=1
-    )
+    best_fraction: float = option(0.25, "share of these paths that count at first; grows to 1", above=0, maximum=1)
     weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
     shared_projections: bool = option(False, "full, sparse and window attention share weights")

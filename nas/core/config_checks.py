@@ -54,21 +54,16 @@ def check_model(model: ModelOptions) -> None:
             f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {', '.join(divisors)}"
         )
     if model.d_model % 2:
-        raise InputError(
-            f"model.d_model={model.d_model} must be even: a position encoding consists of pairs of sine and cosine"
-        )
-    check_cutoffs(model.cutoffs)
+        raise InputError(f"model.d_model={model.d_model} must be even, for pairs of sine and cosine")
+    if model.cutoffs != "auto":
+        check_cutoffs(model.cutoffs)
     if model.init == "depth_scaled" and model.norm != "pre":
         raise InputError(f"model.init=depth_scaled needs model.norm=pre, not {model.norm}")
     if model.tie_embeddings and model.div_value != 1:
-        raise InputError(
-            f"model.div_value={model.div_value} needs model.tie_embeddings=false: a tied table has one width"
-        )
+        raise InputError(f"model.div_value={model.div_value} needs model.tie_embeddings=false")
 
 
 def check_cutoffs(cutoffs) -> None:
-    if cutoffs == "auto":
-        return
     if not isinstance(cutoffs, list) or any(type(cutoff) is not int for cutoff in cutoffs):
         raise InputError(f"model.cutoffs={cutoffs} must be a list of whole numbers, such as [250, 2500], or auto")
     if any(low >= high for low, high in zip([0, *cutoffs], cutoffs, strict=False)):

@@ -40,9 +40,9 @@ def find_weights_run(run: Path) -> Path:
 def weights_judge_patterns(run: Path) -> bool:
     """Whether a search holds weights that were trained on uniform paths, so that they can judge any pattern."""
     weights = find_weights_run(run)
-    if not ((weights / "config.yaml").exists() and (weights / CHECKPOINT).exists()):
-        return False
-    return flat_config(read_yaml(weights / "config.yaml"))["search.method"] == "single_path"
+    config = weights / "config.yaml"
+    whole = config.exists() and (weights / CHECKPOINT).exists()
+    return whole and flat_config(read_yaml(config))["search.method"] == "single_path"
 
 
 def on_rank_0(method):
@@ -59,7 +59,6 @@ class RunFolder:
     """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
-        """extra: keys of config.yaml that are not options; may_change: prefixes of more options that may change."""
         self.path, self.stage, self.extra = path, stage, extra
         self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
         file = path / "config.yaml"
@@ -78,8 +77,7 @@ class RunFolder:
     def start(self, config: Config, provenance: dict) -> None:
         """Lock the folder for this process; write config.yaml and provenance.yaml, or check them on --resume.
 
-        config: the final configuration, without model.cutoffs=auto. Raises InputError if another process uses the
-        folder, or if the configuration, the text or the tokenizer differs from the record.
+        config: the final configuration, without model.cutoffs=auto.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
@@ -122,7 +120,6 @@ class RunFolder:
 
     @on_rank_0
     def write(self, name: str, content: dict) -> None:
-        """Write a YAML file."""
         write_yaml(self.path / name, content)
 
     @on_rank_0
@@ -171,8 +168,7 @@ def open_run(
     """Check that a run may start or continue in a folder. Nothing is written before RunFolder.start().
 
     extra: keys of config.yaml that are not options, such as the pattern; may_change: prefixes of options that may have
-    another value on --resume. Raises InputError if the folder holds a run but resume is off, if that run has another
-    stage or other options, or if the folder holds something else.
+    another value on --resume.
     """
     path = Path(path)
     run = RunFolder(path, stage, extra or {}, may_change)

@@ -35,10 +35,7 @@ class Trained:
 
 
 def read_trained(folder: Path) -> Trained:
-    """The best weights of a training. folder: its run folder, or an exported folder.
-
-    Raises InputError if a file is missing, damaged or foreign.
-    """
+    """The best weights in a run folder or an exported folder. Raises InputError if a file is missing or damaged."""
     exported = (folder / WEIGHTS).exists()
     if (folder / OUTCOME).exists():
         raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
