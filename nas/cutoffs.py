@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.errors import InputError, run_command
+from nas.core.files import read_input
 from nas.data.cutoffs import LayerCost, optimal_cutoffs, total_cost
 
 
@@ -16,10 +17,7 @@ def read_counts(path: Path, clusters: int) -> np.ndarray:
 
     Raises InputError with the line number if a line is not a count.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").rstrip().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+    lines = read_input(path).decode("utf-8", errors="replace").rstrip().splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip().isdecimal() or math.isinf(float(line)):
             raise InputError(f"{path}, line {number} is {line!r}: a count is a whole number, 0 or more")

@@ -20,7 +20,7 @@ def option(default, help, **allowed):
 
 @dataclass
 class DataOptions:
-    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train.txt ..., a file")
+    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder of .txt or .bin, a file")
     tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, a .model or vocabulary")
     vocab_size: int | None = option(None, "pieces (null: at most 8000) or words (null: all)", minimum=2)
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
@@ -75,7 +75,7 @@ class TrainOptions:
     grad_accum_steps: int = option(1, "parts into which each process splits its rows to save memory", minimum=1)
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
-        "auto", "auto: bf16 if supported, on a CPU only for Muon; else fp32, tf32", choices=("auto", "fp32", "bf16")
+        "auto", "of products; auto: bf16 if supported, on a CPU only for Muon", choices=("auto", "fp32", "bf16")
     )
     compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))
 

@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", required=True, metavar="RUN_DIR", help="folder for the files of this run")
     parser.add_argument("--resume", action="store_true", help="continue from the run's checkpoint, if it has one")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = (
-        "options and their defaults (in CONFIG.yaml as sections, or as section.key=value):\n" + options_help()
-    )
+    parser.epilog = f"options and their defaults (in CONFIG.yaml by section, or section.key=value):\n{options_help()}"
 
 
 def options_help() -> str:

@@ -59,19 +59,11 @@ class RunFolder:
     """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
-        self.path, self.stage, self.extra = path, stage, extra
+        self.path, self.stage, self.extra, self.checkpoint = path, stage, extra, path / CHECKPOINT
         self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
         file = path / "config.yaml"
         self.recorded = read_yaml(file) if file.exists() else None  # config.yaml of an earlier call
-
-    @property
-    def begun(self) -> bool:
-        """Whether the folder already holds a run."""
-        return self.recorded is not None
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / CHECKPOINT
+        self.begun = self.recorded is not None
 
     @on_rank_0
     def start(self, config: Config, provenance: dict) -> None:

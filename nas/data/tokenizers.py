@@ -146,10 +146,7 @@ class WordTokenizer(LineTokenizer):
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
         """The most frequent words and <unk>. vocab_size includes the line end if it is kept; None: all words."""
-        counts = Counter()
-        for line in text:
-            counts.update(line.split())
-        counts.setdefault(UNKNOWN, 0)
+        counts = Counter(word for line in text for word in line.split())
         room = None if vocab_size is None else max(0, vocab_size - keep_newline - 1)
         words = [word for word, _ in counts.most_common() if word != UNKNOWN][:room]
         return cls([UNKNOWN, *words], keep_newline)

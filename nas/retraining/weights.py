@@ -79,8 +79,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
     The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds a checkpoint,
-    the origin is not read. Raises InputError if the origin is not finished, or has another pattern or another model.
-    Only dropout and model.blocks, which the pattern gives, may differ.
+    the origin is not read. Raises InputError if the origin has another pattern or another model.
     """
     if config.train.init_from is None:
         return config, None
