@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict:
 
 
 def read_user_yaml(path: Path, what: str) -> Any:
-    """Read YAML that a user may have written. what: the kind of file. Raises InputError with the position of a mistake."""
+    """Read YAML that a user may have written; `what` names the kind of file. Raises InputError with the place."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

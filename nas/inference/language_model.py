@@ -23,20 +23,12 @@ from nas.training.evaluation import evaluation_lengths
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A trained model.
+    """A trained model with its vocabulary."""
 
-    Args:
-        module: the network, in evaluation mode on the device.
-        tokenizer: translates between text and token ids.
-        pattern: the operations of the blocks.
-        config: the configuration that it was trained with.
-        context: the device and the precision.
-    """
-
-    module: TransformerXL
+    module: TransformerXL  # in evaluation mode, on the device
     tokenizer: Vocabulary
-    pattern: list[str]
-    config: Config
+    pattern: list[str]  # the operations of the blocks
+    config: Config  # of its training
     context: DeviceContext
 
     def generate(

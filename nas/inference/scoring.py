@@ -18,21 +18,13 @@ SHOWN = 60  # characters of a line in the printed form of a Score
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """The nll of a text. Its printed form has a row per line of the text, and the figures.
+    """The nll of a text. Its printed form has a row per line of the text, and the figures."""
 
-    Args:
-        lines: the lines of the text, with their ends.
-        ids: [N], the tokens.
-        line_of: [N], the index of each token's line.
-        nll: [N], in nats; NaN for the first token, which nothing predicts.
-        figures: those of results.yaml, of the whole text.
-    """
-
-    lines: list[bytes]
-    ids: np.ndarray
-    line_of: np.ndarray
-    nll: np.ndarray
-    figures: dict
+    lines: list[bytes]  # of the text, with their ends
+    ids: np.ndarray  # [N], the tokens
+    line_of: np.ndarray  # [N], the index of each token's line
+    nll: np.ndarray  # [N], in nats; NaN for the first token, which nothing predicts
+    figures: dict  # those of results.yaml, of the whole text
 
     def line_nll(self) -> np.ndarray:
         """The summed nll of each line's tokens [lines], in nats."""
