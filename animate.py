@@ -41,28 +41,23 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     history = pi_figures.pi_history(lines)
     if len(history) == 1:
         raise InputError(f"{run}: pi has not changed until step {lines[-1]['step']}; let the search continue")
-    figures = {
-        "pi": pi_figures.final_pi,
-        "pi_over_time": pi_figures.pi_over_time,
-        "entropy": pi_figures.entropy_over_time,
-    }
-    for name, draw in figures.items():
-        draw(history, run / f"{name}.png")
+    pi, over_time, entropy = (run / f"{name}.png" for name in ("pi", "pi_over_time", "entropy"))
+    pi_figures.final_pi(history, pi)
+    pi_figures.pi_over_time(history, over_time)
+    pi_figures.entropy_over_time(history, entropy)
     pattern = draw_pattern(run, current_pattern(run))
     frames = pi_figures.animate(history, gif)
     print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
-    return [*draw_curves(run), *(run / f"{name}.png" for name in figures), pattern, gif]
+    return [*draw_curves(run), pi, over_time, entropy, pattern, gif]
 
 
 def draw_curves(run: Path) -> list[Path]:
     """Draw learning curves. Returns the file in a list, which is empty if no metrics were logged."""
     from nas.reporting.curves import learning_curves
 
-    metrics, path = read_metrics(run), run / "learning_curves.png"
-    if not metrics:
-        return []
-    learning_curves(metrics, path)
-    return [path]
+    if metrics := read_metrics(run):
+        learning_curves(metrics, run / "learning_curves.png")
+    return [run / "learning_curves.png"] if metrics else []
 
 
 def draw_pattern(run: Path, blocks: list[str]) -> Path:

@@ -18,27 +18,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pattern", metavar="PATTERN.yaml")
     add_arguments(parser)
-    parser.add_argument(
-        "--eval-only",
-        action="store_true",
-        help="train nothing; evaluate the run's best.pt; evaluate.segment and evaluate.memory may differ",
-    )
-    parser.add_argument(
-        "--beside",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="RUN_DIR",
-        help="at the end print the results of this finished run beside those of the present one; may be repeated",
-    )
+    eval_only = "train nothing; evaluate the run's best.pt; evaluate.segment and evaluate.memory may differ"
+    beside = "at the end print the results of this finished run beside those of the present one; may be repeated"
+    parser.add_argument("--eval-only", action="store_true", help=eval_only)
+    parser.add_argument("--beside", action="append", type=Path, default=[], metavar="RUN_DIR", help=beside)
     return parser.parse_intermixed_args()
 
 
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
     """Print a notice for each size of the model that differs from the search, and if model.blocks does."""
-    keys = ["d_model", "heads", "d_ffn", "grid"]
-    keys += dict.fromkeys(size for name in pattern_file["blocks"] for size in OWN_OPTIONS.get(name, ()))
-    for key in keys:
+    own = (size for name in pattern_file["blocks"] for size in OWN_OPTIONS.get(name, ()))
+    for key in dict.fromkeys(["d_model", "heads", "d_ffn", "grid", *own]):
         searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
         if searched not in (None, given):
             print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
@@ -55,11 +45,9 @@ def print_beside(runs: list[Path]) -> None:
         results = read_yaml(run / RESULTS)
         test = results["test"]
         words = f"{test['word_perplexity']:.2f}" if test["word_perplexity_comparable"] else "-"
-        ratios = results["latency"]["ratio_to_interleaved"], results["flops_ratio_to_interleaved"]
-        print(
-            f"{abbreviate(results['pattern']):<14}{words:>16}{test['perplexity']:>12.2f}"
-            f"{ratios[0]:>12.2f}{ratios[1]:>10.2f}  {run}"
-        )
+        latency, flops = results["latency"]["ratio_to_interleaved"], results["flops_ratio_to_interleaved"]
+        letters, per_token = abbreviate(results["pattern"]), test["perplexity"]
+        print(f"{letters:<14}{words:>16}{per_token:>12.2f}{latency:>12.2f}{flops:>10.2f}  {run}")
         tokens.add(results["train_tokens"])
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
         origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))
@@ -74,20 +62,16 @@ def print_beside(runs: list[Path]) -> None:
 def print_results(results: dict) -> None:
     """Print the main figures of results.yaml."""
     print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
-    print(
-        f"cost: {results['flops_per_token']:,.0f} FLOPs per token, {results['flops_ratio_to_interleaved']:.2f} of the "
-        "interleaved pattern's"
-    )
+    flops, ratio = results["flops_per_token"], results["flops_ratio_to_interleaved"]
+    print(f"cost: {flops:,.0f} FLOPs per token, {ratio:.2f} of the interleaved pattern's")
     for words in latency_report(results["latency"]):
         print(words)
     for split in ("valid", "test"):
         about = results[split]
         words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
         lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the data is not text)"
-        print(
-            f"{split}: perplexity {about['perplexity']:.2f} per token, {words}"
-            f"{about['bits_per_byte']:.4f} bits per byte{lost}"
-        )
+        bits = f"{about['bits_per_byte']:.4f} bits per byte"
+        print(f"{split}: perplexity {about['perplexity']:.2f} per token, {words}{bits}{lost}")
 
 
 def main() -> None:
@@ -127,7 +111,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
     from nas.data.preprocess import prepare
     from nas.data.vocabulary import VOCABULARY
     from nas.retraining.phase import RetrainPhase
-    from nas.retraining.results import evaluate_best, training_record
+    from nas.retraining.results import evaluate_best
     from nas.retraining.weights import set_weights
     from nas.training.build import build_fixed, passes_warning, resolve_cutoffs, warmup_warning
     from nas.training.distributed import first_on_each_node
@@ -162,7 +146,12 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
         if (run.path / out).exists():  # an earlier call has finished the run
             results = read_yaml(run.path / out)
         else:
-            results = evaluate_best(phase, run, pattern_file) | training_record(trainer)
+            results = evaluate_best(phase, run, pattern_file) | {
+                "train_steps": trainer.step,
+                "train_tokens": trainer.tokens,
+                "wall_time_s": trainer.wall_seconds,
+                "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
+            }
         test = results["test"]  # written again, because restoring the checkpoint removed its line
         run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     run.write(out, results)

@@ -1,7 +1,4 @@
-"""Compute the cutoffs of an adaptive softmax with the lowest cost.
-
-The plain cost is cluster size times share of the words. The layer cost, of model.cutoffs=auto, predicts training time.
-"""
+"""Compute the cutoffs of an adaptive softmax with the lowest predicted training time, as model.cutoffs=auto does."""
 
 import argparse
 import math
@@ -11,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.errors import InputError, run_command
-from nas.data.cutoffs import LayerCost, PlainCost, optimal_cutoffs, total_cost
+from nas.core.files import read_input
+from nas.data.cutoffs import LayerCost, optimal_cutoffs, total_cost
 
 
 def read_counts(path: Path, clusters: int) -> np.ndarray:
@@ -19,10 +17,7 @@ def read_counts(path: Path, clusters: int) -> np.ndarray:
 
     Raises InputError with the line number if a line is not a count.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").rstrip().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+    lines = read_input(path).decode("utf-8", errors="replace").rstrip().splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip().isdecimal() or math.isinf(float(line)):
             raise InputError(f"{path}, line {number} is {line!r}: a count is a whole number, 0 or more")
@@ -37,10 +32,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.cutoffs", description=__doc__)
     parser.add_argument("counts", metavar="COUNTS.txt", type=Path, help="one count of a word per line, in any order")
     parser.add_argument("--clusters", type=int, default=3, help="number of clusters, including the head (default 3)")
-    parser.add_argument("--cost", choices=["plain", "layer"], default="plain", help="cost model (default plain)")
-    parser.add_argument("--d-model", type=int, default=128, help="layer: width of the hidden states (default 128)")
-    parser.add_argument("--div-value", type=int, default=1, help="layer: as model.div_value (default 1)")
-    parser.add_argument("--tokens", type=int, default=1024, help="layer: tokens in a batch (default 1024)")
+    parser.add_argument("--d-model", type=int, default=128, help="width of the hidden states (default 128)")
+    parser.add_argument("--div-value", type=int, default=1, help="as model.div_value (default 1)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens in a batch (default 1024)")
     arguments = parser.parse_args()
     for name in ("clusters", "d_model", "div_value", "tokens"):
         if getattr(arguments, name) < 1:
@@ -51,13 +45,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     counts = read_counts(arguments.counts, arguments.clusters)
-    sizes = arguments.d_model, arguments.div_value, arguments.tokens
-    cost = LayerCost(*sizes) if arguments.cost == "layer" else PlainCost()
+    cost = LayerCost(arguments.d_model, arguments.div_value, arguments.tokens)
     started = time.perf_counter()
     cutoffs = optimal_cutoffs(counts, arguments.clusters, cost)
     print(f"{len(counts):,} words, {counts.sum():,.0f} counted; found in {time.perf_counter() - started:.2f} s")
     least, uncut = total_cost(counts, cutoffs, cost), total_cost(counts, [], cost)
-    print(f"cost, {cost.unit}: {least:,.1f}; uncut {uncut:,.1f}" + (", which is lower" if uncut < least else ""))
+    print(f"cost, ns per token: {least:,.1f}; uncut {uncut:,.1f}" + (", which is lower" if uncut < least else ""))
     print(f"cutoffs: {cutoffs}")
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
+from nas.core.files import read_input
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -21,37 +22,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", metavar="TEXT")
     parser.add_argument("--prompt-file", metavar="FILE", type=Path)
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="0: the most probable token (default: 1)"
-    )
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: most probable (default: 1)")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens")
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the fewest tokens whose probabilities sum to at least P",
-    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens that sum to at least P")
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="also write the new text, as bytes; several: FILE.1, FILE.2, ..."
-    )
+    out = "also write the new text, as bytes; several: FILE.1, FILE.2, ..."
+    parser.add_argument("--out", metavar="FILE", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
         raise InputError("give only one of --prompt, --prompt-file and -")
     return arguments
-
-
-def read_prompt(arguments: argparse.Namespace) -> bytes:
-    if arguments.stdin:
-        return sys.stdin.buffer.read()
-    if arguments.prompt_file:
-        try:
-            return arguments.prompt_file.read_bytes()
-        except OSError as error:
-            raise InputError(f"--prompt-file {arguments.prompt_file}: {error.strerror}") from None
-    return (arguments.prompt or "").encode("utf-8", "surrogateescape")
 
 
 def out_files(out: Path | None, samples: int) -> list[Path]:
@@ -64,7 +46,8 @@ def out_files(out: Path | None, samples: int) -> list[Path]:
 
 def main() -> None:
     arguments = parse_arguments()
-    files, prompt = out_files(arguments.out, arguments.samples), read_prompt(arguments)
+    files, file = out_files(arguments.out, arguments.samples), arguments.stdin or arguments.prompt_file
+    prompt = read_input(file) if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
 
     from nas import load_model
     from nas.inference.sampling import Sampling

@@ -11,12 +11,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.latency", description=__doc__)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument(
-        "--out",
-        metavar="FILE.yaml",
-        type=Path,
-        help="file for the table, such as RUN/latency.yaml (default: print it only)",
-    )
+    out = "file for the table, such as RUN/latency.yaml (default: print it only)"
+    parser.add_argument("--out", metavar="FILE.yaml", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if arguments.out and arguments.out.exists():
         raise InputError(f"--out {arguments.out} exists; name another file, or remove it")

@@ -15,9 +15,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.report", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="a search, a training or a comparison")
-    parser.add_argument(
-        "--out", required=True, metavar="FILE.html", type=Path, help="output file; an existing file is replaced"
-    )
+    out = "output file; an existing file is replaced"
+    parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help=out)
     parser.add_argument("--title", default="A searched layer pattern", help="the page's title (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.out.suffix.lower() not in (".html", ".htm"):

@@ -7,10 +7,10 @@ nats, and the figures of the whole text, by the evaluation protocol (docs/metric
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
-from nas.core.errors import InputError, run_command
+from nas.core.errors import run_command
+from nas.core.files import read_input
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -18,22 +18,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
     parser.add_argument("text", metavar="FILE", help="the text; - reads the standard input")
-    parser.add_argument(
-        "--per-token",
-        action="store_true",
-        help="print a JSON line per token: line, token, id, nll (null for the first)",
-    )
+    per_token = "print a JSON line per token: line, token, id, nll (null for the first)"
+    parser.add_argument("--per-token", action="store_true", help=per_token)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     return parser.parse_args()
-
-
-def read_text(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
 
 
 def print_tokens(score, vocabulary) -> None:
@@ -45,7 +33,7 @@ def print_tokens(score, vocabulary) -> None:
 
 def main() -> None:
     arguments = parse_arguments()
-    data = read_text(arguments.text)
+    data = read_input(arguments.text)
 
     from nas import load_model
 

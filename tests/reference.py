@@ -112,7 +112,7 @@ def cheapest_cutoffs(counts, clusters: int, cost) -> float:
     """The lowest cost of any cutoffs. Tries all cutoffs. counts [N], descending."""
     words, total = len(counts), counts.sum() or 1.0
     cumulative = np.concatenate([[0.0], counts.cumsum()])
-    best = [math.inf] + [float(cost.head(j, cumulative[j] / total, clusters)) for j in range(1, words + 1)]
+    best = [math.inf] + [float(cost.head(j, clusters)) for j in range(1, words + 1)]
     for index in range(1, clusters):
         longer = [math.inf] * (words + 1)
         for j in range(index + 1, words + 1):

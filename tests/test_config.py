@@ -36,63 +36,42 @@ def test_the_later_of_steps_and_epochs_wins(load):
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
-        ("trian.lr=3", "unknown key 'trian.lr'; the nearest is 'train.lr'"),
-        ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is"),
+        ("trian.lr=3", "unknown key 'trian'; the nearest is 'train.lr'"),
+        ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
+        ("model.num_heads=3", "unknown key 'model.num_heads'; the nearest is 'model.heads'"),
         ("lr=3", "unknown key 'lr'; the nearest is 'train.lr'"),
-        ("train=4", "train is a section; give one of its keys, such as train.steps"),
-        ("search.temperature=3", "search.temperature is a section"),
+        ("train=4", "train=4: sections hold keys with values, such as `train: {steps: 100}`"),
         ("train.steps", "'train.steps' is not of the form section.key=value"),
-        ("train.steps=many", "train.steps='many' must be a whole number"),
-        ("train.steps=2.5", "train.steps=2.5 must be a whole number"),
-        ("train.steps=true", "train.steps=True must be a whole number"),
+        ("train.steps=many", "train.steps must be a whole number or null"),
+        ("train.steps=true", "train.steps=true: train.steps must be a whole number"),
         ("train.steps=0", "train.steps=0 must be at least 1"),
         ("train.steps=null", "train.steps and train.epochs are both null"),
-        ("train.lr=fast", "train.lr='fast' must be a number"),
+        ("train.lr=fast", "train.lr must be a number or null"),
         ("train.lr=nan", "train.lr=nan must be a finite number"),
         ("train.lr=0", "train.lr=0.0 must be greater than 0"),
+        ("train.init_from=[1]", "train.init_from must be text or null"),
         ("model.dropout=1", "model.dropout=1.0 must be less than 1"),
-        ("data.lowercase=3", "data.lowercase=3 must be true or false"),
-        ("data.source=null", "data.source=None must be text"),
+        ("data.lowercase=maybe", "data.lowercase must be true or false"),
+        ("data.source=null", "data.source must be text"),
         ("data.source=${seed}", "interpolation"),
-        ("data.source=???", "interpolation"),
         ("seed=99999999999999999999", "seed=99999999999999999999 must be at most"),
-        ("data.source={a: 1}", "data.source takes a value, not a mapping"),
+        ("data.source={a:1}", "data.source must be text"),
         ("data.source=[", r"'data.source=\['"),
         ("model.norm=Pre", "model.norm=Pre must be one of pre, post; the nearest is pre"),
         ("model.heads=3", "model.heads=3 must divide model.d_model=128: one of 1, 2, 4,"),
         ("model.cutoffs=[5,2]", r"model.cutoffs=\[5, 2\] must be positive and increasing"),
-        ("model.cutoffs=[0]", r"model.cutoffs=\[0\] must be positive and increasing"),
         ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
         ("model.cutoffs=[5,7.5]", r"model.cutoffs=\[5, 7.5\] must be a list of whole numbers, .* or auto"),
-        ("model.cutoffs=optimal", "model.cutoffs=optimal must be a list of whole numbers, .* or auto"),
-        ("model.stride=0", "model.stride=0 must be at least 1"),
-        ("model.window=0", "model.window=0 must be at least 1"),
         ("train.segment=0", "train.segment=0 must be at least 1"),
         ("model.grid=[2,3]", r"model.grid=\[2, 3\] must be rows, columns and channels, such as \[32, 32, 3\], or \[\]"),
-        ("model.grid=[2,0,3]", r"model.grid=\[2, 0, 3\] must be rows, columns and channels"),
-        ("model.grid=[2,x]", r"model.grid=\[2, 'x'\] must be a list of whole numbers, such as \[32, 32, 3\]"),
+        ("model.grid=[2,x]", r"model.grid must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
-        ("train.muon_lr=2", "train.muon_lr=2.0 must be at most 1"),
-        ("search.operations=[attention,dens]", "unknown operation 'dens'; the nearest is 'dense'"),
-        ("search.operations=[]", "must be different names from"),
-        ("search.operations=[dense,dense]", "must be different names from"),
+        ("search.operations=[attention,dens]", "operations=dens must be one of attention, .*; the nearest is dense"),
+        ("search.operations=[dense,dense]", "must be different operations, at least one"),
         ("search.method=gumble", "search.method=gumble must be one of single_path, gumbel; the nearest is gumbel"),
-        ("search.paths=2", "search.paths=2 must be at least 3"),
-        ("search.logits_steps=0", "search.logits_steps=0 must be at least 1"),
         ("search.shared_projections=true", "needs two operations of attention, sparse_strided, sparse_fixed"),
-        ("search.arch_fraction=0.9", "search.arch_fraction=0.9 must be at most 0.5"),
-    ],
-)
-def test_bad_values_are_reported(load, override, message):
-    with pytest.raises(InputError, match=message):
-        load(override)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
         ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
         ("search.split=shared", "search.split=shared needs search.method=gumbel"),
         (
@@ -114,7 +93,7 @@ def test_bad_values_are_reported(load, override, message):
         ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
     ],
 )
-def test_options_that_exclude_each_other_are_reported(load, overrides, message):
+def test_bad_values_and_options_that_exclude_each_other_are_reported(load, overrides, message):
     with pytest.raises(InputError, match=message):
         load(*overrides.split())
 
@@ -123,17 +102,14 @@ def test_options_that_exclude_each_other_are_reported(load, overrides, message):
     ("text", "message"),
     [
         ("train: {stepz: 3}\n", "unknown key 'train.stepz'; the nearest is 'train.steps'"),
-        ("train: {learning_rate: 3}\n", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
-        ("train: 3\n", "train is a section; give one of its keys, such as train.steps"),
-        ("- a\n- b\n", "must hold sections"),
+        ("train: 3\n", "config.yaml: sections hold keys"),
+        ("- a\n- b\n", "sections hold keys"),
         ("train: {steps: [\n", "is not YAML"),
-        ("train:\n\tsteps: 3\n", "is not YAML: line 2 has a tab; indent with spaces"),
+        ("train:\n\tsteps: 3\n", "is not YAML: while scanning"),
         ("train: {steps: 3, epochs: 2}\n", "both given"),
-        ("5\n", "must hold sections"),
         ("'': 3\n", "unknown key ''"),
         ("data: {source: '${'}\n", "config.yaml"),
         ("seed: 2020-99-99\n", "config.yaml"),
-        ("model: {cutoffs: ['${x}']}\n", "interpolation"),
         ("search: {operations: ['${x}']}\n", "interpolation"),
     ],
 )
@@ -142,11 +118,8 @@ def test_bad_files_are_reported(load, text, message):
         load(text=text)
 
 
-def test_an_empty_section_and_the_keys_of_a_run_are_accepted(load):
+def test_an_empty_section_and_the_keys_of_a_run_are_accepted(load, tmp_path):
     assert load(text="stage: search\npattern: [dense]\ndata:\ntrain: {steps: 4}\n").train.steps == 4
-
-
-def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(InputError, match=r"cannot read the configuration .*none.yaml: No such file"):
         load_config(tmp_path / "none.yaml", [])
 
@@ -159,7 +132,7 @@ def test_every_option_is_documented_with_its_default():
 
 
 def test_the_configuration_loads_without_torch():
-    modules = "nas.core.config_loading, nas.core.pattern, nas.core.run_folder, nas.derivation.runs, nas.prepare"
+    modules = "nas, nas.core.config_loading, nas.core.pattern, nas.core.run_folder, nas.derivation.runs, nas.prepare"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

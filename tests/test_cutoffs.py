@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from nas.data.cutoffs import LayerCost, PlainCost, optimal_cutoffs, total_cost
+from nas.data.cutoffs import LayerCost, optimal_cutoffs, total_cost
 from tests import reference
 from tests.processes import refuse, succeed
 
-COSTS = [PlainCost(), LayerCost(), LayerCost(div_value=4), LayerCost(per_product=0.0, per_row=0.0)]
+COSTS = [LayerCost(), LayerCost(div_value=4), LayerCost(per_product=0.0, per_row=0.0)]
 
 
 def descending(values) -> np.ndarray:
@@ -28,7 +28,7 @@ def adversarial(words: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("cost", COSTS, ids=["plain", "layer", "layer-div-value", "layer-no-floor"])
+@pytest.mark.parametrize("cost", COSTS, ids=["layer", "layer-div-value", "layer-no-floor"])
 @pytest.mark.parametrize("words", [5, 64, 399, 400])
 def test_divide_and_conquer_finds_what_brute_force_finds(words, cost):
     source = np.random.default_rng(words)
@@ -46,7 +46,7 @@ def test_divide_and_conquer_finds_what_brute_force_finds(words, cost):
 
 
 def test_the_work_grows_as_n_log_n():
-    class Counting(PlainCost):
+    class Counting(LayerCost):
         tried = 0
 
         def tail(self, index, size, share):
@@ -56,11 +56,6 @@ def test_the_work_grows_as_n_log_n():
     words, clusters = 4096, 4
     optimal_cutoffs(np.floor(1e6 / np.arange(1, words + 1)), clusters, Counting())
     assert Counting.tried < (clusters - 1) * words * (np.log2(words) + 1)
-
-
-def test_the_plain_cost_is_size_times_share():
-    counts = np.array([5.0, 3.0, 1.0, 1.0])
-    assert total_cost(counts, [1, 2], PlainCost()) == pytest.approx(1 * 0.5 + 1 * 0.3 + 2 * 0.2)
 
 
 def test_the_layer_cost_charges_head_tails_projections_and_products():
@@ -74,17 +69,17 @@ def test_the_layer_cost_charges_head_tails_projections_and_products():
 
 def test_fewer_words_than_clusters_are_refused():
     with pytest.raises(ValueError, match="3 clusters need at least 3 words, got 2"):
-        optimal_cutoffs(np.array([2.0, 1.0]), 3, PlainCost())
+        optimal_cutoffs(np.array([2.0, 1.0]), 3, LayerCost())
 
 
-@pytest.mark.parametrize("cost", ["plain", "layer"])
-def test_the_command_takes_counts_in_any_order(tmp_path, cost):
+def test_the_command_takes_counts_in_any_order(tmp_path):
     counts = np.floor(1e6 / np.arange(1, 301)).astype(int)
     path = tmp_path / "counts.txt"
     path.write_text("\n".join(map(str, np.random.default_rng(0).permutation(counts))))
-    model = PlainCost() if cost == "plain" else LayerCost()
+    model = LayerCost(64, 2, 512)
     expected = optimal_cutoffs(descending(counts), 4, model)
-    words, costs, cutoffs = succeed("cutoffs", path, "--clusters", 4, "--cost", cost).splitlines()
+    sizes = ["--d-model", 64, "--div-value", 2, "--tokens", 512]
+    words, costs, cutoffs = succeed("cutoffs", path, "--clusters", 4, *sizes).splitlines()
     assert words.startswith(f"300 words, {counts.sum():,} counted; found in ")
     least, uncut = (total_cost(descending(counts), chosen, model) for chosen in (expected, []))
     assert f": {least:,.1f}; uncut {uncut:,.1f}" in costs and cutoffs == f"cutoffs: {expected}"
@@ -94,13 +89,11 @@ def test_the_command_takes_counts_in_any_order(tmp_path, cost):
     ("text", "message"),
     [
         ("5\n3\n-2\n", "line 3 is '-2': a count is a whole number, 0 or more"),
-        ("5\n2.5\n2\n", "line 2 is '2.5': a count is a whole number"),
         ("5\n\n2\n\n", "line 2 is '': a count is a whole number"),
         ("5\n1_000\n2\n", "line 2 is '1_000': a count is a whole number"),
         (f"5\n{10**400}\n2\n", "line 2 is '1000"),
         ("0\n0\n0\n", "holds no count above 0"),
         ("5\n2\n", "ends at line 2: 3 clusters need at least 3 counts"),
-        ("", "ends at line 0: 3 clusters need at least 3 counts"),
     ],
 )
 def test_bad_counts_are_reported_with_their_line(tmp_path, text, message):

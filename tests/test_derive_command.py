@@ -17,13 +17,13 @@ GUMBEL = ["search.method=gumbel", "search.warmup_steps=6"]
 
 
 def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
-    assert "is not a run folder" in refuse("derive", tmp_path / "none")
-    assert "is the folder of a retrain run, which has no pi.jsonl" in refuse("derive", retrained)
+    assert "holds no pi.jsonl" in refuse("derive", tmp_path / "none")
+    assert "holds no pi.jsonl with a logged step" in refuse("derive", retrained)
     (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
     assert "pi has not changed until step 0" in refuse("animate", tmp_path)
     incomplete = shutil.copytree(searched, tmp_path / "incomplete")
     (incomplete / "pi.jsonl").unlink()
-    assert "pi.jsonl of this search run is missing" in refuse("animate", incomplete)
+    assert "holds no pi.jsonl" in refuse("animate", incomplete)
     assert "must end in .gif" in refuse("animate", searched, "--out", tmp_path / "x.mp4")
 
 

@@ -102,7 +102,7 @@ def predictions(model, prompt, tokens):
             seen.append(log_p[0])
             return super().draw(log_p, generator)
 
-    model.sample(prompt, tokens, Recording(0))
+    list(model.stream(prompt, tokens, Recording(0)))
     return seen
 
 
@@ -138,45 +138,38 @@ def test_the_restrictions_are_exact():
         torch.testing.assert_close(sampling.probabilities(log_p), expected / expected.sum(), rtol=1e-12, atol=0)
 
 
-def test_a_prediction_of_nan_is_refused():
-    with pytest.raises(InputError, match="predicts NaN"):
-        Sampling().draw(torch.full((1, 3), torch.nan), generator(1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_values_out_of_range_and_predictions_of_nan_are_refused():
+    for options, message in (
         ({"temperature": -1.0}, "temperature -1.0 must be 0 or more"),
         ({"temperature": float("nan")}, "temperature nan must be 0 or more"),
         ({"top_k": 0}, "top-k 0 must be at least 1"),
         ({"top_p": 0.0}, "top-p 0.0 must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top-p 1.5 must be above 0 and at most 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        Sampling(**options)
+    ):
+        with pytest.raises(InputError, match=message):
+            Sampling(**options)
+    with pytest.raises(InputError, match="predicts NaN"):
+        Sampling().draw(torch.full((1, 3), torch.nan), generator(1))
 
 
 def test_a_seed_repeats_the_text_and_another_changes_it(model):
     first, again, other = (model.generate("the", 30, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert model.generate("the", 30) != model.generate("the", 30)
-    assert len(set(model.sample("the", 30, Sampling(), 1, samples=3))) == 3
-    (one,) = model.sample("every child", 9, Sampling(0))
-    assert model.sample("every child", 9, Sampling(0), samples=3) == [one] * 3
+    several = list(zip(*model.stream("the", 30, Sampling(), 1, samples=3), strict=True))
+    assert len({b"".join(pieces) for pieces in several}) == 3
+    same = zip(*model.stream("every child", 9, Sampling(0), samples=3), strict=True)
+    assert {b"".join(pieces).decode(errors="replace") for pieces in same} == {
+        model.generate("every child", 9, temperature=0)
+    }
     assert model.generate("", 12, seed=3) == model.generate("\n", 12, seed=3)  # after a line end
 
 
-def test_an_empty_prompt_needs_a_line_end(small_config, text_folder, cache):
+def test_an_empty_prompt_needs_a_line_end_and_no_images(small_config, text_folder, cache):
     model = model_of(small_config, text_folder, cache, tokenizer="words", newline="drop")
     with pytest.raises(InputError, match="the prompt has no tokens"):
         model.generate("")
     assert model.generate("my sister", 4, seed=1)
-
-
-def test_a_model_of_images_needs_a_prompt(small_config, text_folder, cache):
-    model = model_of(small_config, text_folder, cache, tokenizer="bytes")
     images = replace(model, config=small_config("model.grid=[2,2,3]", "data.tokenizer=bytes"))
     with pytest.raises(InputError, match="a model of images cannot begin after a line end"):
         images.generate("")

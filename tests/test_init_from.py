@@ -80,4 +80,4 @@ def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pat
     assert "has model.window=6, not 4; give the options of that model" in message(own, origin, *TRAIN[2:])
     assert "has model.d_model=16, not 32" in message(own, origin, *TRAIN[1:], "model.d_model=32")
     assert "holds neither best.pt nor model.safetensors" in message(own, f"train.init_from={tmp_path}")
-    assert "there is no folder" in message(own, f"train.init_from={tmp_path / 'no'}")
+    assert "holds neither best.pt nor" in message(own, f"train.init_from={tmp_path / 'no'}")

@@ -20,10 +20,7 @@ def option(default, help, **allowed):
 
 @dataclass
 class DataOptions:
-    source: str = option(
-        "pydoc",
-        "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder with train/valid/test.txt (or .bin), or a file",
-    )
+    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder of .txt or .bin, a file")
     tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, a .model or vocabulary")
     vocab_size: int | None = option(None, "pieces (null: at most 8000) or words (null: all)", minimum=2)
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
@@ -40,9 +37,8 @@ class ModelOptions:
     dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
-    cutoffs: Any = option(  # list[int] or "auto": OmegaConf has no such union, so check_cutoffs checks the type
-        [], "adaptive softmax: first id of each tail, increasing; auto: the fastest cutoffs; []: full softmax"
-    )
+    # list[int] or "auto": OmegaConf has no such union, so check_cutoffs() checks the type
+    cutoffs: Any = option([], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax")
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
     stride: int | None = option(None, "sparse attention: stride (null: 2^k nearest sqrt(segment + memory))", minimum=1)
@@ -79,10 +75,7 @@ class TrainOptions:
     grad_accum_steps: int = option(1, "parts into which each process splits its rows to save memory", minimum=1)
     device: str = option("auto", "auto: cuda if there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     precision: str = option(
-        "auto",
-        "precision of matrix products; auto: bf16 on a GPU that supports it, else fp32 (tf32 on a GPU), and bf16 for "
-        "Muon on a CPU with bf16 instructions; weights are always fp32",
-        choices=("auto", "fp32", "bf16"),
+        "auto", "of products; auto: bf16 if supported, on a CPU only for Muon", choices=("auto", "fp32", "bf16")
     )
     compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))
 
@@ -102,61 +95,34 @@ class LogitsOptimizerOptions:
 @dataclass
 class LatencyOptions:
     source: str = option(
-        "none",
-        "cost of operations: none, flops (independent of the device), or measured (milliseconds on this device)",
-        choices=("none", "flops", "measured"),
+        "none", "cost of operations; measured: milliseconds on this device", choices=("none", "flops", "measured")
     )
     timing: str = option(
-        "inference",
-        "cost of a forward pass at the sizes of evaluate.*, or of a training step at those of train.*",
-        choices=("inference", "training"),
+        "inference", "a forward pass (evaluate.*) or a training step (train.*)", choices=("inference", "training")
     )
-    target: float = option(
-        0.65, "highest cost, as a ratio to the interleaved pattern's; gumbel: of the expected cost", above=0
-    )
+    target: float = option(0.65, "highest (gumbel: expected) cost, as a ratio to the interleaved pattern's", above=0)
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 
 
 # The measurements behind these defaults are in experiments/ranking and experiments/planted.
 @dataclass
 class SearchOptions:
-    operations: list[str] = option(
-        ["attention", "dense", "identity"], f"candidate operations of each block, from {', '.join(OPERATIONS)}"
-    )
+    operations: list[str] = option(["attention", "dense", "identity"], "candidates of each block", choices=OPERATIONS)
     method: str = option(
-        "single_path",
-        "single_path: train the weights on uniform paths for train.steps, then pi with fixed weights, within the "
-        "budget; gumbel: the method of the paper (arXiv 2009.04534)",
-        choices=("single_path", "gumbel"),
+        "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")
     )
     logits_steps: int = option(300, "steps that train the logits", minimum=1)
     logits_seeds: int = option(1, "times that pi is learned from uniform", minimum=1)
     paths: int = option(16, "paths that a step of the logits evaluates", minimum=3)
-    best_fraction: float = option(
-        0.25, "first share of these paths that count (risk-seeking); grows to 1; 1: leave-one-out", above=0, maximum=1
-    )
+    best_fraction: float = option(0.25, "share of these paths that count at first; grows to 1", above=0, maximum=1)
     weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
-    retrain_steps: int | None = option(
-        None, "steps that patterns will be trained for (null: train.steps / number of operations)", minimum=1
-    )
-    shared_projections: bool = option(
-        False, "full, sparse and window attention share weights, which train as often as those of one operation"
-    )
-    arch_fraction: float = option(
-        0.2, "share of the text for the logits; gumbel: also of the steps after the warm-up", above=0, maximum=0.5
-    )
-    warmup_steps: int | None = option(
-        None, "gumbel: steps that train only the weights, with uniform pi (null: half; the paper: a quarter)", minimum=0
-    )
-    sampling: str = option(
-        "soft",
-        "gumbel: a weighted mixture of all operations (the paper), or one operation with straight-through gates",
-        choices=("soft", "hard"),
-    )
+    retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
+    shared_projections: bool = option(False, "full, sparse and window attention share weights")
+    arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
+    warmup_steps: int | None = option(None, "gumbel: first steps, with uniform pi (null: half of all)", minimum=0)
+    sampling: str = option("soft", "gumbel: mix all operations (the paper), or draw one", choices=("soft", "hard"))
     split: str = option(
-        "heldout",
-        "gumbel: train the logits on a held-out part of train (the paper), or on the same batches as the weights",
-        choices=("heldout", "shared"),
+        "heldout", "gumbel: text of the logits: held out (the paper) or the weights'", choices=("heldout", "shared")
     )
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)

@@ -69,10 +69,8 @@ def run_command(main: Callable[[], None]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         main()
-    except InputError as error:
-        fail(2, f"error: {error}")
-    except RunError as error:
-        fail(1, f"error: {error}")
+    except (InputError, RunError) as error:
+        fail(2 if isinstance(error, InputError) else 1, f"error: {error}")
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:
@@ -86,11 +84,7 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def fail(status: int, message: str) -> None:
-    """Print a message as one line on stderr and exit.
-
-    A run of several processes exits without exit handlers and destructors, because those of gloo's threads sometimes
-    abort the process.
-    """
+    """Print a message as one line on stderr and exit."""
     if status == 2 and local_rank() > 0:
         # All processes of a node find the same input error. Local rank 0 prints it and exits; then torchrun ends the
         # others. A process that still runs after five seconds is the only one with this error, so it prints it.
@@ -99,5 +93,5 @@ def fail(status: int, message: str) -> None:
         print((f"rank {rank()}: " if rank() else "") + " ".join(message.split()), file=sys.stderr, flush=True)
     if world_size() > 1:
         sys.stdout.flush()
-        os._exit(status)
+        os._exit(status)  # without the destructors of gloo's threads, which sometimes abort the process
     sys.exit(status)

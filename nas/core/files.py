@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,18 +36,22 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         os.close(folder)
 
 
+def read_input(name: str | Path) -> bytes:
+    """The content of a file that the user names; - is the standard input. Raises InputError if it cannot be read."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_write(path) as file:
         file.write(text.encode("utf-8"))
 
 
-def to_yaml(content: dict) -> str:
-    """YAML text with the keys in their order and short lists on one line."""
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
-
-
 def write_yaml(path: Path, content: dict) -> None:
-    write_text(path, to_yaml(content))
+    """Write YAML with the keys in their order and short lists on one line."""
+    write_text(path, yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True))
 
 
 def read_yaml(path: Path) -> dict:
@@ -58,24 +63,13 @@ def read_yaml(path: Path) -> dict:
 
 
 def read_user_yaml(path: Path, what: str) -> Any:
-    """Read YAML that a user may have written. Raises InputError with the position of a mistake.
-
-    what: the kind of file, for the message, such as "the pattern file".
-    """
+    """Read YAML that a user may have written; `what` names the kind of file. Raises InputError with the place."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(yaml_message(path, error)) from None
-
-
-def yaml_message(path: str | Path, error: Exception) -> str:
-    """The message for a file that is not YAML. It names tabs, which the parser's own message does not."""
-    mark = getattr(error, "problem_mark", None)
-    if mark and "\t" in "".join(Path(path).read_text(encoding="utf-8").splitlines()[mark.line : mark.line + 1]):
-        return f"{path} is not YAML: line {mark.line + 1} has a tab; indent with spaces"
-    return f"{path} is not YAML: {error}"
+        raise InputError(f"{path} is not YAML: {error}") from None
 
 
 def read_jsonl(path: Path) -> list[dict]:

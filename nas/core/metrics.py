@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from nas.core.errors import InputError
-from nas.core.files import read_jsonl, read_yaml
+from nas.core.files import read_jsonl
 
 METRICS, PI, PATHS = "metrics.jsonl", "pi.jsonl", "paths.jsonl"
 
@@ -24,29 +24,23 @@ def read_metrics(run: Path) -> list[dict]:
 
 def read_pi(run: Path) -> list[dict]:
     """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
-    if not run.is_dir():
-        raise InputError(f"{run} is not a run folder; give the --run folder of a search")
     lines = read_jsonl(run / PI) if (run / PI).is_file() else []
     if not lines:
-        stage = read_yaml(run / "config.yaml").get("stage") if (run / "config.yaml").is_file() else None
-        if stage == "search":
-            raise InputError(f"{run / PI} of this search run is missing or empty; restore it, or search again")
-        what = f"is the folder of a {stage} run, which has no {PI}" if stage else f"holds no {PI} with a logged step"
-        raise InputError(f"{run} {what}; give the --run folder of a search")
-    first = lines[0]
+        raise InputError(f"{run} holds no {PI} with a logged step; give the --run folder of a search")
     for number, line in enumerate(lines, start=1):
-        if not is_pi_line(line) or line["operations"] != first["operations"] or len(line["pi"]) != len(first["pi"]):
+        if not is_pi_line(line, lines[0]):
             raise InputError(
                 f"{run / PI} is damaged: line {number} lacks step, temperature, operations or a pi of the same shape"
             )
     return lines
 
 
-def is_pi_line(line) -> bool:
-    """Whether a line has all keys, and its probabilities have the shape [blocks, operations]."""
-    if not isinstance(line, dict) or not {"step", "temperature", "operations", "pi"} <= line.keys():
+def is_pi_line(line, first) -> bool:
+    """Whether a line has all keys, and its probabilities have the shape [blocks, operations] of the first line."""
+    try:
+        shape, names = (len(first["pi"]), len(first["operations"])), line["operations"]
+        whole = {"step", "temperature"} <= line.keys() and names == first["operations"]
+        tables = line["pi"], line.get("pi_within_budget", line["pi"])
+        return whole and 0 not in shape and all((len(pi), *{len(row) for row in pi}) == shape for pi in tables)
+    except (KeyError, TypeError):
         return False
-    names, pi, within = line["operations"], line["pi"], line.get("pi_within_budget", line["pi"])
-    if not all(isinstance(part, list) and part for part in (names, pi, within)) or len(pi) != len(within):
-        return False
-    return all(isinstance(row, list) and len(row) == len(names) for row in [*pi, *within])

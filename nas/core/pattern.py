@@ -23,11 +23,7 @@ SPARSE = ("sparse_strided", "sparse_fixed")
 SAME_PARAMETERS = ("attention", *SPARSE, "window")  # their parameters have the same names and shapes
 ATTENDING = (*SAME_PARAMETERS, "linear")
 # Options of the model that only these operations use
-OWN_OPTIONS = {
-    "sparse_strided": ("stride",),
-    "sparse_fixed": ("stride",),
-    "window": ("window",),
-}
+OWN_OPTIONS = {"sparse_strided": ("stride",), "sparse_fixed": ("stride",), "window": ("window",)}
 
 
 def interleaved(blocks: int) -> list[str]:
@@ -57,17 +53,13 @@ def read_pattern(path: str | Path) -> dict:
     Raises InputError that names the file and the mistake.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give a pattern file, such as {path / 'pattern.yaml'}")
     if not path.exists() and (path.parent / PI).exists():
         raise InputError(f"{path} does not exist yet; derive the pattern first: python derive.py {path.parent}")
     content = read_user_yaml(path, "the pattern file")
-    if not isinstance(content, dict) or "format" not in content:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(
             f"{path} is not a pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
         )
-    if content["format"] != FORMAT:
-        raise InputError(f"{path} has format {content['format']!r}; this version reads {FORMAT!r}")
     check_blocks(content.get("blocks"), path, "blocks")
     return content
 

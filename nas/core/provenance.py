@@ -44,10 +44,7 @@ def command_line() -> str:
 
 
 def provenance(config: Config, corpus_meta: dict, context) -> dict:
-    """The content of provenance.yaml.
-
-    corpus_meta: meta.yaml of the prepared corpus; context: a nas.training.device.DeviceContext.
-    """
+    """The content of provenance.yaml. corpus_meta: meta.yaml of the corpus; context: a DeviceContext."""
     return {
         "command": command_line(),
         "git_commit": git_commit(),
@@ -66,10 +63,7 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
 
 
 def check_text(run: Path, digests: dict) -> dict:
-    """The recorded provenance of a run. Raises InputError if the run used another text or tokenizer.
-
-    digests: what data_digests() returns; other keys do not matter.
-    """
+    """The recorded provenance of a run. Raises InputError if its text or tokenizer is not that of data_digests()."""
     recorded = read_yaml(run / "provenance.yaml")
     for key in DIGESTS:
         if recorded.get(key) != digests.get(key):

@@ -40,9 +40,9 @@ def find_weights_run(run: Path) -> Path:
 def weights_judge_patterns(run: Path) -> bool:
     """Whether a search holds weights that were trained on uniform paths, so that they can judge any pattern."""
     weights = find_weights_run(run)
-    if not ((weights / "config.yaml").exists() and (weights / CHECKPOINT).exists()):
-        return False
-    return flat_config(read_yaml(weights / "config.yaml"))["search.method"] == "single_path"
+    config = weights / "config.yaml"
+    whole = config.exists() and (weights / CHECKPOINT).exists()
+    return whole and flat_config(read_yaml(config))["search.method"] == "single_path"
 
 
 def on_rank_0(method):
@@ -59,27 +59,17 @@ class RunFolder:
     """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
-        """extra: keys of config.yaml that are not options; may_change: prefixes of more options that may change."""
-        self.path, self.stage, self.extra = path, stage, extra
+        self.path, self.stage, self.extra, self.checkpoint = path, stage, extra, path / CHECKPOINT
         self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
         file = path / "config.yaml"
         self.recorded = read_yaml(file) if file.exists() else None  # config.yaml of an earlier call
-
-    @property
-    def begun(self) -> bool:
-        """Whether the folder already holds a run."""
-        return self.recorded is not None
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / CHECKPOINT
+        self.begun = self.recorded is not None
 
     @on_rank_0
     def start(self, config: Config, provenance: dict) -> None:
         """Lock the folder for this process; write config.yaml and provenance.yaml, or check them on --resume.
 
-        config: the final configuration, without model.cutoffs=auto. Raises InputError if another process uses the
-        folder, or if the configuration, the text or the tokenizer differs from the record.
+        config: the final configuration, without model.cutoffs=auto.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
@@ -89,8 +79,6 @@ class RunFolder:
             raise InputError(f"--run {self.path} is in use by another process; wait, or use another folder") from None
         if self.begun:
             self.check_config(config)
-        elif (self.path / "config.yaml").exists():
-            raise InputError(f"--run {self.path}: another process just began a run there; use another folder")
         else:
             write_yaml(self.path / "config.yaml", {"stage": self.stage, **asdict(config), **self.extra})
         if (self.path / "provenance.yaml").exists():
@@ -124,7 +112,6 @@ class RunFolder:
 
     @on_rank_0
     def write(self, name: str, content: dict) -> None:
-        """Write a YAML file."""
         write_yaml(self.path / name, content)
 
     @on_rank_0
@@ -173,8 +160,7 @@ def open_run(
     """Check that a run may start or continue in a folder. Nothing is written before RunFolder.start().
 
     extra: keys of config.yaml that are not options, such as the pattern; may_change: prefixes of options that may have
-    another value on --resume. Raises InputError if the folder holds a run but resume is off, if that run has another
-    stage or other options, or if the folder holds something else.
+    another value on --resume.
     """
     path = Path(path)
     run = RunFolder(path, stage, extra or {}, may_change)
@@ -184,10 +170,6 @@ def open_run(
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
         run.check_config(config)
-    elif path.exists() and (names := {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}):
-        if "provenance.yaml" in names:
-            raise InputError(
-                f"--run {path} lacks config.yaml, so its run cannot go on; restore the file, or use another folder"
-            )
-        raise InputError(f"--run {path} is not empty and holds no run; use another folder")
+    elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
+        raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
     return run

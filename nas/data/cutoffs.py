@@ -11,30 +11,13 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class PlainCost:
-    """Size times share for every cluster: the logits per token if each token computed only its own cluster.
-
-    In this and other cost models, all arguments and results are arrays of one shape. size: words in the cluster. share:
-    their share of all counted words.
-    """
-
-    unit = "logits per token"
-
-    def head(self, size: np.ndarray, share: np.ndarray, clusters: int) -> np.ndarray:
-        return size * share
-
-    def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """Tail `index`, from 1: share * (a * size + b) + c, where a >= 0, b and c may depend on the index."""
-        return size * share
-
-
-@dataclass(frozen=True)
-class LayerCost(PlainCost):
+class LayerCost:
     """Training time of models.softmax.AdaptiveSoftmax per token in nanoseconds, forward and backward, on one thread.
 
     Every token computes the head, which has an entry per tail. The tokens of a tail are selected, projected if
     div_value > 1, and computed. The four constants were measured on an Intel Xeon (Sapphire Rapids, 2.6 GHz). Only
-    their ratios matter for the cutoffs.
+    their ratios matter for the cutoffs. The arguments of head() and tail() are arrays of one shape: the words of a
+    cluster, and their share of all counted words.
     """
 
     d_model: int = 128
@@ -45,15 +28,14 @@ class LayerCost(PlainCost):
     per_row: float = 30.0  # selecting a token's hidden state for a tail, and adding its gradient back
     per_product: float = 91_000.0  # per cluster and batch, independent of size
 
-    unit = "ns per token"
-
     def per_size(self, width: int) -> float:
         return self.per_multiply_add * width + self.per_logit
 
-    def head(self, size, share, clusters):
+    def head(self, size: np.ndarray, clusters: int) -> np.ndarray:
         return (size + clusters - 1) * self.per_size(self.d_model) + self.per_product / self.tokens
 
-    def tail(self, index, size, share):
+    def tail(self, index: int, size: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """Tail `index`, from 1. The form is share * (a * size + b) + c, as optimal_cutoffs() needs it."""
         width, products, projection = self.d_model, 1, 0.0
         if self.div_value > 1:
             width, products = max(1, self.d_model // self.div_value**index), 2  # as in AdaptiveSoftmax
@@ -62,9 +44,8 @@ class LayerCost(PlainCost):
         return share * (size * self.per_size(width) + self.per_row + projection) + once
 
 
-def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: PlainCost) -> list[int]:
-    """The K - 1 cutoffs with the lowest cost, increasing. If several choices have this cost, any of them is
-    returned.
+def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: LayerCost) -> list[int]:
+    """The K - 1 cutoffs with the lowest cost, increasing; any of them if several choices have this cost.
 
     counts [N]: occurrences of each word, descending. Raises ValueError if there are fewer than K words.
 
@@ -80,7 +61,7 @@ def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: PlainCost) -> list[
     total = cumulative[-1] or 1.0
     sizes = np.arange(words + 1, dtype=np.float64)  # [N + 1]
 
-    best, starts = cost.head(sizes, cumulative / total, clusters), []
+    best, starts = cost.head(sizes, clusters), []
     for index in range(1, clusters):
 
         def tail_cost(i, j, index=index):
@@ -124,10 +105,10 @@ def add_cluster(best: np.ndarray, tail_cost: Callable, first: int, ends: np.ndar
     return least, start
 
 
-def total_cost(counts: np.ndarray, cutoffs: list[int], cost: PlainCost) -> float:
-    """Cost of a layer with the given cutoffs, in the unit of the cost. counts [N], descending."""
-    (head, share), *tails = cluster_table(counts, cutoffs)
-    result = cost.head(np.float64(head), share, 1 + len(tails))
+def total_cost(counts: np.ndarray, cutoffs: list[int], cost: LayerCost) -> float:
+    """Cost of a layer with the given cutoffs, in ns per token. counts [N], descending."""
+    (head, _), *tails = cluster_table(counts, cutoffs)
+    result = cost.head(np.float64(head), 1 + len(tails))
     for index, (size, share) in enumerate(tails, start=1):
         result += cost.tail(index, np.float64(size), share)
     return float(result)

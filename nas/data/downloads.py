@@ -83,8 +83,8 @@ def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) ->
 def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: float = 30) -> None:
     """Download to target.part, resuming after a broken transfer; check the SHA-256; rename.
 
-    Raises RunError if the digest is wrong, and deletes the file. Raises RunError if the transfer still breaks off after
-    all attempts; the next call resumes it. Raises HTTPError at once if the server reports an error.
+    Raises RunError if the digest is wrong, and deletes the file; RunError if the transfer still breaks off after all
+    attempts, and the next call resumes it; HTTPError at once.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")

@@ -14,8 +14,7 @@ RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory
 class ContextBatches:
     """An endless reader of a stream. It cuts the stream into B contiguous rows, and reads L tokens of each at a time.
 
-    After the last segment of the rows the reader starts again at the first one. It skips tokens at the end of the
-    stream that do not fill a row. It also skips tokens at the end of a row that do not fill a segment.
+    After the last segment it starts again. It skips tokens at the end that do not fill a row, or a segment of a row.
     """
 
     def __init__(
@@ -28,11 +27,8 @@ class ContextBatches:
         rows: slice | None = None,
         device: torch.device | str = "cpu",
     ):
-        """stream: token ids [tokens]. image: every row begins at a multiple of `image` tokens, so that
-        rows of a stream of images consist of whole images. rows: the rows that this process reads; None: all B. device:
-        where batches go.
-
-        Raises InputError if a row is shorter than a segment and its last target.
+        """stream: token ids [tokens]. image: tokens of an image; rows begin with one. rows: those that this process
+        reads; None: all B. Raises InputError if a row is shorter than a segment and its last target.
         """
         row = len(stream) // batch_size // image * image
         self.segment = segment

@@ -4,9 +4,9 @@ Text is read in chunks, so memory does not grow with the corpus. Ids are ranked 
 adaptive softmax needs the most frequent ids first.
 """
 
+import fcntl
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,25 +34,20 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
     unusable.
     """
     cache = Path(options.cache).expanduser()
-    texts = find_text(options.source, cache)
-    for split, path in texts.items():
-        if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty: the {split} split needs text")
-    folder = cache / "tokens" / corpus_digest(texts, options)
-    if (folder / "meta.yaml").exists():
-        return folder
-    tell(f"preparing the tokens of {options.source}, once")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    try:
-        write_corpus(texts, temporary, options)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not (folder / "meta.yaml").exists():  # else another process has just written the same corpus
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time writes to the cache; the others wait
+        texts = find_text(options.source, cache)
+        for split, path in texts.items():
+            if path.stat().st_size == 0:
+                raise InputError(f"{path} is empty: the {split} split needs text")
+        folder = cache / "tokens" / corpus_digest(texts, options)
+        if not (folder / "meta.yaml").exists():
+            tell(f"preparing the tokens of {options.source}, once")
+            folder.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+                write_corpus(texts, Path(temporary), options)
+                Path(temporary).rename(folder)
     return folder
 
 
@@ -90,16 +85,14 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "format": FORMAT,
         "vocab_size": tokenizer.size,
         "dtype": dtype.name,
-        "tokenizer_sha256": sha256_of(folder / VOCABULARY / tokenizer.file) if tokenizer.file else None,
+        "tokenizer_sha256": next((sha256_of(folder / VOCABULARY / name) for name in tokenizer.files), None),
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
 
 
 def make_tokenizer(train: Path, options: DataOptions):
-    """The tokenizer of data.tokenizer, trained on the train split if necessary. Raises InputError
-    if it does not exist.
-    """
+    """The tokenizer of data.tokenizer, trained on the train split if necessary. Raises InputError if there is none."""
     keep_newline = options.newline == "keep"
     if options.tokenizer == "bytes":
         return ByteTokenizer(keep_newline)
@@ -115,40 +108,41 @@ def make_tokenizer(train: Path, options: DataOptions):
             f"data.tokenizer={options.tokenizer} must be sentencepiece, bytes, words, a .model file or a "
             "vocabulary folder that exists"
         )
-    return SentencePieceTokenizer.read(path, keep_newline)
+    try:
+        return SentencePieceTokenizer(path.read_bytes(), keep_newline)
+    except RuntimeError:
+        raise InputError(f"data.tokenizer={path} is not a SentencePiece model") from None
 
 
 def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
     """The file in chunks of about CHUNK bytes, lowercased if data.lowercase is on.
 
-    A chunk ends after a line end, else before a space, else at the end of a character. Raises InputError if the text is
-    not UTF-8, unless the tokenizer is bytes.
+    Raises InputError if the text is not UTF-8, unless the tokenizer is bytes.
     """
     rest, offset = b"", 0
     with open(path, "rb") as file:
-        while block := file.read(CHUNK):
-            data = rest + block
-            cut = data.rfind(b"\n") + 1 or data.rfind(b" ")
-            if cut <= 0:
-                cut = len(data)
-                while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
-                    cut -= 1  # move before the continuation bytes of the last character
-                cut -= data[cut - 1] >= 0xC0
-            yield normalise_chunk(data[:cut], options, path, offset)
+        while data := rest + (block := file.read(CHUNK)):
+            cut = chunk_end(data) if block else len(data)
+            try:
+                chunk = normalise(data[:cut], options.tokenizer, options.lowercase)
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} "
+                    "split); data.tokenizer=bytes reads any file"
+                ) from None
+            yield chunk
             rest, offset = data[cut:], offset + cut
-    if rest:
-        yield normalise_chunk(rest, options, path, offset)
 
 
-def normalise_chunk(data: bytes, options: DataOptions, path: Path, offset: int) -> bytes:
-    """normalise() of a chunk of a split. offset: position of the chunk in the file. Raises InputError."""
-    try:
-        return normalise(data, options.tokenizer, options.lowercase)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} split); "
-            "data.tokenizer=bytes reads any file"
-        ) from None
+def chunk_end(data: bytes) -> int:
+    """The place after the last line end, else before the last space, else after the last whole character."""
+    cut = data.rfind(b"\n") + 1 or data.rfind(b" ")
+    if cut <= 0:
+        cut = len(data)
+        while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
+            cut -= 1  # move before the continuation bytes of the last character
+        cut -= data[cut - 1] >= 0xC0
+    return cut
 
 
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:

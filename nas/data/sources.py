@@ -1,9 +1,6 @@
 """Sources of text: turn a name, a folder or a file into three files, train, valid and test."""
 
-import contextlib
-import fcntl
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from nas.core.errors import InputError
@@ -22,29 +19,19 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
 
     Raises InputError if the source is not a known name, folder or file, or if a folder lacks a split.
     """
-    with locked(cache):
-        if source == "pydoc":
-            return split_file(write_pydoc(cache), cache)
-        if source in ARCHIVES:
-            return fetch_archive(source, ARCHIVES[source], cache)
-        path = Path(source).expanduser()
-        if path.is_dir():
-            return find_splits(path)
-        if path.is_file():
-            return split_file(path, cache)
+    if source == "pydoc":
+        return split_file(write_pydoc(cache), cache)
+    if source in ARCHIVES:
+        return fetch_archive(source, ARCHIVES[source], cache)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return find_splits(path)
+    if path.is_file():
+        return split_file(path, cache)
     raise InputError(
         f"data.source={source}: no such file or folder, and no known name ({', '.join(NAMES)}); "
         "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
     )
-
-
-@contextlib.contextmanager
-def locked(cache: Path) -> Iterator[None]:
-    """Let one process at a time write to the cache; the others wait."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def write_pydoc(cache: Path) -> Path:
@@ -76,8 +63,6 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
     standard split. Raises InputError if a part would be empty.
     """
     size = path.stat().st_size
-    if size == 0:
-        raise InputError(f"data.source={path} is empty")
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
     valid, test = (int(size * share) for share in SPLIT_SHARES)
     standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == STANDARD_BYTES else None

@@ -6,6 +6,7 @@ frequency.
 """
 
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,16 +20,16 @@ TRAINING_BYTES = 20_000_000  # sentencepiece learns from about this much text, s
 DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
 UNKNOWN = "<unk>"
+MODEL, WORDS = "tokenizer.model", "words.txt"
 
 
 class ByteTokenizer:
     """A token per byte. Encodes any file."""
 
-    kind, file = "bytes", None
-    size = 256
+    kind, files, size = "bytes", {}, 256
 
     def __init__(self, keep_newline: bool = True):
-        self.keep_newline = keep_newline
+        self.keep_newline, self.newline = keep_newline, ord("\n") if keep_newline else None
 
     def encode(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data if self.keep_newline else data.replace(b"\n", b""), dtype=np.uint8).astype(np.uint32)
@@ -36,12 +37,9 @@ class ByteTokenizer:
     def decode(self, ids: np.ndarray) -> bytes:
         return ids.astype(np.uint8).tobytes()
 
-    def save(self, folder: Path) -> None:
-        """Nothing to save."""
-
 
 class LineTokenizer:
-    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end."""
+    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end, which has the last id."""
 
     def __init__(self, size: int, keep_newline: bool):
         self.keep_newline, self.newline = keep_newline, size if keep_newline else None
@@ -49,13 +47,10 @@ class LineTokenizer:
 
     def encode(self, data: bytes) -> np.ndarray:
         """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
-        lines = data.decode("utf-8").split("\n")
-        encoded = self.encode_lines(lines)
-        ids = [np.asarray(encoded[0], dtype=np.uint32)]
-        ends = np.asarray([] if self.newline is None else [self.newline], dtype=np.uint32)
-        for line in encoded[1:]:
-            ids += [ends, np.asarray(line, dtype=np.uint32)]
-        return np.concatenate(ids)
+        first, *others = self.encode_lines(data.decode("utf-8").split("\n"))
+        end = [] if self.newline is None else [self.newline]
+        ids = itertools.chain(first, *(end + line for line in others))
+        return np.fromiter(ids, dtype=np.uint32)
 
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> UTF-8."""
@@ -69,12 +64,12 @@ class LineTokenizer:
 class SentencePieceTokenizer(LineTokenizer):
     """Pieces of a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226)."""
 
-    kind, file = "sentencepiece", "tokenizer.model"
+    kind = "sentencepiece"
 
     def __init__(self, model: bytes, keep_newline: bool = True):
         import sentencepiece
 
-        self.model = model
+        self.files = {MODEL: model}
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         super().__init__(self.processor.get_piece_size(), keep_newline)
 
@@ -83,19 +78,6 @@ class SentencePieceTokenizer(LineTokenizer):
 
     def decode_line(self, ids: np.ndarray) -> str:
         return self.processor.decode(ids.tolist())
-
-    def save(self, folder: Path) -> None:
-        (folder / self.file).write_bytes(self.model)
-
-    @classmethod
-    def read(cls, path: Path, keep_newline: bool) -> "SentencePieceTokenizer":
-        """Read a .model file. Raises InputError if it is not a SentencePiece model."""
-        try:
-            return cls(path.read_bytes(), keep_newline)
-        except OSError as error:
-            raise InputError(f"data.tokenizer={path}: {error.strerror}") from None
-        except RuntimeError:
-            raise InputError(f"data.tokenizer={path} is not a SentencePiece model") from None
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "SentencePieceTokenizer":
@@ -147,10 +129,10 @@ class WordTokenizer(LineTokenizer):
     Decoding separates the words of a line by single spaces.
     """
 
-    kind, file = "words", "words.txt"
+    kind = "words"
 
     def __init__(self, words: list[str], keep_newline: bool = True):
-        self.words = words
+        self.words, self.files = words, {WORDS: "\n".join(words).encode("utf-8")}
         self.ids = {word: index for index, word in enumerate(words)}
         super().__init__(len(words), keep_newline)
 
@@ -161,16 +143,10 @@ class WordTokenizer(LineTokenizer):
     def decode_line(self, ids: np.ndarray) -> str:
         return " ".join(self.words[index] for index in ids)
 
-    def save(self, folder: Path) -> None:
-        (folder / self.file).write_text("\n".join(self.words), encoding="utf-8")
-
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
         """The most frequent words and <unk>. vocab_size includes the line end if it is kept; None: all words."""
-        counts = Counter()
-        for line in text:
-            counts.update(line.split())
-        counts.setdefault(UNKNOWN, 0)
+        counts = Counter(word for line in text for word in line.split())
         room = None if vocab_size is None else max(0, vocab_size - keep_newline - 1)
         words = [word for word, _ in counts.most_common() if word != UNKNOWN][:room]
         return cls([UNKNOWN, *words], keep_newline)
@@ -185,14 +161,10 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
                 yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
 
 
-# {kind: the file of save(), or None}
-TOKENIZER_FILES = {kind.kind: kind.file for kind in (ByteTokenizer, WordTokenizer, SentencePieceTokenizer)}
-
-
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
-    """The tokenizer that save() wrote into a folder."""
+    """The tokenizer whose `files` lie in a folder."""
     if kind == "bytes":
         return ByteTokenizer(keep_newline)
     if kind == "words":
-        return WordTokenizer((folder / WordTokenizer.file).read_text(encoding="utf-8").split("\n"), keep_newline)
-    return SentencePieceTokenizer((folder / SentencePieceTokenizer.file).read_bytes(), keep_newline)
+        return WordTokenizer((folder / WORDS).read_text(encoding="utf-8").split("\n"), keep_newline)
+    return SentencePieceTokenizer((folder / MODEL).read_bytes(), keep_newline)

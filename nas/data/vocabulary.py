@@ -1,6 +1,5 @@
 """The vocabulary of a model: a tokenizer, and the ranks that replace its ids."""
 
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
 from nas.data.text_files import sha256_of
-from nas.data.tokenizers import TOKENIZER_FILES, load_tokenizer
+from nas.data.tokenizers import load_tokenizer
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
@@ -43,6 +42,9 @@ class Vocabulary:
         tokenizer: from nas.data.tokenizers.
         ids: [V], the tokenizer's id of each id of the model.
         lowercase: whether encode() lowercases the text first.
+
+    kind: sentencepiece, words or bytes. newline: as data.newline. line_end: the id of the line end; None if the tokens
+    leave out line ends. keeps_text: whether encode() drops neither line ends nor the case of letters.
     """
 
     def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):
@@ -50,6 +52,9 @@ class Vocabulary:
         self.size = len(ids)
         self.ranks = np.empty(self.size, dtype=np.uint32)
         self.ranks[ids] = np.arange(self.size, dtype=np.uint32)
+        self.kind, self.newline = tokenizer.kind, "keep" if tokenizer.keep_newline else "drop"
+        self.line_end = int(self.ranks[tokenizer.newline]) if tokenizer.keep_newline else None
+        self.keeps_text = tokenizer.keep_newline and not lowercase
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Text -> ids [tokens]. Raises InputError if bytes are not UTF-8, unless the tokens are bytes."""
@@ -64,40 +69,19 @@ class Vocabulary:
         """ids [tokens] -> text, as bytes."""
         return self.tokenizer.decode(self.tokenizer_ids[ids])
 
-    @property
-    def kind(self) -> str:
-        """sentencepiece, words or bytes."""
-        return self.tokenizer.kind
-
-    @property
-    def newline(self) -> str:
-        """As data.newline."""
-        return "keep" if self.tokenizer.keep_newline else "drop"
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether encode() drops neither line ends nor the case of letters."""
-        return self.tokenizer.keep_newline and not self.lowercase
-
-    @cached_property
-    def line_end(self) -> int | None:
-        """The id of the line end; None if the tokens leave out line ends."""
-        ids = self.tokenizer.encode(b"\n")
-        return int(self.ranks[ids[-1]]) if len(ids) else None
-
     def save(self, folder: Path) -> None:
         """Write the files that load() reads."""
         folder.mkdir(exist_ok=True)
-        self.tokenizer.save(folder)
+        for name, content in self.tokenizer.files.items():
+            (folder / name).write_bytes(content)
         np.save(folder / TOKENIZER_IDS, self.tokenizer_ids)
-        file = self.tokenizer.file
         content = {
             "format": FORMAT,
             "tokenizer": self.kind,
             "size": self.size,
             "newline": self.newline,
             "lowercase": self.lowercase,
-            "sha256": {name: sha256_of(folder / name) for name in (TOKENIZER_IDS, *([file] if file else []))},
+            "sha256": {name: sha256_of(folder / name) for name in (TOKENIZER_IDS, *self.tokenizer.files)},
         }
         write_yaml(folder / VOCABULARY_FILE, content)
 
@@ -106,15 +90,10 @@ class Vocabulary:
         """Raises InputError if a file is missing or damaged."""
         path = folder / VOCABULARY_FILE
         content = read_yaml(path)
-        if content.get("format") != FORMAT:
-            raise InputError(f"{path} is damaged: it lacks `format: {FORMAT}`")
-        kind, digests = content.get("tokenizer"), content.get("sha256")
-        files = {TOKENIZER_IDS, TOKENIZER_FILES.get(kind)} - {None}
-        whole = kind in TOKENIZER_FILES and isinstance(digests, dict) and set(digests) == files
-        if not whole or content.get("newline") not in ("keep", "drop") or "lowercase" not in content:
-            raise InputError(f"{path} is damaged: tokenizer, newline, lowercase or sha256 are missing or unknown")
-        for name, digest in digests.items():
+        if content.get("format") != FORMAT or not {"tokenizer", "newline", "lowercase", "sha256"} <= content.keys():
+            raise InputError(f"{path} is damaged: it lacks `format: {FORMAT}`, tokenizer, newline, lowercase or sha256")
+        for name, digest in content["sha256"].items():
             if not (folder / name).exists() or sha256_of(folder / name) != digest:
                 raise InputError(f"{folder / name} is missing or damaged: it is not the file of {VOCABULARY_FILE}")
-        tokenizer = load_tokenizer(folder, kind, content["newline"] == "keep")
+        tokenizer = load_tokenizer(folder, content["tokenizer"], content["newline"] == "keep")
         return cls(tokenizer, np.load(folder / TOKENIZER_IDS, allow_pickle=False), content["lowercase"])

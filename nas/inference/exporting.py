@@ -40,10 +40,7 @@ def export(run: Path, out: Path) -> None:
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
-    """The content of config.json: the configuration, without paths of the machine that trained the model.
-
-    digest: the SHA-256 of the weights.
-    """
+    """The content of config.json, without paths of the machine that trained the model. digest: that of the weights."""
     config, vocabulary = asdict(model.config), model.tokenizer
     own = {"tokenizer": vocabulary.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
     sections = {

@@ -53,9 +53,7 @@ class TextWriter:
     """Turns tokens into text one by one.
 
     A tokenizer may join the tokens of a line, with spaces between words for example. So the writer decodes the present
-    line anew for each token, and returns what has been added to it.
-
-    prompt: the tokens [..] before the first one.
+    line anew for each token, and returns what has been added to it. prompt: the tokens before the first one.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: np.ndarray):

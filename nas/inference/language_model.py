@@ -23,20 +23,12 @@ from nas.training.evaluation import evaluation_lengths
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A trained model.
+    """A trained model with its vocabulary."""
 
-    Args:
-        module: the network, in evaluation mode on the device.
-        tokenizer: translates between text and token ids.
-        pattern: the operations of the blocks.
-        config: the configuration that it was trained with.
-        context: the device and the precision.
-    """
-
-    module: TransformerXL
+    module: TransformerXL  # in evaluation mode, on the device
     tokenizer: Vocabulary
-    pattern: list[str]
-    config: Config
+    pattern: list[str]  # the operations of the blocks
+    config: Config  # of its training
     context: DeviceContext
 
     def generate(
@@ -54,17 +46,8 @@ class LanguageModel:
         nas.inference.sampling.Sampling. seed: repeats the text; None: another text in each call. Raises InputError if
         an argument is out of range, or the prompt has no tokens.
         """
-        (text,) = self.sample(prompt, tokens, Sampling(temperature, top_k, top_p), seed)
-        return text.decode("utf-8", errors="replace")
-
-    def sample(
-        self, prompt: str | bytes, tokens: int, sampling: Sampling, seed: int | None = None, samples: int = 1
-    ) -> list[bytes]:
-        """The new text of each sample, as bytes. The prompt is read once."""
-        texts = [b""] * samples
-        for pieces in self.stream(prompt, tokens, sampling, seed, samples):
-            texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-        return texts
+        pieces = self.stream(prompt, tokens, Sampling(temperature, top_k, top_p), seed)
+        return b"".join(piece for (piece,) in pieces).decode("utf-8", errors="replace")
 
     def stream(
         self, prompt: str | bytes, tokens: int, sampling: Sampling, seed: int | None = None, samples: int = 1

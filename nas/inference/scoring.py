@@ -18,50 +18,39 @@ SHOWN = 60  # characters of a line in the printed form of a Score
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """The nll of a text. Its printed form has a row per line of the text, and the figures.
+    """The nll of a text. Its printed form has a row per line of the text, and the figures."""
 
-    Args:
-        lines: the lines of the text, with their ends.
-        ids: [N], the tokens.
-        line_of: [N], the index of each token's line.
-        nll: [N], in nats; NaN for the first token, which nothing predicts.
-        figures: those of results.yaml, of the whole text.
-    """
-
-    lines: list[bytes]
-    ids: np.ndarray
-    line_of: np.ndarray
-    nll: np.ndarray
-    figures: dict
+    lines: list[bytes]  # of the text, with their ends
+    ids: np.ndarray  # [N], the tokens
+    line_of: np.ndarray  # [N], the index of each token's line
+    nll: np.ndarray  # [N], in nats; NaN for the first token, which nothing predicts
+    figures: dict  # those of results.yaml, of the whole text
 
     def line_nll(self) -> np.ndarray:
         """The summed nll of each line's tokens [lines], in nats."""
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
 
     def __repr__(self) -> str:
-        counts, rows = (
-            np.bincount(self.line_of, minlength=len(self.lines)),
+        rows, counts = (
             [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"],
+            np.bincount(self.line_of, minlength=len(self.lines)),
         )
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
             shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
             rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
-        return "\n".join([*rows, *self.figure_lines()])
-
-    def figure_lines(self) -> list[str]:
-        """The figures of the whole text, as text."""
         about = self.figures
         words = "no comparable word perplexity: the tokens do not keep the words"
         if about["word_perplexity_comparable"]:
             words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words"
         compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
-        return [
+        rows += [
             f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
             f"perplexity {about['perplexity']:.4f} per token",
             words,
             f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}",
         ]
+        return "\n".join(rows)
 
 
 def score_text(

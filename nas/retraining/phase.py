@@ -88,9 +88,8 @@ def train_pattern(
 ) -> TransformerXL:
     """Train a pattern without a run folder; returns the model in evaluation mode. The seed is config.seed.
 
-    Args:
-        after_step: called with 0 and the phase before the first step, and after each step with its number.
-        prepare: called with the new model, for example to set its weights.
+    after_step: called with 0 and the phase before the first step, and after each step with its number. prepare: called
+    with the new model, for example to set its weights.
     """
     torch.manual_seed(config.seed)
     model = build_fixed(pattern, config, corpus.vocab_size)

@@ -9,7 +9,6 @@ from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, evaluation_lengths
-from nas.training.trainer import Trainer
 
 RESULTS_FORMAT = "par-results/1"
 
@@ -17,7 +16,7 @@ RESULTS_FORMAT = "par-results/1"
 def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> dict:
     """The content of results.yaml: the best weights on valid and test, size, FLOPs, and the measured latency.
 
-    pattern_file: the content of the pattern file. If it has a predicted latency, the result includes the prediction.
+    pattern_file: the content of the pattern file, which may predict the latency.
     """
     config, model, corpus = phase.config, phase.model, phase.corpus
     best = load_checkpoint(run.path / BEST, "model")
@@ -45,14 +44,4 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
             lambda: measure_pattern(pattern, config, counts, context, predicted)
         ),
         "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
-    }
-
-
-def training_record(trainer: Trainer) -> dict:
-    """The part of results.yaml about the training."""
-    return {
-        "train_steps": trainer.step,
-        "train_tokens": trainer.tokens,
-        "wall_time_s": trainer.wall_seconds,
-        "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
     }

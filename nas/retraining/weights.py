@@ -4,7 +4,6 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import safetensors
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -36,13 +35,8 @@ class Trained:
 
 
 def read_trained(folder: Path) -> Trained:
-    """The best weights of a training. folder: its run folder, or an exported folder.
-
-    Raises InputError if a file is missing, damaged or foreign.
-    """
+    """The best weights in a run folder or an exported folder. Raises InputError if a file is missing or damaged."""
     exported = (folder / WEIGHTS).exists()
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
     if (folder / OUTCOME).exists():
         raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
     if not exported and not (folder / BEST).exists():
@@ -53,22 +47,12 @@ def read_trained(folder: Path) -> Trained:
     content = read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
-    config = load_config(file, [])
-    if config.model.cutoffs == "auto":
-        raise InputError(f"{file} has model.cutoffs=auto instead of the cutoffs of the model")
-    pattern = check_blocks(content.get("pattern"), file)
-    if exported:
-        if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
-            raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {CONFIG}")
-        return Trained(config, pattern, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
-    return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+    config, pattern = load_config(file, []), check_blocks(content.get("pattern"), file)
+    if not exported:
+        return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
+    if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
+        raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {CONFIG}")
+    return Trained(config, pattern, load_file(folder / WEIGHTS), folder / WEIGHTS)
 
 
 def read_path(run: Path, pattern: list[str]) -> Trained:
@@ -95,8 +79,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
     The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds a checkpoint,
-    the origin is not read. Raises InputError if the origin is not finished, or has another pattern or another model.
-    Only dropout and model.blocks, which the pattern gives, may differ.
+    the origin is not read. Raises InputError if the origin has another pattern or another model.
     """
     if config.train.init_from is None:
         return config, None
