@@ -53,3 +53,5 @@ def test_a_budget_is_described_and_warns_if_it_has_no_room_for_attention():
     costly = replace(COSTS, blocks=COSTS.blocks | {"sparse_fixed": 9.0, "identity": 1.0})
     lines = describe_budget(0.79, 2, ["sparse_fixed", *NAMES], costly)
     assert "give search.latency.target=0.850" in lines[1]  # 10 + 6 + 1 of 20
+    with pytest.raises(InputError, match=r"only ii is within search.latency.target=0.69, .* give 0.700 or more"):
+        describe_budget(0.69, 2, NAMES, COSTS)

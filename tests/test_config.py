@@ -54,6 +54,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("train.init_from=[1]", "train.init_from must be text or null"),
         ("model.dropout=1", "model.dropout=1.0 must be less than 1"),
         ("data.lowercase=maybe", "data.lowercase must be true or false"),
+        ("data.lowercase=3", "data.lowercase must be true or false"),
         ("data.source=null", "data.source must be text"),
         ("data.source=${seed}", "interpolation"),
         ("seed=99999999999999999999", "seed=99999999999999999999 must be at most"),

@@ -68,6 +68,10 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
             config.merge_with(values)
         except (OmegaConfBaseException, TypeError) as error:
             raise InputError(f"{origin}: {mistake(error)}") from None
+        given = flat_config(values)
+        for key, item in options():
+            if item.type is bool and type(given[key]) is not bool:  # OmegaConf takes 3 for true
+                raise InputError(f"{origin}: {key} must be {TYPE_NAMES[bool]}")
         # The later of steps and epochs wins, so that train.steps=10 shortens a run whose file gives epochs.
         steps, epochs = (values.get("train", {}).get(name) for name in ("steps", "epochs"))
         if epochs is not None and steps is None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.pattern import ATTENDING, interleaved
+from nas.core.pattern import ATTENDING, abbreviate, interleaved
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
@@ -56,8 +56,18 @@ def log_pi(pi: np.ndarray) -> np.ndarray:
 
 
 def describe_budget(budget: float, blocks: int, operations: list[str], costs: CostTable) -> list[str]:
-    """Sentences about what a budget leaves for the blocks. Raises InputError if no pattern is within it."""
+    """Sentences about what a budget leaves for the blocks.
+
+    Raises InputError if fewer than two patterns are within it.
+    """
     patterns_within(budget, blocks, operations, costs)
+    cheapest = costs.cheapest(operations, blocks)
+    others = [name for name in operations if name != cheapest[0]]
+    if others and costs.ratio(second := [*costs.cheapest(others, 1), *cheapest[1:]]) > budget:
+        raise InputError(
+            f"only {abbreviate(cheapest)} is within search.latency.target={budget:g}, so there is nothing to search; "
+            f"give {costs.least_budget(second)} or more"
+        )
     baseline = costs.cost(interleaved(blocks))
     share = (budget * baseline - costs.overhead) / (baseline - costs.overhead)
     lines = [

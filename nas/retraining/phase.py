@@ -40,12 +40,6 @@ class RetrainPhase(Phase):
         nll, self.stream.memories = self.train_weights(step, batch)
         return nll, batch.targets.numel() * distributed.world_size()
 
-    def replicated_state(self) -> dict[str, Tensor]:
-        return {"the sums of the weights": self.train_weights.optimizer.parameter_sums()}
-
-    def scalars(self, step: int) -> dict[str, float]:
-        return {"lr": self.train_weights.optimizer.lr}
-
     def evaluate(self, run: RunFolder, step: int) -> dict:
         figures = self.valid_figures()
         if figures["nll_per_token"] < self.best_nll:
@@ -59,9 +53,6 @@ class RetrainPhase(Phase):
         """Figures on valid, of the mean of the weights if there is one."""
         with self.train_weights.average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
-
-    def end(self) -> None:
-        self.train_weights.average.replace_weights()
 
     def state_dict(self) -> dict:
         return {

@@ -61,7 +61,8 @@ class GumbelPhase(Phase):
                 "use a smaller search.warmup_steps or more train.steps"
             )
         supernet.backbone.to(context.device)
-        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context)
+        hard = self.options.sampling == "hard"
+        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context, sampled=hard)
         self.read = BatchRunner(supernet, config.train, context)
         self.logits = nn.Parameter(torch.zeros(supernet.blocks, len(supernet.operations)))  # on the CPU
         adam = self.options.optimizer

@@ -26,7 +26,7 @@ class WeightsPhase(Phase):
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
         supernet.backbone.to(context.device)
         self.train_weights = TrainStep(
-            supernet.backbone, config.train, self.total_steps, context, short_share=short_share(config)
+            supernet.backbone, config.train, self.total_steps, context, sampled=True, short_share=short_share(config)
         )
         self.generator = sampling_generator(config.seed)
         self.groups = weight_groups(supernet.operations, config.search.shared_projections)

@@ -5,13 +5,14 @@ with all rows. In a single process every function here returns at once, without 
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from nas.core.errors import InputError, Interrupted, RunError, local_rank, rank, world_size
 
@@ -141,16 +142,29 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
 # --- gradients
 
 
+def wrap_ddp(model: nn.Module) -> nn.Module:
+    """Wrap a model in DistributedDataParallel. All parameters must get a gradient in each backward pass."""
+    if world_size() == 1:
+        return model
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
+    """A context in which DistributedDataParallel averages gradients only if `wanted`: for the last part of a batch."""
+    return nullcontext() if wanted or not isinstance(model, DistributedDataParallel) else model.no_sync()
+
+
 def broadcast_parameters(model: nn.Module) -> None:
-    """Give all ranks the parameters of rank 0."""
+    """Give all ranks the parameters of rank 0, as DistributedDataParallel does."""
     for parameter in model.parameters() if world_size() > 1 else ():
         dist.broadcast(parameter.data, src=0)
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace the gradients by their means over the ranks, in one message.
+    """Replace the gradients of a sampled path by their means over the ranks.
 
-    Parameters without a gradient keep none: all ranks sample the same operations, so they lack the same gradients.
+    Only the sampled operations have gradients, and all ranks sample the same operations. DistributedDataParallel would
+    expect a gradient of every parameter, or search the graph in each step.
     """
     if world_size() == 1:
         return

@@ -73,8 +73,9 @@ class BatchRunner:
         The rows are read in train.grad_accum_steps parts. For each part, backward() gets its share of this rank's mean.
         """
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
-        for part in parts:
-            with self.compile_if_repeated(part):
+        for number, part in enumerate(parts, start=1):
+            last = number == len(parts)
+            with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
@@ -95,17 +96,26 @@ class TrainStep:
     """Trains the weights of a network, one batch at a time."""
 
     def __init__(
-        self, network: TransformerXL, options: TrainOptions, total_steps: int, context: DeviceContext, short_share=0.0
+        self,
+        network: TransformerXL,
+        options: TrainOptions,
+        total_steps: int,
+        context: DeviceContext,
+        sampled: bool = False,
+        short_share: float = 0.0,
     ):
-        """short_share: the first share of the steps, which reads short segments."""
-        self.context, self.short_steps = context, short_share * total_steps
+        """sampled: whether each step samples the operations to run; only these get gradients. short_share: the first
+        share of the steps, which reads short segments.
+        """
+        self.context, self.sampled, self.short_steps = context, sampled, short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
         if context.compile:
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
-        distributed.broadcast_parameters(network)
-        self.run = BatchRunner(network, options, context)
+        if sampled:
+            distributed.broadcast_parameters(network)
+        self.run = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
 
     def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
@@ -119,7 +129,8 @@ class TrainStep:
         self.optimizer.zero_grad()
         short = step <= self.short_steps
         nll, memories = self.run(batch.shorten() if short else batch, torch.Tensor.backward)
-        distributed.all_reduce_gradients(self.optimizer.parameters)
+        if self.sampled:
+            distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
