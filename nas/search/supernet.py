@@ -86,6 +86,10 @@ class SuperNet(nn.Module):
         layers = [StochasticBlock(operations, config, shared_projections) for _ in range(blocks)]
         self.backbone = TransformerXL(layers, config, vocab_size, **options)
 
+    def names(self, path: list[int]) -> list[str]:
+        """The operations of a path of indices."""
+        return [self.operations[index] for index in path]
+
     def chosen_operations(self) -> list[nn.Module]:
         """The operations that the blocks run."""
         return [block.candidates[index] for block in self.backbone.blocks for index in block.choice[0]]
