@@ -64,13 +64,16 @@ def main() -> None:
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None
-    budgets, costs = arguments.budgets, latency.table if latency else runs[0].flops
-    if not budgets:  # those of the search
-        budgets, costs = [runs[0].budget], runs[0].costs
+    if arguments.budgets:
+        budgets, costs = arguments.budgets, latency.table if latency else runs[0].flops
+    else:
+        budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
     can_judge = all(run.judges_patterns for run in runs)
     if arguments.trials and not can_judge:
         raise InputError("--trials needs searches with search.method=single_path, whose checkpoint.pt is in place")
-    trials = Trials(runs[0], arguments.trials) if arguments.trials else None
+    trials = None
+    if arguments.trials:
+        trials = Trials(runs[0], None if arguments.trials == AUTO else arguments.trials)
 
     patterns = []
     for budget, file in zip(budgets, files, strict=True):
@@ -88,7 +91,7 @@ def main() -> None:
         table = pareto_table(patterns, costs.unit)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
-    print_notices(runs, costs.ratio(patterns[0]["blocks"]))
+    print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
 
 
 if __name__ == "__main__":

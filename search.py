@@ -90,7 +90,8 @@ def single_path(supernet, corpus, config, context, costs, run, seconds: float) -
     if not config.search.weights_from:
         trainer = Trainer(WeightsPhase(supernet, corpus, config, context), run)
         trainer.fit()
-    steps, began = trainer.step if trainer else 0, time.monotonic()
+    steps = trainer.step if trainer else 0
+    began = time.monotonic()
     weights = SharedWeights(supernet, corpus, config, context)
     budget = config.search.budget
     with open_board(run, steps) as board:

@@ -41,7 +41,8 @@ def by_pattern(candidates):
 
 def test_candidates_are_pi_its_seeds_its_runners_up_and_rules_each_network_once():
     seeds = one_hot(0, 0, 1), one_hot(1, 0, 1)
-    run = replace(search_run(*seeds), evaluated=drawn([0, 0, 1], [0, 1, 2], [2, 0, 1], [1, 1, 1]) * 2)
+    evaluated = drawn([0, 0, 1], [0, 1, 2], [2, 0, 1], [1, 1, 1]) * 2
+    run = replace(search_run(*seeds, search={"logits_steps": 10}), evaluated=evaluated)
     found = by_pattern(choice.find_candidates([run], COSTS, 9.0))
     assert found["aad"] == ["pi", "seed of pi", "runner-up of pi"] and found["dad"] == ["seed of pi"]
     assert found["adi"] == ["runner-up of pi"] and found["ddd"] == ["runner-up of pi"]
@@ -90,9 +91,11 @@ def test_pi_and_the_best_rule_have_a_trial_however_far_behind_they_are():
     pi, par, worse = candidate("d", 8, "pi"), candidate("ad", 9, "par"), candidate("da", 10, "sandwich")
     assert choice.for_trials([*others, pi, par, worse]) == [pi, par, *others[:2]]
     assert choice.for_trials([pi, *others]) == [pi, *others[:3]]
+    drawn_rule = candidate("adad", 8, "runner-up of pi", "interleaved")
+    assert choice.for_trials([*others, pi, drawn_rule, par]) == [pi, drawn_rule, *others[:2]]
 
 
-def make_trials(monkeypatch, losses, trained, every=500, steps=-1, **options) -> trials.Trials:
+def make_trials(monkeypatch, losses, trained, every=500, steps=None, **options) -> trials.Trials:
     """Trials whose losses are given for each network."""
     config = Config(
         train=TrainOptions(steps=24, evaluate_every=every), search=SearchOptions(retrain_steps=8, **options)
@@ -131,7 +134,7 @@ def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
 
 
 def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
-    for given, steps, warned in ((-1, 4, False), (4, 4, False), (3, 3, True)):
+    for given, steps, warned in ((None, 4, False), (4, 4, False), (3, 3, True)):
         assert make_trials(monkeypatch, {}, [], steps=given).steps == steps
         assert ("WARNING: these trials are too short" in capsys.readouterr().out) == warned
 
@@ -181,8 +184,11 @@ def test_the_spread_over_seeds_and_runs_is_shown(capsys):
 def test_a_pattern_far_from_the_target_of_the_papers_method_causes_a_notice(capsys):
     price = {"latency": {"source": "flops", "target": 0.75}}
     for method, ratio, told in (("gumbel", 0.43, True), ("gumbel", 0.78, False), ("single_path", 0.43, False)):
-        print_notices([search_run(one_hot(0), search={"method": method} | price)], ratio)
+        run = search_run(one_hot(0), search={"method": method} | price)
+        print_notices([run], run.budget, ratio)
         assert ("target is 0.75 of the interleaved pattern's cost, and this" in capsys.readouterr().out) == told
+    print_notices([search_run(one_hot(0), search={"method": "gumbel"} | price)], 0.5, 0.43)  # another budget is given
+    assert "target is" not in capsys.readouterr().out
 
 
 def test_runs_with_the_same_weights_show_the_spread_of_pi_alone(tmp_path):

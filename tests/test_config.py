@@ -23,9 +23,9 @@ def load(tmp_path):
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(load):
-    config = load("train.lr=1e-4", "search.temperature.end=0.5", text="train: {lr: 1, steps: 7}\nseed: 3\n")
+    config = load("train.lr=1e-4", "search.optimizer.lr=0.5", text="train: {lr: 1, steps: 7}\nseed: 3\n")
     assert (config.train.lr, config.train.steps, config.seed) == (1e-4, 7, 3)
-    assert config.search.temperature.end == 0.5
+    assert config.search.optimizer.lr == 0.5
     assert config.model.d_model == Config().model.d_model
 
 
@@ -74,6 +74,8 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.method=gumble", "search.method=gumble must be one of single_path, gumbel; the nearest is gumbel"),
         ("search.shared_projections=true", "needs two operations of attention, sparse_strided, sparse_fixed"),
         ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
+        ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
+        ("search.method=gumbel search.logits_seeds=4", "search.logits_seeds=4 needs search.method=single_path"),
         ("search.split=shared", "search.split=shared needs search.method=gumbel"),
         (
             "search.method=gumbel search.weights_from=runs/x",

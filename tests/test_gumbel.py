@@ -58,8 +58,8 @@ def test_the_logits_get_their_share_of_the_steps(gumbel_phase, fraction):
 
 def test_temperature_starts_after_the_warm_up_and_ends_exactly(gumbel_phase):
     phase = gumbel_phase("search.temperature.start=2.0", "search.temperature.end=0.3")
-    assert [phase.temperature_at(step) for step in (1, 6)] == [2.0, 2.0]
-    assert 0.3 < phase.temperature_at(7) < 2.0 and phase.temperature_at(24) == 0.3
+    assert [phase.annealed(step) for step in (1, 6)] == [2.0, 2.0]
+    assert 0.3 < phase.annealed(7) < 2.0 and phase.annealed(24) == 0.3
 
 
 @KINDS
@@ -87,7 +87,7 @@ def test_the_gradient_of_the_logits_is_that_of_the_loss_as_a_function_of_them(gu
     phase = gumbel_phase(TWO, "model.dropout=0", *kind)
     batch, state = phase.heldout_stream.next(), phase.generator.get_state()
     sample, gates = phase.sample(learn=True)
-    phase.read(batch, lambda loss: loss.backward(inputs=[gates]))
+    phase.run_batch(batch, lambda loss: loss.backward(inputs=[gates]))
     taken = []
     phase.optimizer.step = lambda: taken.append(phase.logits.grad.clone())
     phase.update_logits(sample, gates)

@@ -37,6 +37,7 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.derivation.baselines",
     "nas.derivation.confidence",
     "nas.derivation.pattern_record",
+    "nas.derivation.printing",
     "nas.derivation.runs",
     "nas.comparison.claims",
     "nas.comparison.results",

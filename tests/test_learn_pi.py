@@ -9,10 +9,11 @@ import torch
 from nas.core.errors import RunError
 from nas.costs.budget import patterns_within
 from nas.costs.flops import count_flops
+from nas.search.history import pi_warnings
 from nas.search.learn_pi import learn_pi, leave_one_out_weights, score_gradient
 from nas.search.sampling import PathsWithinBudget
 from nas.training.evaluation import total_nll
-from tests.making import assert_same_state, generator, make_weights
+from tests.making import NAMES, assert_same_state, generator, make_weights, one_hot
 from tests.test_sampling import assert_unbiased
 
 
@@ -135,3 +136,13 @@ def test_shared_weights_judge_a_path_on_two_parts_of_valid(weights, monkeypatch)
     halves = [part.tolist() for part in made.valid_parts()]
     assert halves[0] == text[: len(halves[0])].tolist() and halves[1][-1] in text[-2:]
     assert made.nll([0, 2, 1]) != pytest.approx(expected, rel=1e-6)
+
+
+def test_a_block_that_changes_in_the_last_tenth_of_the_steps_of_pi_is_reported():
+    def line(step, *path):
+        return {"step": step, "operations": NAMES, "pi": one_hot(*path)}
+
+    late = [line(4500 + step, 0, 1) for step in range(1, 300)]
+    assert pi_warnings([line(0, 0, 0), *late]) == []  # the steps of the weights do not count
+    (warning,) = pi_warnings([line(0, 0, 0), *late, line(4800, 1, 0)])
+    assert warning == "the pattern has not settled: blocks 1, 2 changed in the last 10% of the steps of pi"

@@ -81,7 +81,8 @@ class Comparison:
         search, steps = self.search, self.recipe.train.steps  # None if epochs are given
         if search and search.search.method == "single_path" and not search.search.weights_from and search.train.steps:
             share = MATURE_WITH_TRIALS if self.settings.trials else MATURE
-            print(maturity_warning(search, search.train.steps, steps, share) or "", end="")
+            if warning := maturity_warning(search, search.train.steps, steps, share):
+                print(warning)
 
     def search_tasks(self) -> list[Task]:
         tasks = []

@@ -65,7 +65,10 @@ class TrainOptions:
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
     average_share: float = option(0.2, "last share of the steps, over which weights are averaged", minimum=0, maximum=1)
     short_share: float | None = option(
-        None, f"first share of the weights' steps, on half segments (null: {SHORT_SHARE} or 0)", minimum=0, maximum=1
+        None,
+        f"first share of the steps, on half segments; not for gumbel (null: {SHORT_SHARE} or 0)",
+        minimum=0,
+        maximum=1,
     )
     clip: float = option(1.0, "maximum gradient norm of the weights; 0: no clipping", minimum=0)
     evaluate_every: int = option(500, "steps between evaluations on valid; 0: only at the end", minimum=0)

@@ -4,7 +4,16 @@ import math
 import operator
 from dataclasses import asdict
 
-from nas.core.config import SHORT_PARTS, Config, ModelOptions, SearchOptions, TrainOptions, flat_config, options
+from nas.core.config import (
+    SHORT_PARTS,
+    Config,
+    ModelOptions,
+    SearchOptions,
+    TrainOptions,
+    default_of,
+    flat_config,
+    options,
+)
 from nas.core.errors import InputError, nearest
 from nas.core.pattern import SAME_PARAMETERS
 
@@ -26,6 +35,7 @@ def check(config: Config) -> None:
     check_train(config.train)
     if config.train.short_share and (conflict := short_segments_conflict(config)):
         raise InputError(conflict)
+    check_method(values)
     check_search(config.search)
     check_pattern(config.search.operations, config)
 
@@ -112,15 +122,20 @@ def short_segments_conflict(config: Config) -> str | None:
     return None
 
 
-ONLY_GUMBEL = ("warmup_steps", "sampling", "split")  # options of search.method=gumbel
+ONLY_GUMBEL = ("warmup_steps", "sampling", "split", "temperature.start", "temperature.end", "latency.weight")
 ONLY_SINGLE_PATH = ("logits_seeds", "weights_from")
 
 
+def check_method(values: dict) -> None:
+    """Raises InputError that names the first option that needs the other search method. values: of all options."""
+    gumbel = values["search.method"] == "gumbel"
+    other, unused = ("single_path", ONLY_SINGLE_PATH) if gumbel else ("gumbel", ONLY_GUMBEL)
+    for key, item in options():
+        if key.removeprefix("search.") in unused and values[key] != default_of(item):
+            raise InputError(f"{key}={values[key]} needs search.method={other}")
+
+
 def check_search(search: SearchOptions) -> None:
-    other, only = ("single_path", ONLY_SINGLE_PATH) if search.method == "gumbel" else ("gumbel", ONLY_GUMBEL)
-    for name in only:
-        if getattr(search, name) != getattr(SearchOptions, name):
-            raise InputError(f"search.{name}={getattr(search, name)} needs search.method={other}")
     names = search.operations
     if not names or len(set(names)) < len(names):
         raise InputError(f"search.operations={names} must be different operations, at least one")

@@ -100,7 +100,7 @@ def runners_up(runs: list[SearchRun]) -> list[list[int]]:
     """Paths of the networks that pi drew most often in its last steps, in any run and seed."""
     drawn, paths = Counter(), {}
     for run in runs:
-        steps = len(run.evaluated) // len(run.seed_pi)  # of each seed
+        steps = run.options["search.logits_steps"]  # of each seed
         for index, line in enumerate(run.evaluated):
             for path in line["paths"] if index % steps >= (1 - LATE) * steps else ():
                 name = network([run.operations[index] for index in path])
@@ -115,7 +115,7 @@ def for_trials(candidates: list[Candidate]) -> list[Candidate]:
     Shared weights misjudge some patterns, so that these two have one however far behind they are.
     """
     first = next(candidate for candidate in candidates if PI in candidate.names)
-    rules = [candidate for candidate in candidates if candidate.is_rule]
+    rules = [candidate for candidate in candidates if candidate.is_rule and candidate is not first]
     chosen = [first, *rules[:1]]
     chosen += [candidate for candidate in candidates if candidate not in chosen]
     return chosen[:MOST_TRIALS]

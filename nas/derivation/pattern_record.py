@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def is_rule(self) -> bool:
-        return not {PI, SEED, RUNNER_UP} & {*self.names}
+        return bool({*self.names} - {PI, SEED, RUNNER_UP})
 
 
 @dataclass(frozen=True)

@@ -123,13 +123,13 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
     return "\n".join(rows) + "\n"
 
 
-def print_notices(runs: list[SearchRun], ratio: float) -> None:
-    """Print what limits the evidence of the runs. ratio: the cost of the derived pattern."""
+def print_notices(runs: list[SearchRun], budget: float | None, ratio: float) -> None:
+    """Print what limits the evidence of the runs. ratio: the cost of the derived pattern, within a budget."""
     for run in runs:
         if run.step < run.of_steps:
             print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
-    target = None if runs[0].budget is not None else runs[0].target
-    if target and abs(ratio / target - 1) >= TARGET_TOLERANCE:
+    target = runs[0].target
+    if budget is None and target and abs(ratio / target - 1) >= TARGET_TOLERANCE:
         print(
             f"NOTICE: the search's target is {target:g} of the interleaved pattern's cost, and this pattern costs "
             f"{ratio:.2f}. The target applies to the average over pi; give --latency-budget for the pattern itself."

@@ -20,14 +20,14 @@ class Trials:
     Weights that all patterns share hide how hard a pattern is to train, and misjudge patterns unlike the average path.
     """
 
-    def __init__(self, run: SearchRun, steps: int):
-        """steps: -1 for half of the retraining's steps. Prints a warning if fewer are given."""
+    def __init__(self, run: SearchRun, steps: int | None):
+        """steps: None for half of the retraining's steps. Prints a warning if fewer are given."""
         weights = load_shared_weights(run.path)
         self.config, self.corpus, self.context = weights.config, weights.corpus, weights.context
         trained = load_config(run.weights_run / "config.yaml", [])
         final = retraining_steps(self.config, count_steps(trained, len(self.corpus.tokens("train"))))
         enough = math.ceil(LONG_ENOUGH * final)
-        self.steps, self.losses = enough if steps < 0 else steps, {}
+        self.steps, self.losses = steps or enough, {}
         print(f"trials of {self.steps:,} steps, for patterns that train for {final:,} steps (search.retrain_steps)")
         if self.steps < enough:
             print(f"WARNING: these trials are too short to order such patterns: give at least {enough} steps")
@@ -35,7 +35,7 @@ class Trials:
     def nll(self, pattern: list[str]) -> float:
         """nll per token on valid of a pattern trained from scratch, at its best evaluation.
 
-        It is evaluated every train.evaluate_every steps, or at the last step only if that is 0.
+        It is evaluated every train.evaluate_every steps (0: never) and at the last step.
         """
         if network(pattern) not in self.losses:
             print(f"trial of {abbreviate(pattern)}", end="  ", flush=True)

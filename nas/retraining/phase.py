@@ -1,4 +1,4 @@
-"""The second phase: train a fixed pattern as an ordinary Transformer-XL."""
+"""The training of a fixed pattern, as an ordinary Transformer-XL."""
 
 import math
 from collections.abc import Callable

@@ -16,7 +16,7 @@ from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
-from nas.training.checkpoint import load_checkpoint
+from nas.training.checkpoint import load_checkpoint, load_supernet
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
 EXPORT_FORMAT = "par-model/1"
@@ -65,7 +65,7 @@ def read_path(run: Path, pattern: list[str]) -> Trained:
             f"{abbreviate(pattern)}; give a pattern of as many blocks and of these operations"
         )
     weights = {}
-    for name, weight in load_checkpoint(file, "phase")["phase"]["supernet"].items():
+    for name, weight in load_supernet(run).items():
         if block := BLOCK_WEIGHT.fullmatch(name):
             index, operation, parameter = int(block[1]), int(block[2]), block[3]
             if operations[operation] == pattern[index]:

@@ -63,7 +63,7 @@ class GumbelPhase(Phase):
         supernet.backbone.to(context.device)
         hard = self.options.sampling == "hard"
         self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context, sampled=hard)
-        self.read = BatchRunner(supernet, config.train, context)
+        self.run_batch = BatchRunner(supernet, config.train, context)
         self.logits = nn.Parameter(torch.zeros(supernet.blocks, len(supernet.operations)))  # on the CPU
         adam = self.options.optimizer
         self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
@@ -71,12 +71,12 @@ class GumbelPhase(Phase):
         self.temperature, self.heldout_nll = self.options.temperature.start, None
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
-        self.temperature, learn = self.temperature_at(step), self.logits_learn(step)
+        self.temperature, learn = self.annealed(step), self.logits_learn(step)
         sample, gates = self.sample(learn)
         if learn and self.heldout_stream:
             nll, batch = None, self.heldout_stream.next()
             self.supernet.eval()  # without dropout; the weights do not change
-            heldout, self.heldout_stream.memories = self.read(batch, partial(Tensor.backward, inputs=[gates]))
+            heldout, self.heldout_stream.memories = self.run_batch(batch, partial(Tensor.backward, inputs=[gates]))
             self.heldout_nll = float(heldout)
         else:
             batch = self.stream.next()
@@ -91,7 +91,8 @@ class GumbelPhase(Phase):
         share = self.options.arch_fraction if self.heldout_stream else 1.0
         return step > self.warmup_steps and math.floor(step * share) > math.floor((step - 1) * share)
 
-    def temperature_at(self, step: int) -> float:
+    def annealed(self, step: int) -> float:
+        """The temperature at a step."""
         progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         return temperature_at(progress, self.options.temperature.start, self.options.temperature.end)
 
@@ -130,16 +131,16 @@ class GumbelPhase(Phase):
         ratio = self.costs.expected_ratio(self.logits.softmax(dim=-1), self.supernet.operations)
         return latency.weight * (ratio - latency.target).clamp_min(0)
 
-    def pi_line(self, step: int) -> dict:
+    def line(self, step: int) -> dict:
         pi = self.logits.detach().double().softmax(dim=-1).numpy()
         line = pi_line(step, self.supernet.operations, pi, None, self.costs)
         return line | {"of_steps": self.total_steps, "temperature": self.temperature}
 
     def record(self, run: RunFolder, step: int) -> None:
-        run.append("pi.jsonl", self.pi_line(step))
+        run.append("pi.jsonl", self.line(step))
 
     def scalars(self, step: int) -> dict[str, float]:
-        line = self.pi_line(step)
+        line = self.line(step)
         scalars = super().scalars(step) | {
             "temperature": self.temperature,
             "entropy": float(entropy(np.array(line["pi"])).mean()),
@@ -173,7 +174,6 @@ class GumbelPhase(Phase):
             "stream": self.stream.state_dict(),
             "heldout_stream": self.heldout_stream.state_dict() if self.heldout_stream else None,
             "generator": self.generator.get_state(),
-            "temperature": self.temperature,
             "heldout_nll": self.heldout_nll,
         }
 
@@ -186,4 +186,4 @@ class GumbelPhase(Phase):
         if self.heldout_stream:
             self.heldout_stream.load_state_dict(state["heldout_stream"])
         self.generator.set_state(state["generator"])
-        self.temperature, self.heldout_nll = state["temperature"], state["heldout_nll"]
+        self.heldout_nll = state["heldout_nll"]

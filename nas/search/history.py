@@ -1,4 +1,9 @@
-"""Pi and its history: the lines of pi.jsonl, and warnings about their end. N blocks, O candidate operations."""
+"""Pi and its history: the lines of pi.jsonl, and warnings about a doubtful outcome.
+
+N blocks, O candidate operations.
+"""
+
+import math
 
 import numpy as np
 
@@ -54,11 +59,10 @@ def pi_warnings(history: list[dict]) -> list[str]:
         if row[first] - row[second] < MARGIN:
             message = undecided_message(number, operations[first], operations[second], row[first] - row[second])
             warnings.append(message)
-    first, last = history[0]["step"], history[-1]["step"]
-    late = [likeliest(line) for line in history if line["step"] >= last - LATE * (last - first)]
+    late = [likeliest(line) for line in history[-max(2, math.ceil(LATE * len(history))) :]]
     changed = [str(number) for number, names in enumerate(zip(*late, strict=True), start=1) if len(set(names)) > 1]
     if changed:
-        blocks = f"block {', '.join(changed)}"
+        blocks = f"block{'s' if len(changed) > 1 else ''} {', '.join(changed)}"
         warnings.append(f"the pattern has not settled: {blocks} changed in the last {LATE:.0%} of the steps of pi")
     return warnings
 

@@ -26,7 +26,7 @@ from nas.training.train_step import BatchRunner, Stream
 
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 GROWTH = 0.7  # progress at which all paths count
-Path = tuple[int, ...]  # the index of each block's operation
+IndexPath = tuple[int, ...]  # the index of each block's operation
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,12 @@ def learn_pi(
     """
     supernet, options, adam = weights.supernet, weights.config.search, weights.config.search.optimizer
     blocks, operations = supernet.blocks, supernet.operations
-    paths = path_distribution(blocks, operations, costs, budget)
+    paths = PathDistribution()
+    if budget is not None:
+        paths = PathsWithinBudget(patterns_within(budget, blocks, operations, costs))
     _, stream = open_streams(weights.corpus, weights.config, weights.context)
-    batches = BatchRunner(supernet, weights.config.train, weights.context)
+    run_batch = BatchRunner(supernet, weights.config.train, weights.context)
     generator = sampling_generator(weights.config.seed)
-    supernet.eval()
     steps, total = options.logits_steps, options.logits_steps * options.logits_seeds
     logits, learned, evaluated, known = torch.zeros(blocks, len(operations)), [], [], known or []
 
@@ -93,7 +94,7 @@ def learn_pi(
             optimizer = torch.optim.Adam([logits], lr=adam.lr, betas=ADAM_BETAS, weight_decay=adam.weight_decay)
             learned.append(logits)
         drawn = paths.sample(logits, options.paths, generator)
-        nll = evaluate(supernet, batches, stream, drawn, known[step]["nll"] if step < len(known) else None)
+        nll = evaluate(supernet, run_batch, stream, drawn, known[step]["nll"] if step < len(known) else None)
         fraction = best_fraction(options.best_fraction, (step % steps + 1) / steps)
         logits.grad = score_gradient(drawn, risk_seeking_weights(nll, fraction), len(operations)).to(logits.dtype)
         optimizer.step()
@@ -104,16 +105,9 @@ def learn_pi(
     return LearnedPi(torch.stack(learned), history, evaluated)
 
 
-def path_distribution(blocks: int, operations: list[str], costs: CostTable, budget: float | None) -> PathDistribution:
-    """The distribution of the paths that pi draws. Raises InputError if no pattern fits the budget."""
-    return (
-        PathDistribution() if budget is None else PathsWithinBudget(patterns_within(budget, blocks, operations, costs))
-    )
-
-
 @torch.no_grad()
 def evaluate(
-    supernet: SuperNet, batches: BatchRunner, stream: Stream, paths: list[Path], known: list[float] | None
+    supernet: SuperNet, run_batch: BatchRunner, stream: Stream, paths: list[IndexPath], known: list[float] | None
 ) -> Tensor:
     """The nll per token of each path [K] on the next batch, in float64. A path that was drawn twice runs once.
 
@@ -123,7 +117,7 @@ def evaluate(
     batch, results = stream.next(), {}
     for path in dict.fromkeys(paths if known is None else paths[:1]):
         supernet.set_path(path)
-        results[path] = batches(batch)
+        results[path] = run_batch(batch)
     stream.memories = results[paths[0]][1]
     if known is not None:
         return torch.tensor(known, dtype=torch.float64)

@@ -37,16 +37,16 @@ def describe_steps(config: Config, text_tokens: int) -> list[str]:
 def describe_maturity(config: Config, weights_steps: int) -> str:
     """How often the steps train each operation."""
     updates = weights_steps / steps_per_update(config)
-    tokens, patterns = config.train.batch_size * config.train.segment, config.search.retrain_steps
+    tokens, pattern_steps = config.train.batch_size * config.train.segment, config.search.retrain_steps
     text = f"{weights_steps:,} steps of {tokens:,} tokens train each operation of a block {updates:,.0f} times"
-    if patterns is None:
+    if pattern_steps is None:
         return f"{text}: search.retrain_steps is not set, so patterns are assumed to train for as many steps"
-    return f"{text}, {updates / patterns:.2f} of the {patterns:,} steps for which patterns will be trained"
+    return f"{text}, {updates / pattern_steps:.2f} of the {pattern_steps:,} steps for which patterns will be trained"
 
 
-def maturity_warning(config: Config, weights_steps: int, patterns: int | None, share: float) -> str | None:
-    """A warning if operations train in less than `share` of a pattern's steps, which are `patterns`; None: unknown."""
-    enough = math.ceil(share * (patterns or 0) * steps_per_update(config))
+def maturity_warning(config: Config, weights_steps: int, pattern_steps: int | None, share: float) -> str | None:
+    """A warning if operations train in less than `share` of a pattern's steps. pattern_steps: None if unknown."""
+    enough = math.ceil(share * (pattern_steps or 0) * steps_per_update(config))
     if weights_steps >= enough:
         return None
     return (

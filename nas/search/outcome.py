@@ -11,11 +11,14 @@ from nas.core.pattern import abbreviate
 from nas.core.run_folder import OUTCOME, RunFolder, weights_judge_patterns
 from nas.search.history import drawn_pi, entropy, likeliest, pi_warnings
 from nas.search.maturity import retraining_steps
-from nas.training.trainer import Trainer
+from nas.training.trainer import Trainer, say
 
 
 class PiWriter:
-    """Writes each step of learn_pi() to the run folder and, every train.log_every steps, to the terminal."""
+    """Writes each step of learn_pi() to the run folder.
+
+    Every train.log_every steps it also writes to the terminal, metrics.jsonl and TensorBoard.
+    """
 
     def __init__(self, run: RunFolder, config: Config, weights_steps: int, board):
         """weights_steps: the steps in the files are counted on from these. board: the TensorBoard writer, or None."""
@@ -45,12 +48,6 @@ class PiWriter:
         say(self.run, f"pi {step}/{steps}  heldout nll {nll:.4f}  likeliest {likeliest(line)}  {left} left")
 
 
-def say(run: RunFolder, text: str) -> None:
-    """Print to the terminal and to train.log; run_command() silences the other ranks."""
-    run.log(text)
-    tqdm.write(text)
-
-
 def make_outcome(
     config: Config, pattern: list[str], valid: dict, steps: int, seconds: float, trainer: Trainer | None
 ) -> dict:
@@ -59,7 +56,7 @@ def make_outcome(
     Args:
         pattern: the likeliest one; valid: its figures on valid, with the SuperNet's weights.
         steps: of the whole search.
-        seconds: besides those of the trainer.
+        seconds: of the search, without those of the trainer.
         trainer: of the weights, or None if another search trained them.
     """
     seconds += trainer.wall_seconds if trainer else 0.0

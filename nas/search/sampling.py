@@ -1,4 +1,4 @@
-"""Samples of paths from pi = softmax(logits), and the temperature.
+"""Paths and samples: fair paths, samples from pi = softmax(logits), and the temperature.
 
 Jang et al. 2016 (arXiv 1611.01144), Maddison et al. 2016 (arXiv 1611.00712). N blocks, O candidate operations.
 """
@@ -32,9 +32,9 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 
 def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise of the shape and type of the logits."""
+    """Noise of the shape and type of the logits, which are on the CPU."""
     uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
-    return gumbel(uniform).to(logits.device, logits.dtype)
+    return gumbel(uniform).to(logits.dtype)
 
 
 def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
@@ -89,10 +89,6 @@ class PathDistribution:
     def sample(self, logits: Tensor, count: int, generator: torch.Generator) -> list[tuple[int, ...]]:
         return [tuple(sample_path(logits, generator)) for _ in range(count)]
 
-    def marginals(self, logits: Tensor) -> Tensor:
-        """Probability [N, O] of each operation in each block, in float64."""
-        return logits.detach().double().softmax(dim=-1)
-
 
 class PathsWithinBudget(PathDistribution):
     """The distribution of pi under the condition that a path costs at most a budget. It is exact."""
@@ -105,5 +101,6 @@ class PathsWithinBudget(PathDistribution):
         paths = self.lattice.sample(logits.detach().double().numpy(), noise.numpy())
         return [tuple(path) for path in paths.tolist()]
 
-    def marginals(self, logits):
+    def marginals(self, logits: Tensor) -> Tensor:
+        """Probability [N, O] of each operation in each block, in float64."""
         return torch.from_numpy(self.lattice.marginals(logits.detach().double().numpy()))

@@ -16,7 +16,7 @@ from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.supernet import SuperNet, build_supernet
 from nas.training.build import image_size
-from nas.training.checkpoint import load_checkpoint
+from nas.training.checkpoint import load_supernet
 from nas.training.device import DeviceContext, set_up_device
 from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
@@ -67,13 +67,8 @@ def load_shared_weights(run: Path) -> SharedWeights:
     context, corpus = set_up_device(config.seed, config.train), Corpus(prepare(config.data))
     check_text(run, data_digests(corpus.meta))
     supernet = build_supernet(config, corpus)
-    supernet.load_state_dict(read_supernet(run))
+    supernet.load_state_dict(load_supernet(run))
     return SharedWeights(supernet, corpus, config, context)
-
-
-def read_supernet(run: Path) -> dict:
-    """The state of a search's SuperNet; with search.weights_from, that of the other search."""
-    return load_checkpoint(find_weights_run(run) / CHECKPOINT, "phase")["phase"]["supernet"]
 
 
 def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
@@ -92,4 +87,4 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
     for key in new:
         if key.startswith(MUST_EQUAL) and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
-    supernet.load_state_dict(read_supernet(run))
+    supernet.load_state_dict(load_supernet(run))

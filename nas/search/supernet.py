@@ -18,7 +18,7 @@ from nas.training.build import backbone_options, block_config
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 
-Choice = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
+Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
 
 class StochasticBlock(nn.Module):
@@ -40,7 +40,7 @@ class StochasticBlock(nn.Module):
         reaches = [candidate.reach for candidate in self.candidates]
         self.reach = None if None in reaches else max(reaches)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
-        self.choice: Choice | None = None  # None until the SuperNet sets a mixture or a path
+        self.choice: Branches | None = None  # None until the SuperNet sets a mixture or a path
 
     def forward(
         self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int

@@ -1,4 +1,4 @@
-"""Networks, numbers of steps and streams of both phases, built from a configuration and a corpus."""
+"""Networks, numbers of steps and streams of all phases, built from a configuration and a corpus."""
 
 import math
 from dataclasses import fields, replace
@@ -17,8 +17,8 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-# Passes over a text after which models overfit: of width 128 without dropout (docs/results.md), and of less width or
-# with dropout (experiments/compare). With dropout and strong weight decay they did not yet (experiments/passes).
+# Passes over a text after which models may overfit (experiments/passes): without dropout, with dropout or less width,
+# and with dropout and strong weight decay.
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
 CLUSTERS = 3  # of model.cutoffs=auto, the head included

@@ -8,6 +8,7 @@ import torch
 
 from nas.core.errors import InputError, RunError
 from nas.core.files import atomic_write
+from nas.core.run_folder import CHECKPOINT, find_weights_run
 
 FORMAT = "par-checkpoint/2"
 
@@ -30,8 +31,10 @@ def save_checkpoint(path: Path, state: dict) -> None:
 def load_checkpoint(path: Path, key: str) -> dict:
     """Read a state that has `key` onto the CPU, without running code from the file.
 
-    Raises InputError if the file is damaged or holds something else.
+    Raises InputError if the file is missing or damaged, or holds something else.
     """
+    if not path.exists():
+        raise InputError(f"{path} is missing; the stage that writes it has not finished, or the file was removed")
     damaged = OSError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError
     with open(path, "rb") as file:
         try:
@@ -43,3 +46,8 @@ def load_checkpoint(path: Path, key: str) -> dict:
     if not isinstance(state, dict) or state.get("format") != FORMAT or key not in state:
         raise InputError(f"{path} is not a {FORMAT} with `{key}`; another program, version or stage wrote it")
     return state
+
+
+def load_supernet(run: Path) -> dict:
+    """The state of a search's SuperNet, or of the one in search.weights_from. Errors as load_checkpoint()."""
+    return load_checkpoint(find_weights_run(run) / CHECKPOINT, "phase")["phase"]["supernet"]

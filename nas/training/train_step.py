@@ -115,7 +115,7 @@ class TrainStep:
             compile_operations(network, options, context, rows)
         if sampled:
             distributed.broadcast_parameters(network)
-        self.run = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
+        self.run_batch = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
 
     def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
@@ -128,7 +128,7 @@ class TrainStep:
         self.optimizer.set_lr(step)
         self.optimizer.zero_grad()
         short = step <= self.short_steps
-        nll, memories = self.run(batch.shorten() if short else batch, torch.Tensor.backward)
+        nll, memories = self.run_batch(batch.shorten() if short else batch, torch.Tensor.backward)
         if self.sampled:
             distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)

@@ -83,7 +83,7 @@ class Trainer:
     def fit(self) -> None:
         """Train. Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable."""
         processes = distributed.world_size()
-        self.say(f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
+        say(self.run, f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
         shown = sys.stderr.isatty() and distributed.is_main()
@@ -148,9 +148,10 @@ class Trainer:
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note(self.step)]
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
-        self.say(
+        say(
+            self.run,
             f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {perplexity(nll):.2f}  "
-            f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
+            f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left",
         )
         self.window_nll, self.window_tokens, self.rate_tokens, self.rate_seconds = 0.0, 0, 0, 0.0
 
@@ -161,18 +162,12 @@ class Trainer:
             raise self.failure(self.step, f"the validation loss is {nll}")
         self.run.metrics(self.step, self.tokens, "valid", nll, evaluated_tokens=self.valid["tokens"])
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
-        self.say(
-            f"step {self.step}/{self.phase.total_steps}  valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
-        )
+        figures = f"valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
+        say(self.run, f"step {self.step}/{self.phase.total_steps}  {figures}")
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
         for name, value in scalars.items() if distributed.is_main() else ():
             self.board.add_scalar(f"{split}/{name}", value, self.step)
-
-    def say(self, text: str) -> None:
-        """Print to the terminal and to train.log; run_command() silences the other ranks."""
-        self.run.log(text)
-        tqdm.write(text)
 
     def check_window(self) -> None:
         """Convert the nll of the window to a float. Raises RunError if a loss or gradient on a GPU was not finite."""
@@ -217,7 +212,7 @@ class Trainer:
         self.restore_random(state["random"])
         self.phase.load_state_dict(state["phase"])
         self.run.cut_after(self.step)
-        self.say(f"continuing from step {self.step} of {self.phase.total_steps}")
+        say(self.run, f"continuing from step {self.step} of {self.phase.total_steps}")
 
     def restore_random(self, states: list[dict[str, Tensor]]) -> None:
         """Restore the random states of the ranks, or draw new ones if the ranks or the device have changed."""
@@ -226,7 +221,13 @@ class Trainer:
             return
         reseed(1 + self.step * ranks + rank)
         if self.phase.config.model.dropout:
-            self.say("NOTICE: the processes or the device changed, so dropout continues with new random numbers")
+            say(self.run, "NOTICE: the processes or the device changed, so dropout continues with new random numbers")
+
+
+def say(run: RunFolder, text: str) -> None:
+    """Print to the terminal and to train.log; run_command() silences the other ranks."""
+    run.log(text)
+    tqdm.write(text)
 
 
 def reseed(number: int) -> None:
