@@ -13,7 +13,7 @@ from tests.making import load_script
 from tests.processes import succeed
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-FOLDERS = ["demo", "hybrid", "inherit", "wikitext2", "wikitext2-best", "wikitext2-tensorflow"]
+FOLDERS = ["demo", "hybrid", "inherit", "paper", "wikitext2", "wikitext2-best", "wikitext2-tensorflow"]
 
 
 @pytest.mark.parametrize(
