@@ -20,10 +20,11 @@ from nas.search.weights import WeightsPhase
 from nas.training.build import build_fixed
 from nas.training.device import device_context
 
+GUMBEL = ["search.warmup_steps=6", "search.optimizer.lr=0.05"]
 STAGES = {
     "search_weights": [],
-    "search_hard": ["search.method=gumbel", "search.sampling=hard", "search.split=shared", "search.warmup_steps=6"],
-    "search_soft": ["search.method=gumbel", "search.split=shared", "search.warmup_steps=6", "model.norm=post"],
+    "search_hard": ["search.method=gumbel", "search.sampling=hard", "search.split=shared", *GUMBEL],
+    "search_soft": ["search.method=gumbel", "search.split=shared", *GUMBEL, "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
     "retrain_adamw": [
         "train.optimizer=adamw",

@@ -1,6 +1,7 @@
 """The choice of a pattern: candidates, their judges, trials, and what is printed about them."""
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +54,27 @@ def test_candidates_are_pi_its_seeds_its_runners_up_and_rules_each_network_once(
     assert {"pi", "runner-up of pi", "interleaved", "sandwich", "par", "one attention"} <= {*adi.names}
     without = choice.find_candidates([search_run(one_hot(2, 2, 1))], COSTS, None)  # rules cost at most as much as pi
     assert by_pattern(without) == {"iid": ["pi"]}
+
+
+def test_runners_up_are_the_most_frequent_paths_within_the_budget():
+    paths = [list(path) for path in product(range(3), repeat=3) if len({*path} - {2}) > 1][:10]
+    run = replace(search_run(one_hot(2, 2, 1), search={"logits_steps": 10}), evaluated=drawn(*paths, *paths[-8:]))
+    names = [network([NAMES[i] for i in path]) for path in paths]
+    frequent = {name for name in names if names[-8:].count(name) == max(map(names[-8:].count, names))}
+    found = by_pattern(choice.find_candidates([run], COSTS, None))
+    drawn_networks = {network(expand(short)) for short, origin in found.items() if "runner-up of pi" in origin}
+    assert frequent <= drawn_networks and len(drawn_networks) <= 8
+    within = choice.find_candidates([run], COSTS, 0.8)  # pi was learned within another budget, or with other costs
+    assert max(COSTS.ratio(expand(one.pattern)) for one in within) <= 0.8
+
+
+def test_the_weights_of_all_runs_judge(monkeypatch):
+    runs = [search_run(one_hot(0, 1, 1), one_hot(1, 0, 1), path=path) for path in ("one", "two")]
+    losses = {"one": {(0, 1, 1): 2.0, (1, 0, 1): 3.0}, "two": {(0, 1, 1): 4.5, (1, 0, 1): 3.0}}
+    judges = {name: SimpleNamespace(nll=lambda path, of=of: of.get(tuple(path), 9.0)) for name, of in losses.items()}
+    monkeypatch.setattr(choice, "load_shared_weights", lambda run: judges[str(run)])
+    made = choice.choose_pattern(runs, COSTS, None)
+    assert made.blocks == expand("dad") and made.candidates[0].nll == 3.0
 
 
 def test_the_best_by_shared_weights_is_chosen_and_rules_may_win(judged):

@@ -81,7 +81,12 @@ SEARCHES = {
     "single path, budget, parts": ["search.latency.source=flops", "train.grad_accum_steps=2"],
     "gumbel, parts": [GUMBEL, "train.grad_accum_steps=2"],
     "gumbel, shared": [GUMBEL, "search.split=shared", "model.cutoffs=[5,20]"],
-    "gumbel, hard, latency": [GUMBEL, "search.sampling=hard", "search.latency.source=flops"],
+    "gumbel, hard, latency": [
+        GUMBEL,
+        "search.sampling=hard",
+        "search.latency.source=flops",
+        "search.latency.target=0.3",
+    ],
 }
 
 

@@ -71,6 +71,14 @@ def test_samples_follow_pi_and_the_temperature(gumbel_phase, kind):
         for block in phase.supernet.backbone.blocks:
             chosen, weights = block.choice
             assert chosen[int(weights.argmax())] == 0 and not weights.requires_grad
+    phase.logits.data = torch.tensor([[0.7, 0.2, 0.1]] * 3).log()
+    counts = torch.zeros(3, 3)
+    for _ in range(400):
+        phase.sample(learn=False)
+        for count, block in zip(counts, phase.supernet.backbone.blocks, strict=True):
+            chosen, weights = block.choice
+            count[chosen[int(weights.argmax())]] += 1
+    torch.testing.assert_close(counts / 400, phase.logits.exp(), rtol=0, atol=0.1)
     phase.logits.data.zero_()
     for phase.temperature in (5.0, 0.05):
         phase.generator.manual_seed(3)

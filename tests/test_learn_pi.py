@@ -9,8 +9,9 @@ import torch
 from nas.core.errors import RunError
 from nas.costs.budget import patterns_within
 from nas.costs.flops import count_flops
+from nas.search import learn_pi as module
 from nas.search.history import pi_warnings
-from nas.search.learn_pi import learn_pi, leave_one_out_weights, score_gradient
+from nas.search.learn_pi import best_fraction, learn_pi, leave_one_out_weights, score_gradient
 from nas.search.sampling import PathsWithinBudget
 from nas.training.evaluation import total_nll
 from tests.making import NAMES, assert_same_state, generator, make_weights, one_hot
@@ -114,6 +115,27 @@ def test_an_interrupted_call_continues_exactly_from_the_recorded_losses(weights)
     assert_same_state(again.evaluated, whole.evaluated)
     assert torch.equal(again.logits, whole.logits) and len(lines) == 13
     assert len(ran) == 8 + sum(len(set(line["paths"])) for line in whole.evaluated[8:])
+    with pytest.raises(RunError, match=r"step 1 draws other paths than in paths.jsonl"):
+        learn_pi(made, costs, 0.8, known=whole.evaluated[1:])
+
+
+def test_pi_learns_the_best_path_from_the_losses_of_the_best_draws(weights, monkeypatch):
+    made, costs = weights("search.logits_steps=80", "search.logits_seeds=2", "search.paths=8")
+    fractions, weigh = [], module.risk_seeking_weights
+
+    def record(losses, fraction):
+        fractions.append(fraction)
+        return weigh(losses, fraction)
+
+    def distance(supernet, run_batch, stream, paths, known):
+        return torch.tensor([[i != j for i, j in zip(path, (2, 0, 1), strict=True)] for path in paths]).sum(1).double()
+
+    monkeypatch.setattr(module, "evaluate", distance)
+    monkeypatch.setattr(module, "risk_seeking_weights", record)
+    pi = learn_pi(made, costs, None).pi
+    assert pi[:, range(3), (2, 0, 1)].min() > 0.8
+    assert fractions[:80] == fractions[80:] == [best_fraction(0.25, step / 80) for step in range(1, 81)]
+    assert fractions[0] < 0.3 and fractions[-1] == 1
 
 
 def test_a_loss_that_is_not_finite_is_an_error(weights):

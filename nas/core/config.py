@@ -91,7 +91,7 @@ class TemperatureOptions:
 
 @dataclass
 class LogitsOptimizerOptions:
-    lr: float = option(0.05, "learning rate of the logits (Adam); use 0.01 with gumbel", above=0)
+    lr: float | None = option(None, "learning rate of the logits (Adam) (null: 0.05; gumbel: 0.01)", above=0)
     weight_decay: float = option(0.0, "Adam weight decay of the logits", minimum=0)
 
 
@@ -122,7 +122,9 @@ class SearchOptions:
     retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
     shared_projections: bool = option(False, "full, sparse and window attention share weights")
     arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
-    warmup_steps: int | None = option(None, "gumbel: first steps, with uniform pi (null: half of all)", minimum=0)
+    warmup_steps: int | None = option(
+        None, "gumbel: first steps, with uniform pi (null: a quarter, as in the paper)", minimum=0
+    )
     sampling: str = option("soft", "gumbel: mix all operations (the paper), or draw one", choices=("soft", "hard"))
     split: str = option(
         "heldout", "gumbel: text of the logits: held out (the paper) or the weights'", choices=("heldout", "shared")

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from nas.core.errors import InputError, nearest
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256")
+LOGITS_LR, LOGITS_LR_GUMBEL = 0.05, 0.01  # defaults of search.optimizer.lr
 SECTIONS = "sections hold keys with values, such as `train: {steps: 100}`"
 OTHER_NAMES = {
     "learning_rate": "train.lr",
@@ -136,6 +138,7 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if keys > 0:  # check() reports lengths that are out of range
         found["model.stride"] = default_stride(keys)
         found["model.window"] = max(1, keys // 4)
+    found["search.optimizer.lr"] = LOGITS_LR_GUMBEL if values["search.method"] == "gumbel" else LOGITS_LR
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
         found[f"train.{key}"] = value
     return found
@@ -146,5 +149,5 @@ def resolve_defaults(config: Config) -> None:
     values = flat_config(asdict(config))
     for key, value in derived_defaults(values).items():
         if values[key] is None:
-            section, name = key.split(".")
-            setattr(getattr(config, section), name, value)
+            *sections, name = key.split(".")
+            setattr(reduce(getattr, sections, config), name, value)

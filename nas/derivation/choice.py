@@ -22,6 +22,7 @@ from nas.search.shared_weights import load_shared_weights
 
 RUNNERS_UP, LATE = 8, 0.2  # networks that pi draws most often in this last share of its steps
 MOST_TRIALS = 4  # networks
+ROUNDING = 1e-9  # of sums of costs
 
 
 def choose_pattern(
@@ -61,7 +62,8 @@ def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | No
 
 def needs_learning(runs: list[SearchRun], costs: CostTable, budget: float | None) -> bool:
     """Whether pi was learned within another budget, or in another unit of cost."""
-    return budget != runs[0].budget or (budget is not None and costs.unit != runs[0].costs.unit)
+    others = any(budget != run.budget for run in runs)
+    return others or (budget is not None and costs.unit != runs[0].costs.unit)
 
 
 def learn_anew(run: SearchRun, costs: CostTable, budget: float | None) -> SearchRun:
@@ -86,6 +88,8 @@ def find_candidates(runs: list[SearchRun], costs: CostTable, budget: float | Non
     paths += [(SEED, likeliest_path(pi, *limits)) for pi in seeds[len(seeds) == 1 :]]
     paths += [(RUNNER_UP, path) for path in runners_up(runs)]
     patterns = [(name, [operations[index] for index in path]) for name, path in paths]
+    if budget is not None:  # runs with latency tables of their own may have drawn costlier paths
+        patterns = [(name, blocks) for name, blocks in patterns if costs.ratio(blocks) <= budget * (1 + ROUNDING)]
     limit = costs.ratio(patterns[0][1]) if budget is None else budget
     patterns += rules_within(len(likeliest), operations, costs, limit).items()
     found: dict[str, Candidate] = {}

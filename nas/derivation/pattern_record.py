@@ -61,10 +61,11 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     costs: of the budget. The certainty is that of patterns drawn from pi within the budget.
     """
     first, blocks = choice.runs[0], choice.blocks
-    pi = np.stack([run.pi for run in choice.runs])  # [runs, N, O]
+    drawn = [run.seed_pi for run in choice.runs]  # of each run, [S, N, O]
     if choice.budget is not None:
         lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
-        pi = np.stack([lattice.marginals(log_pi(own)) for own in pi])
+        drawn = [[lattice.marginals(log_pi(pi)) for pi in seeds] for seeds in drawn]
+    pi = np.stack([np.mean(seeds, axis=0) for seeds in drawn])  # [runs, N, O]
     confidence = [
         block_confidence(first.operations, rows, first.operations.index(name))
         for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=True)

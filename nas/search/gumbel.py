@@ -8,8 +8,9 @@ First the weights train alone, with uniform pi. Then weights (on 80% of the text
 turn, with an optimizer each, while the temperature falls. The pattern is the argmax of pi.
 
 Variants: `search.sampling=hard` runs one sampled operation per block, with straight-through gates (GDAS, Dong and Yang
-2019, arXiv 1910.04465). `search.split=shared` trains weights and logits on the same batches. With costs, the expected
-cost above the target is a term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate operations.
+2019, arXiv 1910.04465). A block that samples identity then gets no gradient, because its branch is 0.
+`search.split=shared` trains weights and logits on the same batches. With costs, the expected cost above the target is a
+term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate operations.
 """
 
 import math
@@ -54,7 +55,7 @@ class GumbelPhase(Phase):
         self.stream, self.heldout_stream = open_streams(corpus, config, context)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
         given = self.options.warmup_steps
-        self.warmup_steps = self.total_steps // 2 if given is None else given
+        self.warmup_steps = self.total_steps // 4 if given is None else given
         if not any(map(self.logits_learn, range(self.warmup_steps + 1, self.total_steps + 1))):
             raise InputError(
                 f"search.warmup_steps={self.warmup_steps} leaves no step of {self.total_steps} to train the logits: "

@@ -60,7 +60,8 @@ def learn_pi(
     """Learn pi search.logits_seeds times, each from uniform in search.logits_steps steps of Adam.
 
     In each step, K paths are drawn from pi and evaluated on the next batch of held-out text, without dropout. The
-    gradient is that of the mean loss of the best paths. The same arguments give the same result.
+    gradient is that of the mean loss of the best paths. The same arguments give the same result. Each
+    seed reads on where the one before ended.
 
     Args:
         budget: the highest cost of the paths, a ratio to the interleaved pattern's; None: any.
@@ -94,7 +95,10 @@ def learn_pi(
             optimizer = torch.optim.Adam([logits], lr=adam.lr, betas=ADAM_BETAS, weight_decay=adam.weight_decay)
             learned.append(logits)
         drawn = paths.sample(logits, options.paths, generator)
-        nll = evaluate(supernet, run_batch, stream, drawn, known[step]["nll"] if step < len(known) else None)
+        before = known[step] if step < len(known) else None
+        if before and [list(path) for path in before["paths"]] != [list(path) for path in drawn]:
+            raise RunError(f"pi: step {step + 1} draws other paths than in paths.jsonl; remove that file and resume")
+        nll = evaluate(supernet, run_batch, stream, drawn, before and before["nll"])
         fraction = best_fraction(options.best_fraction, (step % steps + 1) / steps)
         logits.grad = score_gradient(drawn, risk_seeking_weights(nll, fraction), len(operations)).to(logits.dtype)
         optimizer.step()
