@@ -54,7 +54,7 @@ LOSSY = [  # options, what decoding gives, and whether the words are kept
 ]
 
 
-@pytest.mark.parametrize(("choice", "expected", "words_kept"), LOSSY, ids=lambda choice: str(choice)[:40])
+@pytest.mark.parametrize(("choice", "expected", "words_kept"), LOSSY, ids=["words", "lowercase", "newlines"])
 def test_what_a_preparation_loses_is_recorded(choice, expected, words_kept, text_folder, tmp_path):
     corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
     about = corpus.meta["splits"]["test"]
