@@ -38,7 +38,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("trian.lr=3", "unknown key 'trian'; the nearest is 'train.lr'"),
+        ("trian.steps=3", "unknown key 'trian'; the nearest is 'train.steps'"),
         ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
         ("model.num_heads=3", "unknown key 'model.num_heads'; the nearest is 'model.heads'"),
         ("lr=3", "unknown key 'lr'; the nearest is 'train.lr'"),

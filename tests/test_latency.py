@@ -222,10 +222,11 @@ def test_a_measurement_far_from_its_prediction_causes_a_warning():
     measured |= {"ratio_to_interleaved": 0.5, "predicted_ms": 9.5, "predicted_ratio_to_interleaved": 0.5}
     (line,) = latency_report(measured)
     assert "measured 10.00 ms, 0.50" in line and "predicted 9.50 ms, 0.50" in line
-    for predicted in (9.0, 11.2):
-        line, warning = latency_report(measured | {"predicted_ms": predicted})
+    assert len(latency_report(measured | {"predicted_ms": 5.0})) == 1  # the ratios agree
+    for predicted in (0.45, 0.56):
+        line, warning = latency_report(measured | {"predicted_ratio_to_interleaved": predicted})
         assert warning.startswith("WARNING") and "differs from the prediction" in warning
-    assert "+100%" in latency_report(measured | {"predicted_ms": 5.0})[1]
+    assert "+100%" in latency_report(measured | {"predicted_ratio_to_interleaved": 0.25})[1]
     assert len(latency_report({key: measured[key] for key in measured if not key.startswith("predicted")})) == 1
     assert latency_report({}) == []
     unsteady = latency_report(measured | {"quartiles_ms": [0.7 * measured["median_ms"], 1.3 * measured["median_ms"]]})

@@ -69,7 +69,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         try:
             config.merge_with(values)
         except (OmegaConfBaseException, TypeError) as error:
-            raise InputError(f"{origin}: {mistake(error)}") from None
+            raise InputError(f"{origin}: {mistake(error, values)}") from None
         given = flat_config(values)
         for key, item in options():
             if item.type is bool and type(given[key]) is not bool:  # OmegaConf takes 3 for true
@@ -110,12 +110,14 @@ def read_override(text: str) -> dict[str, Any]:
         raise InputError(f"{text!r} is not of the form section.key=value: {error}") from None
 
 
-def mistake(error: Exception) -> str:
-    """What an error of OmegaConf says about a key or a value, and what would be right."""
+def mistake(error: Exception, values: dict) -> str:
+    """What an error of OmegaConf says about a key or a value, and what would be right. values: the refused ones."""
     key, known = str(getattr(error, "full_key", None)).partition("[")[0], dict(options())
     if isinstance(error, ConfigKeyError):
         same_name = [name for name in known if name.endswith(f".{error.key}") or name == OTHER_NAMES.get(error.key)]
-        return f"unknown key {key!r}; the nearest is {(same_name or [nearest(key, known)])[0]!r} (--help lists all)"
+        inner = [f"{key}.{name}" for name in values[key]] if isinstance(values.get(key), dict) else [key]
+        found = (same_name or [nearest(inner[0], known)])[0]
+        return f"unknown key {key!r}; the nearest is {found!r} (--help lists all)"
     if key not in known:
         return SECTIONS
     kind = known[key].type

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from nas.core.errors import InputError
-from nas.core.files import read_jsonl
+from nas.core.files import read_jsonl, read_yaml
 
 METRICS, PI, PATHS = "metrics.jsonl", "pi.jsonl", "paths.jsonl"
 
@@ -26,7 +26,9 @@ def read_pi(run: Path) -> list[dict]:
     """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
     lines = read_jsonl(run / PI) if (run / PI).is_file() else []
     if not lines:
-        raise InputError(f"{run} holds no {PI} with a logged step; give the --run folder of a search")
+        searching = (run / "config.yaml").is_file() and read_yaml(run / "config.yaml").get("stage") == "search"
+        advice = "continue this search with --resume" if searching else "give the --run folder of a search"
+        raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
     for number, line in enumerate(lines, start=1):
         if not is_pi_line(line, lines[0]):
             raise InputError(

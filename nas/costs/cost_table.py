@@ -9,7 +9,7 @@ from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
 
 FLOPS, MILLISECONDS = "FLOPs per token, forward", "ms"
-TOLERANCE = 0.10  # a measured latency that differs more than this from the prediction causes a warning
+TOLERANCE = 0.10  # a measured ratio that differs more than this from the prediction causes a warning
 UNSTEADY = 0.5  # so does an interquartile range above this share of the median
 
 
@@ -108,10 +108,10 @@ def latency_report(latency: dict) -> list[str]:
         return [line, *unsteady]
     predicted, predicted_ratio = latency["predicted_ms"], latency["predicted_ratio_to_interleaved"]
     lines = [f"{line}; predicted {predicted:.2f} ms, {predicted_ratio:.2f}", *unsteady]
-    difference = measured / predicted - 1
+    difference = ratio / predicted_ratio - 1  # milliseconds depend on what else runs, ratios less
     if abs(difference) > TOLERANCE and not unsteady:
         lines.append(
-            f"WARNING: the measured latency differs from the prediction by {difference:+.0%}. Measure again on an idle "
-            "machine, or trust the measured ratio."
+            f"WARNING: the measured ratio differs from the prediction by {difference:+.0%}. Measure again on an idle "
+            "machine, or trust the measured one."
         )
     return lines

@@ -125,9 +125,6 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
 
 def print_notices(runs: list[SearchRun], budget: float | None, ratio: float) -> None:
     """Print what limits the evidence of the runs. ratio: the cost of the derived pattern, within a budget."""
-    for run in runs:
-        if run.step < run.of_steps:
-            print(f"NOTICE: the last logged step of {run.path} is {run.step} of {run.of_steps}")
     target = runs[0].target
     if budget is None and target and abs(ratio / target - 1) >= TARGET_TOLERANCE:
         print(

@@ -109,11 +109,16 @@ def current_pattern(run: Path) -> list[str]:
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
-    """Check that runs are seeds of one search; returns notices about options that differ between them.
+    """Check that runs are seeds of one search; returns notices about unfinished runs and options that differ.
 
     Raises InputError, with the first difference, if operations, blocks, models or texts differ.
     """
-    first, notices = runs[0], []
+    first = runs[0]
+    notices = [
+        f"{run.path} is not finished: it is at step {run.step} of {run.of_steps}; derive its pattern again at the end"
+        for run in runs
+        if run.step < run.of_steps
+    ]
     for run in runs[1:]:
         if run.path.resolve() == first.path.resolve():
             raise InputError(f"{run.path} is given twice")
