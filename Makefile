@@ -9,7 +9,7 @@ CONFIGS := experiments/demo
 help:
 	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (about 4 minutes)"
 	@echo "make check  format, lint and the quick tests (under a minute)"
-	@echo "make test   format, lint and all tests (about 7 minutes on two idle cores)"
+	@echo "make test   format, lint and all tests (about 4 minutes on two idle cores)"
 	@echo "make clean  remove $(DEMO) and caches; .venv stays"
 
 setup: $(VENV)/installed

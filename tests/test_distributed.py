@@ -323,3 +323,24 @@ def test_collectives_do_nothing_in_a_single_process():
     assert distributed.rank_rows(6, 3) == slice(0, 6) and distributed.broadcast_from_main(lambda: 5) == 5
     with pytest.raises(InputError, match=r"multiple of the 1 processes times train.grad_accum_steps=4"):
         distributed.rank_rows(6, 4)
+
+
+THREADS = """
+import os, torch
+from nas.training.distributed import process_group
+with process_group(torch.device("cpu")):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    torch.optim.Adam([parameter]).step()
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_thread_of_the_process_group_outlives_it(tmp_path):
+    script = tmp_path / "threads.py"
+    script.write_text(THREADS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*torchrun(2), script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

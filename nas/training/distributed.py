@@ -33,6 +33,9 @@ def process_group(device: torch.device):
     if world_size() == 1:
         yield
         return
+    # Imported later by an optimizer, it would keep the group and its threads alive, and a process may abort at its end
+    import torch._dynamo  # noqa: F401
+
     on_gpu = {"backend": "cpu:gloo,cuda:nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
     dist.init_process_group(timeout=TIMEOUT, **on_gpu)
     try:
