@@ -95,7 +95,7 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}
     for name, rule in rules.items():
         patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
-        fitting = next((pattern for pattern in patterns if costs.ratio(pattern) <= budget * (1 + 1e-9)), None)
+        fitting = next((pattern for pattern in patterns if costs.fits(pattern, budget)), None)
         if fitting:
             found[name] = fitting
     return found

@@ -22,7 +22,6 @@ from nas.search.shared_weights import load_shared_weights
 
 RUNNERS_UP, LATE = 8, 0.2  # networks that pi draws most often in this last share of its steps
 MOST_TRIALS = 4  # networks
-ROUNDING = 1e-9  # of sums of costs
 
 
 def choose_pattern(
@@ -89,7 +88,7 @@ def find_candidates(runs: list[SearchRun], costs: CostTable, budget: float | Non
     paths += [(RUNNER_UP, path) for path in runners_up(runs)]
     patterns = [(name, [operations[index] for index in path]) for name, path in paths]
     if budget is not None:  # runs with latency tables of their own may have drawn costlier paths
-        patterns = [(name, blocks) for name, blocks in patterns if costs.ratio(blocks) <= budget * (1 + ROUNDING)]
+        patterns = [(name, blocks) for name, blocks in patterns if name != RUNNER_UP or costs.fits(blocks, budget)]
     limit = costs.ratio(patterns[0][1]) if budget is None else budget
     patterns += rules_within(len(likeliest), operations, costs, limit).items()
     found: dict[str, Candidate] = {}
