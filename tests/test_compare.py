@@ -112,7 +112,8 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
     path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
     nothing = compare(path, "--run", run, "--report")
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
-    arguments = [path, "--run", run, "train.steps=300", "train.checkpoint_every=20"]
+    # Enough steps that the training is not finished when this test, on a busy machine, sees its first checkpoint.
+    arguments = [path, "--run", run, "train.steps=1200", "train.checkpoint_every=20", "train.log_every=100"]
     process = start(*arguments)
     wait_for((run / "runs" / "ada-1" / "checkpoint.pt").exists)
     process.kill()
