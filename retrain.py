@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_checks import check_pattern
+from nas.core.config_checks import simplify
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import OWN_OPTIONS, abbreviate, read_pattern
+from nas.core.operations import resolve_block
+from nas.core.pattern import abbreviate, read_pattern
 from nas.core.run_folder import RESULTS
 from nas.costs.cost_table import latency_report
 
@@ -26,14 +27,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
-    """Print a notice for each size of the model that differs from the search, and if model.blocks does."""
-    own = (size for name in pattern_file["blocks"] for size in OWN_OPTIONS.get(name, ()))
-    for key in dict.fromkeys(["d_model", "heads", "d_ffn", "grid", *own]):
-        searched, given = (pattern_file.get("model") or {}).get(key), getattr(config.model, key)
-        if searched not in (None, given):
-            print(f"NOTICE: the pattern was searched with model.{key}={searched}; it is trained with {given}")
+    """Print a notice for each operation whose sizes differ from those in the search, and if model.blocks differs."""
+    for name, searched in (pattern_file.get("sizes") or {}).items():
+        _, sizes = resolve_block(name, config.shape)
+        for key, value in searched.items() if name in pattern_file["blocks"] else ():
+            if sizes.get(key) != value:
+                print(f"NOTICE: {name} was searched with {key}={value}; it is trained with {sizes.get(key)}")
     blocks = len(pattern_file["blocks"])
-    if pattern_file.get("model") and blocks != config.model.blocks:
+    if "sizes" in pattern_file and blocks != config.model.blocks:
         print(f"NOTICE: the pattern has {blocks} blocks; model.blocks={config.model.blocks} is not used")
 
 
@@ -77,9 +78,12 @@ def print_results(results: dict) -> None:
 def main() -> None:
     arguments = parse_arguments()
     pattern_file = read_pattern(arguments.pattern)
-    config = load_config(arguments.config, arguments.overrides)
+    config, d_model = load_config(arguments.config, arguments.overrides), pattern_file.get("d_model")
+    if d_model not in (None, config.model.d_model):
+        print(f"NOTICE: the pattern has d_model={d_model}; model.d_model={config.model.d_model} is not used")
+        config = load_config(arguments.config, [*arguments.overrides, f"model.d_model={d_model}"])
+    pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: ")
     notice_other_sizes(pattern_file, config)
-    check_pattern(pattern_file["blocks"], config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import open_run

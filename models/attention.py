@@ -137,13 +137,17 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention of a segment to its memory and itself, optionally with relative positions."""
+    """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
 
-    def __init__(self, d_model: int, heads: int, relative: bool = True):
+    key_heads: heads of keys and values; groups of heads / key_heads heads share one (arXiv 2305.13245). Below, G is
+    their number.
+    """
+
+    def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool = True):
         super().__init__()
-        self.heads = heads
+        self.heads, self.key_heads = heads, key_heads
         self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.key_value = nn.Linear(d_model, 2 * d_model * key_heads // heads, bias=False)
         self.position = nn.Linear(d_model, d_model, bias=False) if relative else None
         self.output = nn.Linear(d_model, d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None  # u
@@ -155,18 +159,24 @@ class RelativeAttention(nn.Module):
         return self.attend_masked(context[:, -length:], self.project_keys(context), position, positions.start)
 
     def project_keys(self, context: Tensor) -> Tensor:
-        """Keys and values [2, H, B, K, E] of a context [B, K, D]."""
-        return split_heads(self.key_value(context), self.heads, 2).contiguous()
+        """Keys and values [2, G, B, K, E] of a context [B, K, D]."""
+        return split_heads(self.key_value(context), self.key_heads, 2).contiguous()
+
+    def repeat_keys(self, key_value: Tensor) -> Tensor:
+        """Keys and values of all heads: [2, G, ..] -> [2, H, ..]."""
+        times = self.heads // self.key_heads
+        return key_value if times == 1 else key_value.repeat_interleave(times, dim=1)
 
     def attend_masked(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
         """Dense attention [B, L, D] under mask().
 
-        x [B, L, D]: the queries' inputs; key_value [2, H, B, K, E]: of the positions before x and of x; position
+        x [B, L, D]: the queries' inputs; key_value [2, G, B, K, E]: of the positions before x and of x; position
         [H, K, E]: projected encodings of the distances K - 1, ..., 0, or None; start: as in Positions.
         """
         (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
         mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)
-        mixed, _ = attend(query, key_value, position, self.content_bias, self.position_bias, mask)  # [H, B, L, E]
+        inputs = query, self.repeat_keys(key_value), position, self.content_bias, self.position_bias, mask
+        mixed, _ = attend(*inputs)  # [H, B, L, E]
         return self.output(join_heads(mixed))
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:

@@ -20,16 +20,16 @@ class KeyValueCache:
     def __init__(self, operation: Operation, positions: Positions, context: int):
         self.operation, self.attention, self.context = operation, operation.attention, context
         self.position = self.attention.project_positions(positions, slice(None))  # [H, K, E]
-        self.key_value = None  # [2, H, B, M, E]
+        self.key_value = None  # [2, G, B, M, E]
 
     def read(self, x: Tensor, start: int) -> Tensor:
         """The operation's result [B, L, D] for the next positions x [B, L, D]. start: as in attend_masked()."""
         inputs, length, reach = self.operation.prepare(x), x.shape[1], self.operation.reach
-        key_value = self.attention.project_keys(inputs)  # [2, H, B, L, E]
+        key_value = self.attention.project_keys(inputs)  # [2, G, B, L, E]
         if self.key_value is not None:
             kept = self.context - length if reach is None else min(self.context - length, reach)
             old = self.key_value[:, :, :, max(0, self.key_value.shape[3] - kept) :]
-            key_value = torch.cat([old, key_value], dim=3)  # [2, H, B, K, E]
+            key_value = torch.cat([old, key_value], dim=3)  # [2, G, B, K, E]
         self.key_value = key_value
         position = None if self.position is None else self.position[:, -key_value.shape[3] :]
         return self.operation.finish(x, self.attention.attend_masked(inputs, key_value, position, start))
@@ -48,9 +48,9 @@ class Decoder:
         positions = model.positions(context)
         self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
-            has_keys = block.reach != 0 and not block.carries_state
-            self.caches.append(KeyValueCache(block.operation, positions, context) if has_keys else None)
-        self.states: list[Memory] = [None] * len(self.caches)  # of linear attention
+            cached = block.reach != 0 and block.operation.step is None
+            self.caches.append(KeyValueCache(block.operation, positions, context) if cached else None)
+        self.states: list[Memory] = [None] * len(self.caches)  # of linear attention and convolutions
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
@@ -65,13 +65,16 @@ class Decoder:
         for index, (block, cache) in enumerate(zip(model.blocks, self.caches, strict=True)):
             if cache:
                 x = x + cache.read(x, self.offset % model.stride)
+            elif block.operation.step:
+                branch, self.states[index] = block.operation.step(x, self.states[index])
+                x = x + branch
             else:
-                x, self.states[index] = block(x, self.states[index], None, self.context)
+                x, _ = block(x, None, None, 0)
         self.offset += length
         return model.head.log_probabilities(model.final_norm(x[:, -1]))
 
     def forget_states(self) -> None:
-        """Start linear attention anew, as at the start of a stream."""
+        """Start linear attention and convolutions anew, as at the start of a stream."""
         self.states = [None] * len(self.states)
 
     def repeat(self, count: int) -> None:

@@ -12,13 +12,18 @@ from torch.nn import functional as F
 from models.attention import join_heads, split_heads
 from models.fused import autocast_device
 
-CHUNK = 64  # most positions computed at once; it changes the speed, not the result
 TAPS = 4  # positions that the short convolution reads, the current one included
 SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the last head, before training
 
 
 def gated_delta(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    chunk: int,
+    state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule (arXiv 2412.06464, section 3.3). For each position of a stream:
 
@@ -30,12 +35,13 @@ def gated_delta(
     (WY representation, arXiv 2406.06484). The state goes from chunk to chunk, so the cost grows linearly with L.
 
     query, key [B, H, L, E], the keys with a norm of at most 1; value [B, H, L, F]; log_decay [B, H, L], at most 0; beta
-    [B, H, L], strength of writing, from 0 to 1; state [B, H, E, F] after the previous positions, None: zeros.
+    [B, H, L], strength of writing, from 0 to 1; chunk: most positions C computed at once, which changes only the
+    speed; state [B, H, E, F] after the previous positions, None: zeros.
 
     Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length = query.shape[-2]
-    chunk = min(CHUNK, length)
+    chunk = min(chunk, length)
     rest = -length % chunk
     if rest:  # positions without effect: they do not decay the state and add nothing to it
         query, key, value = (F.pad(x, (0, 0, 0, rest)) for x in (query, key, value))
@@ -90,9 +96,10 @@ class LinearAttention(nn.Module):
     (section 3.4 of the paper).
     """
 
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, heads: int, chunk: int):
+        """chunk: see gated_delta()."""
         super().__init__()
-        self.heads = heads
+        self.heads, self.chunk = heads, chunk
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)
         self.gates = nn.Linear(d_model, 2 * heads)  # of the decay, and of the strength of writing
@@ -123,6 +130,6 @@ class LinearAttention(nn.Module):
             query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
             decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-            read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), state)
+            read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), self.chunk, state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state

@@ -1,19 +1,29 @@
 """Candidate operations of a block. Each computes the residual branch: block(x) = x + operation(x).
 
-A search weighs only the branch, because the term x is common to all candidates. Shape letters as in
-models/attention.py.
+A search weighs only the branch, because the term x is common to all candidates. nas/core/operations.py describes the
+sizes of each operation, which are the arguments of its constructor after `config`. The last layer of each branch is
+called `output`. Shape letters as in models/attention.py.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from models.attention import Positions, RelativeAttention
 from models.linear import TAPS, LinearAttention
 from models.sparse import KeySet, LocalBlock, LocalWindow, SparseAttention, StridedColumn, SummaryColumns
 
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+class SquaredReLU(nn.Module):
+    """max(0, x)^2 (Primer, arXiv 2109.08668)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x).square()
+
+
+ACTIVATIONS = {"relu_squared": SquaredReLU, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True)
@@ -22,22 +32,13 @@ class BlockConfig:
 
     dropout: of embeddings, of the results of branches, within dense blocks, and of the network's last layer.
     norm: `pre` (x + f(norm(x))) or `post` (norm(x + f(x))). relative: whether attention uses relative positions.
-    stride, window: see models/sparse.py. Raises ValueError if heads does not divide d_model.
     """
 
     d_model: int
-    heads: int
-    d_ffn: int
     dropout: float = 0.0
     norm: str = "pre"
     activation: str = "relu"
     relative: bool = True
-    stride: int = 32
-    window: int = 32
-
-    def __post_init__(self):
-        if self.d_model % self.heads:
-            raise ValueError(f"heads={self.heads} must divide d_model={self.d_model}")
 
 
 class Operation(nn.Module):
@@ -45,11 +46,15 @@ class Operation(nn.Module):
 
     reach: the number of positions before the segment that it reads at most; 0: none; None: all.
     period: the result does not change if the whole stream is shifted by this number of positions.
-    carries_state: whether the operation is called through its step(), which carries a state through the stream.
+    stride: positions of a row; masks of sparse attention depend on the place of a segment in its row.
+    step: a method (x [B, L, D], state) -> [B, L, D] and the new state, without gradient; or None. The state replaces
+    the inputs before the segment; None: the stream begins. Generation calls it.
+    carries_state: whether training calls step() too, because the state depends on the whole stream.
     """
 
     reach: int | None = 0
-    period = 1
+    period = stride = 1
+    step = None
     carries_state = False
 
     def __init__(self, config: BlockConfig):
@@ -60,7 +65,9 @@ class Operation(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         """x [B, L, D], memory: the inputs before the segment [B, M, D], or None -> [B, L, D]."""
-        context = x if memory is None or self.reach == 0 else torch.cat([memory, x], dim=1)  # [B, M + L, D]
+        context = x
+        if memory is not None and self.reach != 0:
+            context = torch.cat([memory if self.reach is None else memory[:, -self.reach :], x], dim=1)  # [B, M + L, D]
         return self.finish(x, self.branch(self.prepare(context), x.shape[1], positions))
 
     def prepare(self, context: Tensor) -> Tensor:
@@ -80,15 +87,11 @@ class Attention(Operation):
 
     reach = None
 
-    def __init__(self, config: BlockConfig):
+    def __init__(self, config: BlockConfig, heads: int, key_heads: int, key_sets: tuple[KeySet, ...] = ()):
+        """key_sets: the keys that a query attends to, as SparseAttention takes them; none: all keys."""
         super().__init__(config)
-        shape, key_sets = (config.d_model, config.heads, config.relative), self.key_sets(config)
+        shape = config.d_model, heads, key_heads, config.relative
         self.attention = SparseAttention(*shape, key_sets) if key_sets else RelativeAttention(*shape)
-
-    @staticmethod
-    def key_sets(config: BlockConfig) -> tuple[KeySet, ...]:
-        """The sets of keys that a query attends to, as SparseAttention takes them; none: all keys."""
-        return ()
 
     def branch(self, context, length, positions):
         return self.attention(context, length, positions)
@@ -97,33 +100,25 @@ class Attention(Operation):
 class SparseStrided(Attention):
     """Strided sparse attention (arXiv 1904.10509, section 4.3): a local window and a strided column."""
 
-    @staticmethod
-    def key_sets(config):
-        return LocalWindow(config.stride), StridedColumn(config.stride)
+    def __init__(self, config, stride: int, heads: int, key_heads: int):
+        super().__init__(config, heads, key_heads, (LocalWindow(stride), StridedColumn(stride)))
+        self.stride = stride
 
 
 class SparseFixed(Attention):
     """Fixed sparse attention (arXiv 1904.10509, section 4.3): the query's block, and the last columns of all rows."""
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.period = config.stride  # the keys of a query depend on its column
-
-    @staticmethod
-    def key_sets(config):
-        return LocalBlock(config.stride), SummaryColumns(config.stride)
+    def __init__(self, config, stride: int, summary: int, heads: int, key_heads: int):
+        super().__init__(config, heads, key_heads, (LocalBlock(stride), SummaryColumns(stride, summary)))
+        self.stride = self.period = stride  # the keys of a query depend on its column
 
 
 class Window(Attention):
     """Sliding-window attention (arXiv 2004.05150, section 3.1)."""
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.reach = config.window
-
-    @staticmethod
-    def key_sets(config):
-        return (LocalWindow(config.window),)
+    def __init__(self, config, window: int, heads: int, key_heads: int):
+        super().__init__(config, heads, key_heads, (LocalWindow(window),))
+        self.reach = window
 
 
 class GatedDeltaNet(Operation):
@@ -135,9 +130,9 @@ class GatedDeltaNet(Operation):
     reach = None
     carries_state = True
 
-    def __init__(self, config):
+    def __init__(self, config, heads: int, chunk: int):
         super().__init__(config)
-        self.attention = LinearAttention(config.d_model, config.heads)
+        self.attention = LinearAttention(config.d_model, heads, chunk)
 
     def branch(self, context, length, positions):
         return self.attention(context, length)[0]
@@ -153,23 +148,77 @@ class GatedDeltaNet(Operation):
         return self.finish(x, branch), (state.detach(), context[:, 1 - TAPS :].detach())
 
 
+class ShortConvolution(Operation):
+    """Gated short convolution (LFM2, arXiv 2511.23404): output(b * convolve(a * value)), with a, b, value = project(x).
+
+    The convolution is causal and has a kernel for each channel.
+    """
+
+    def __init__(self, config, kernel: int):
+        super().__init__(config)
+        self.reach = kernel - 1
+        self.project = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.kernel = nn.Parameter(torch.empty(kernel, 1, config.d_model))  # the first entry is of the oldest position
+        nn.init.uniform_(self.kernel, -(kernel**-0.5), kernel**-0.5)  # as nn.Conv1d
+        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def branch(self, context, length, positions):
+        return self.convolve(context, length, None)[0]
+
+    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As Operation.step. A state holds a * value [B, T, D] of the last T = kernel - 1 positions."""
+        branch, products = self.convolve(self.prepare(x), x.shape[1], state)
+        return self.finish(x, branch), products[:, products.shape[1] - self.reach :].detach()
+
+    def convolve(self, context: Tensor, length: int, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The branch [B, L, D] of the last L = `length` positions, and the products a * value [B, T + L, D].
+
+        context [B, K, D]: positions without `before`; before: products of earlier positions, None: zeros.
+        """
+        a, b, value = self.project(context).chunk(3, dim=-1)
+        products = a * value  # [B, K, D]
+        missing = self.reach + length - products.shape[1]
+        products = F.pad(products, (0, 0, missing, 0)) if before is None else torch.cat([before, products], dim=1)
+        # Sums of slices are faster than F.conv1d, which needs the channels before the positions.
+        mixed = products[:, :length] * self.kernel[0]
+        for tap in range(1, len(self.kernel)):
+            mixed = torch.addcmul(mixed, products[:, tap : tap + length], self.kernel[tap])
+        return self.output(b[:, -length:] * mixed), products
+
+
 class Dense(Operation):
     """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
 
-    def __init__(self, config: BlockConfig):
+    def __init__(self, config: BlockConfig, d_ffn: int):
         super().__init__(config)
-        self.expand = nn.Linear(config.d_model, config.d_ffn)
+        self.expand = nn.Linear(config.d_model, d_ffn)
         self.activation = ACTIVATIONS[config.activation]()
-        self.contract = nn.Linear(config.d_ffn, config.d_model)
+        self.output = nn.Linear(d_ffn, config.d_model)
+        self.narrow: Dense | None = None
 
     def branch(self, context, length, positions):
-        return self.contract(self.dropout(self.activation(self.expand(context))))
+        branch = self.output(self.dropout(self.activation(self.expand(context))))
+        return branch if self.narrow is None else branch + self.narrow.branch(context, length, positions)
+
+    def extend(self, narrow: "Dense") -> None:
+        """Share the normalisation and all inner units of a narrower block, and keep own weights for the other units.
+
+        A step that runs the narrower block alone then leaves these weights without a gradient, so no optimizer moves
+        them.
+        """
+        (d_ffn, d_model), shared = self.expand.weight.shape, narrow.d_ffn
+        self.expand, self.output = nn.Linear(d_model, d_ffn - shared), nn.Linear(d_ffn - shared, d_model)
+        self.norm, self.narrow = narrow.norm, narrow
+
+    @property
+    def d_ffn(self) -> int:
+        return self.expand.out_features + (self.narrow.d_ffn if self.narrow else 0)
 
 
 class Identity(nn.Module):
     """An empty branch. A search can choose it to leave out a block."""
 
-    reach, period, carries_state = 0, 1, False
+    reach, period, stride, step, carries_state = 0, 1, 1, None, False
 
     def __init__(self, config: BlockConfig):
         super().__init__()
@@ -178,14 +227,13 @@ class Identity(nn.Module):
         return x.new_zeros(())  # broadcasts over [B, L, D]
 
 
-LAST_LAYERS = ("attention.output.weight", "contract.weight")  # the weights of the last layer of each branch
-# CONTRIBUTING.md lists what else a new operation needs.
 OPERATIONS = {
     "attention": Attention,
     "sparse_strided": SparseStrided,
     "sparse_fixed": SparseFixed,
     "window": Window,
     "linear": GatedDeltaNet,
+    "conv": ShortConvolution,
     "dense": Dense,
     "identity": Identity,
 }

@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
 
-SUMMARY = 4  # most columns of SummaryColumns
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
 
@@ -91,14 +90,12 @@ class StridedColumn(KeySet):
     ungroup = queries
 
 
+@dataclass(frozen=True)
 class SummaryColumns(KeySet):
-    """The last columns of every row. Each group is one column of queries; all groups have the same keys."""
+    """The last `step` columns of every row. Each group is one column of queries; all groups have the same keys."""
 
+    step: int
     own_positions = True
-
-    @property
-    def step(self):
-        return min(SUMMARY, self.stride)
 
     def contains(self, query, key):
         return key % self.stride >= self.stride - self.step
@@ -184,8 +181,8 @@ def uses_dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int) -> boo
 class SparseAttention(RelativeAttention):
     """Attention to a window of keys, or to the union of two sets of keys."""
 
-    def __init__(self, d_model: int, heads: int, relative: bool, key_sets: tuple[KeySet, ...]):
-        super().__init__(d_model, heads, relative)
+    def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool, key_sets: tuple[KeySet, ...]):
+        super().__init__(d_model, heads, key_heads, relative)
         self.key_sets, self.stride = key_sets, key_sets[0].stride
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
@@ -208,7 +205,8 @@ class SparseAttention(RelativeAttention):
             context = F.pad(context, (0, 0, layout.before, layout.after))  # [B, S * l, D]
         asking = context[:, -layout.query_rows * self.stride :]  # [B, R * l, D]
         (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, self.stride))  # [H, B, R, l, E]
-        key_value = split_heads(self.key_value(context), self.heads, 2).unflatten(3, (-1, self.stride))
+        key_value = self.repeat_keys(split_heads(self.key_value(context), self.key_heads, 2))
+        key_value = key_value.unflatten(3, (-1, self.stride))  # [2, H, B, S, l, E]
 
         near, *others = self.key_sets
         mixed, lse = self.attend_to(near, None, query, key_value, positions, layout)

@@ -3,6 +3,7 @@
 Shape letters as in models/attention.py.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Positions, sinusoidal_encodings
-from models.operations import LAST_LAYERS, OPERATIONS, BlockConfig
+from models.operations import OPERATIONS, BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 # Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
@@ -74,7 +75,8 @@ class Block(nn.Module):
     def __init__(self, operation: nn.Module):
         super().__init__()
         self.operation = operation
-        self.reach, self.period, self.carries_state = operation.reach, operation.period, operation.carries_state
+        self.reach, self.period, self.stride = operation.reach, operation.period, operation.stride
+        self.carries_state = operation.carries_state
 
     def forward(self, x: Tensor, memory: Memory, positions: Positions, memory_length: int) -> tuple[Tensor, Memory]:
         if self.carries_state:
@@ -124,7 +126,8 @@ class TransformerXL(nn.Module):
         super().__init__()
         if bool(grid) == config.relative:
             raise ValueError(f"relative={config.relative} with grid={list(grid)}: attention needs distances or a grid")
-        self.d_model, self.relative, self.stride = config.d_model, config.relative, config.stride
+        self.d_model, self.relative = config.d_model, config.relative
+        self.stride = math.lcm(*(block.stride for block in blocks))
         self.recompute = recompute
         self.embedding = nn.Embedding.from_pretrained(torch.empty(vocab_size, config.d_model), freeze=False)
         self.grid = GridPositions(*grid, config.d_model) if grid else None
@@ -190,10 +193,13 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-            if depth_scaled and name.endswith(LAST_LAYERS):
+            if depth_scaled and name.startswith("blocks.") and name.endswith("output.weight"):
                 parameter.data *= len(model.blocks) ** -0.5
 
 
-def build_pattern(pattern: Sequence[str], config: BlockConfig, vocab_size: int, **options) -> TransformerXL:
-    """Build the Transformer-XL of a fixed layer pattern, a list of operation names."""
-    return TransformerXL([Block(OPERATIONS[name](config)) for name in pattern], config, vocab_size, **options)
+def build_pattern(
+    pattern: Sequence[tuple[str, dict[str, int]]], config: BlockConfig, vocab_size: int, **options
+) -> TransformerXL:
+    """Build the Transformer-XL of a fixed layer pattern: the name and the sizes of each block's operation."""
+    blocks = [Block(OPERATIONS[name](config, **sizes)) for name, sizes in pattern]
+    return TransformerXL(blocks, config, vocab_size, **options)

@@ -59,7 +59,7 @@ def open_comparison(arguments: argparse.Namespace):
     settings = read_settings(arguments.comparison, changed)
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
     search = load_config(settings.search, arguments.overrides) if settings.search else None
-    given = given_contenders(settings, arguments.comparison, (search or recipe).model.blocks)
+    given = given_contenders(settings, arguments.comparison, (search or recipe).model.blocks, recipe.model.d_model)
     # Imported here because torch is slow to import, and --help and the errors above do not need it.
     from nas.comparison.comparison import Comparison
     from nas.comparison.runner import choose_workers

@@ -12,10 +12,10 @@ from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import RANDOM, SETTINGS, Contender, Settings, pattern_file
 from nas.comparison.tasks import Task
 from nas.core.config import Config
-from nas.core.config_checks import check_pattern
+from nas.core.config_checks import simplify
 from nas.core.errors import InputError
 from nas.core.files import write_text, write_yaml
-from nas.core.pattern import FORMAT, abbreviate, interleaved, read_pattern
+from nas.core.pattern import FORMAT, file_name, interleaved, read_pattern
 from nas.core.provenance import provenance
 from nas.core.run_folder import OUTCOME, RESULTS, open_run
 from nas.costs.cost_table import CostTable
@@ -54,7 +54,12 @@ class Comparison:
         self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
         self.search, self.blocks = search, (search or recipe).model.blocks
         for contender in given:
-            check_pattern(contender.blocks, recipe)
+            simplify(contender.blocks, recipe, f"{contender.name}: ")
+        if search and search.model.d_model != recipe.model.d_model:
+            raise InputError(
+                f"the search has model.d_model={search.model.d_model}, and the trainings {recipe.model.d_model}; "
+                "they must be equal"
+            )
         search_seeds = settings.search_seeds if search else None
         self.search_folders = {seed: path / f"search-{seed}" for seed in search_seeds or []}
         self.run = open_run(path, recipe, "compare", resume=True, extra={"search_seeds": search_seeds})
@@ -150,8 +155,8 @@ class Comparison:
         return table
 
     def measure(self, patterns: list[list[str]], rounds: int = ROUNDS) -> dict[str, dict]:
-        """{abbreviated pattern: latency}, all measured in the same rounds."""
-        distinct = {abbreviate(blocks): blocks for blocks in [interleaved(self.blocks), *patterns]}
+        """{short form without spaces: latency}, all measured in the same rounds."""
+        distinct = {file_name(blocks): blocks for blocks in [interleaved(self.blocks), *patterns]}
         latencies = measure_models(list(distinct.values()), *self.timing, rounds)
         return dict(zip(distinct, latencies, strict=True))
 
@@ -160,7 +165,7 @@ class Comparison:
         patterns = [read_pattern(file)["blocks"] for file in self.path.glob("patterns/*.yaml")]
         config, counts, context = self.timing
         now = measurement_conditions(config, len(counts), sorted(set().union(*patterns)), context)
-        names, before = set(map(abbreviate, patterns)), read_latencies(self.path)
+        names, before = set(map(file_name, patterns)), read_latencies(self.path)
         if before["holds_for"] != now or not names <= before["patterns"].keys():
             print(f"measuring the latency of {len(names)} patterns", flush=True)
             write_yaml(self.path / LATENCIES, {"patterns": self.measure(patterns, REPORT_ROUNDS), "holds_for": now})

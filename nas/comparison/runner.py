@@ -11,7 +11,7 @@ from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED, Contender, is_ra
 from nas.comparison.tasks import run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, network
+from nas.core.pattern import file_name, network
 from nas.core.run_folder import LATENCY
 from nas.derivation.baselines import random_patterns
 
@@ -79,7 +79,7 @@ def draw_random(comparison: Comparison, searched: Contender) -> None:
         batch = list(islice(fresh, BATCH * len(missing)))
         times = comparison.measure([searched.blocks, *batch]) if batch else {}
         for blocks in batch:
-            ratio = times[abbreviate(blocks)]["median_ms"] / times[searched.key]["median_ms"]
+            ratio = times[file_name(blocks)]["median_ms"] / times[searched.key]["median_ms"]
             if missing and abs(ratio - 1) <= SAME_LATENCY:
                 contender = Contender(missing.pop(0), RANDOM, blocks)
                 ratios = {"predicted_ratio": table.cost(blocks) / target, "measured_ratio": ratio}

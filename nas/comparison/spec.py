@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
-from nas.core.pattern import abbreviate, read_pattern
+from nas.core.pattern import file_name, read_pattern
 from nas.derivation.baselines import RULES
 
 FORMAT = "par-comparison/1"
@@ -28,7 +28,7 @@ class Contender:
     @property
     def key(self) -> str:
         """The name of its runs. Contenders with the same pattern share their runs."""
-        return abbreviate(self.blocks)
+        return file_name(self.blocks)
 
 
 def random_names(searched: str, count: int) -> list[str]:
@@ -135,13 +135,13 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     return Settings(**content | files)
 
 
-def given_contenders(settings: Settings, path: Path, blocks: int) -> list[Contender]:
+def given_contenders(settings: Settings, path: Path, blocks: int, d_model: int) -> list[Contender]:
     """The contenders that need no search: patterns by rule, with `blocks` blocks, and from files.
 
-    Raises InputError if a name is unknown or used twice, or if a pattern has another number of blocks.
+    Raises InputError if a name is unknown or used twice, or if a pattern has another number of blocks or another width.
     """
     given = [
-        Contender(name, GIVEN, RULES[name](blocks)) if name in RULES else read_contender(path, name, blocks)
+        Contender(name, GIVEN, RULES[name](blocks)) if name in RULES else read_contender(path, name, blocks, d_model)
         for name in settings.patterns
     ]
     names = [*(contender.name for contender in given), *settings.derived_names]
@@ -151,7 +151,7 @@ def given_contenders(settings: Settings, path: Path, blocks: int) -> list[Conten
     return given
 
 
-def read_contender(path: Path, name: str, blocks: int) -> Contender:
+def read_contender(path: Path, name: str, blocks: int, d_model: int) -> Contender:
     """The contender in the pattern file `name`, relative to COMPARISON.yaml at `path`."""
     file, mistake = path.parent / name, f"{path}: patterns: {name!r}"
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
@@ -160,7 +160,10 @@ def read_contender(path: Path, name: str, blocks: int) -> Contender:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", file.stem):
         allowed = "begin with a letter or digit and consist of letters, digits, `-`, `_` and `.`"
         raise InputError(f"{mistake}: the file name must {allowed}")
-    pattern = read_pattern(file)["blocks"]
+    content = read_pattern(file)
+    pattern, own = content["blocks"], content.get("d_model")
+    if own not in (None, d_model):
+        raise InputError(f"{mistake} has d_model={own}, but model.d_model is {d_model}; they must match")
     if len(pattern) != blocks:
         raise InputError(f"{mistake} has {len(pattern)} blocks, but model.blocks is {blocks}; they must match")
     return Contender(file.stem, GIVEN, pattern)

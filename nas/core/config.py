@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from nas.core.pattern import OPERATIONS
+from nas.core.operations import Shape
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
@@ -32,17 +32,16 @@ class DataOptions:
 class ModelOptions:
     d_model: int = option(128, "width of the residual stream", minimum=2)
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
-    d_ffn: int = option(512, "inner width of a dense block", minimum=1)
+    # int or "4x": OmegaConf has no such union, so simplify_block() checks it
+    d_ffn: Any = option("4x", "inner width of dense blocks; 4x: four times d_model")
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
     dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
-    activation: str = option("relu", "activation of dense blocks", choices=("relu", "gelu"))
+    activation: str = option("relu", "activation of dense blocks", choices=("relu_squared", "relu", "gelu"))
     # list[int] or "auto": OmegaConf has no such union, so check_cutoffs() checks the type
     cutoffs: Any = option([], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax")
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
-    stride: int | None = option(None, "sparse attention: stride (null: 2^k nearest sqrt(segment + memory))", minimum=1)
-    window: int | None = option(None, "window: earlier positions seen (null: a quarter of segment + memory)", minimum=1)
     grid: list[int] = option([], "rows, columns, channels of images, for learned positions; []: relative ones")
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option("plain", "depth_scaled: last layers times 1 / sqrt(blocks)", choices=("plain", "depth_scaled"))
@@ -110,7 +109,8 @@ class LatencyOptions:
 # The measurements behind these defaults are in experiments/ranking and experiments/planted.
 @dataclass
 class SearchOptions:
-    operations: list[str] = option(["attention", "dense", "identity"], "candidates of each block", choices=OPERATIONS)
+    # list[str], or mappings of a name to its sizes: simplify_block() checks them
+    operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
     method: str = option(
         "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")
     )
@@ -120,7 +120,7 @@ class SearchOptions:
     best_fraction: float = option(0.25, "share of these paths that count at first; grows to 1", above=0, maximum=1)
     weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
-    shared_projections: bool = option(False, "full, sparse and window attention share weights")
+    share_weights: bool = option(False, "attentions share weights, and narrow dense blocks are parts of wide ones")
     arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
     warmup_steps: int | None = option(
         None, "gumbel: first steps, with uniform pi (null: a quarter, as in the paper)", minimum=0
@@ -154,6 +154,12 @@ class Config:
     train: TrainOptions = field(default_factory=TrainOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+
+    @property
+    def shape(self) -> Shape:
+        """What the sizes of operations depend on."""
+        keys = self.train.segment + self.train.memory
+        return Shape(self.model.d_model, self.model.heads, self.model.d_ffn, self.train.segment, keys)
 
 
 def options(section=Config, prefix=""):

@@ -8,14 +8,13 @@ from nas.core.config import (
     SHORT_PARTS,
     Config,
     ModelOptions,
-    SearchOptions,
     TrainOptions,
     default_of,
     flat_config,
     options,
 )
 from nas.core.errors import InputError, nearest
-from nas.core.pattern import SAME_PARAMETERS
+from nas.core.operations import parse_block, resolve_block, simplify_block, weight_groups
 
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -26,18 +25,21 @@ LIMITS = {
 
 
 def check(config: Config) -> None:
-    """Raises InputError that names the first option that is out of range or does not fit another."""
+    """Give the operations their usual spelling.
+
+    Raises InputError that names the first option that is out of range or does not fit another.
+    """
     values = flat_config(asdict(config))
     for key, item in options():
         check_range(key, values[key], item.metadata)
-    check_model(config.model)
+    check_model(config.model, config)
     check_grid(config)
     check_train(config.train)
     if config.train.short_share and (conflict := short_segments_conflict(config)):
         raise InputError(conflict)
     check_method(values)
-    check_search(config.search)
-    check_pattern(config.search.operations, config)
+    config.search.operations = simplify(config.search.operations, config, "search.operations: ")
+    check_search(config)
 
 
 def check_range(key: str, value, allowed) -> None:
@@ -57,7 +59,7 @@ def check_range(key: str, value, allowed) -> None:
             raise InputError(f"{key}={value} must be {text} {allowed[name]}")
 
 
-def check_model(model: ModelOptions) -> None:
+def check_model(model: ModelOptions, config: Config) -> None:
     if model.d_model % model.heads:
         divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         raise InputError(
@@ -65,6 +67,7 @@ def check_model(model: ModelOptions) -> None:
         )
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even, for pairs of sine and cosine")
+    parse_block({"dense": model.d_ffn}, "model.d_ffn: ")
     if model.cutoffs != "auto":
         check_cutoffs(model.cutoffs)
     if model.init == "depth_scaled" and model.norm != "pre":
@@ -90,15 +93,19 @@ def check_grid(config: Config) -> None:
         raise InputError(f"model.grid={grid} counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
 
 
-def check_pattern(pattern: list[str], config: Config) -> None:
-    """Raises InputError if the options do not fit a pattern, a list of operations."""
-    model, keys = config.model, config.train.segment + config.train.memory
-    if "window" in pattern and model.window > keys:
-        raise InputError(f"model.window={model.window} must be at most train.segment + train.memory, which is {keys}")
-    if "linear" in pattern and model.grid:  # its state would go on from one image to the next
-        raise InputError(f"the operation linear cannot read images; remove it, or model.grid={model.grid}")
+def simplify(pattern: list, config: Config, where: str) -> list[str]:
+    """The blocks of a pattern in their usual spelling, without sizes that are the defaults.
+
+    Raises InputError, which begins with `where`, if a block is invalid or does not fit the configuration.
+    """
+    pattern, model = [simplify_block(block, config.shape, where) for block in pattern], config.model
+    if model.grid and any(
+        parse_block(block)[0] == "linear" for block in pattern
+    ):  # its state would go on between images
+        raise InputError(f"{where}linear cannot read images; remove it, or model.grid={model.grid}")
     if set(pattern) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
+    return pattern
 
 
 def check_train(train: TrainOptions) -> None:
@@ -135,12 +142,16 @@ def check_method(values: dict) -> None:
             raise InputError(f"{key}={values[key]} needs search.method={other}")
 
 
-def check_search(search: SearchOptions) -> None:
-    names = search.operations
-    if not names or len(set(names)) < len(names):
-        raise InputError(f"search.operations={names} must be different operations, at least one")
-    if search.shared_projections and sum(name in SAME_PARAMETERS for name in names) < 2:
+def check_search(config: Config) -> None:
+    names, resolved = config.search.operations, {}
+    if not names:
+        raise InputError("search.operations=[] must be different operations, at least one")
+    for name in names:
+        same = resolved.setdefault(str(resolve_block(name, config.shape)), name)
+        if names.count(name) > 1 or same != name:
+            raise InputError(f"search.operations: {same} and {name} are equal; candidates must differ")
+    if config.search.share_weights and len(weight_groups(names, config.shape, True)) == len(names):
         raise InputError(
-            f"search.shared_projections=true needs two operations of {', '.join(SAME_PARAMETERS)}; "
+            "search.share_weights=true needs two attentions with as many heads, or two dense blocks; "
             f"search.operations={names}"
         )

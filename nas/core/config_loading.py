@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
@@ -15,6 +14,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
+from nas.core.operations import OPERATIONS
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256")
@@ -31,7 +31,7 @@ TYPE_NAMES = {
     float: "a number",
     bool: "true or false",
     str: "text",
-    list[str]: "a list of names, such as [attention, dense]",
+    list[Any]: "a list of operations, such as [attention, dense 8x]",
     list[int]: "a list of whole numbers, such as [32, 32, 3]",
 }
 
@@ -47,13 +47,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_help() -> str:
-    """A line per option: key, default, help text, choices."""
+    """A line per option, with its default, help text and choices, and a line per operation and size."""
     lines = []
     for key, item in options():
         default = json.dumps(default_of(item)).replace('"', "")
         choices = item.metadata.get("choices")
         allowed = f"  [{' | '.join(choices)}]" if choices else ""
         lines.append(f"  {f'{key}={default}':<34} {item.metadata['help']}{allowed}")
+    lines.append("\noperations with their letters, and their sizes with the defaults:")
+    for name, kind in OPERATIONS.items():
+        lines.append(f"  {f'{name} ({kind.letter})':<34} {kind.help}")
+        lines += [
+            f"    {f'{key} ({size.letter})' if size.letter else key:<32} {size.help}"
+            for key, size in kind.sizes.items()
+        ]
     return "\n".join(lines)
 
 
@@ -124,23 +131,12 @@ def mistake(error: Exception, values: dict) -> str:
     return f"{key} must be {TYPE_NAMES.get(kind) or TYPE_NAMES[get_args(kind)[0]] + ' or null'}"
 
 
-def default_stride(keys: int) -> int:
-    """The power of two nearest to sqrt(keys)."""
-    root = math.sqrt(keys)
-    lower = 2 ** math.floor(math.log2(root))
-    return lower if root - lower <= 2 * lower - root else 2 * lower
-
-
 def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """{dotted key: value} that null stands for in options whose default depends on others.
 
     values: {dotted key: value} of every option.
     """
-    found, keys = {}, values["train.segment"] + values["train.memory"]
-    if keys > 0:  # check() reports lengths that are out of range
-        found["model.stride"] = default_stride(keys)
-        found["model.window"] = max(1, keys // 4)
-    found["search.optimizer.lr"] = LOGITS_LR_GUMBEL if values["search.method"] == "gumbel" else LOGITS_LR
+    found = {"search.optimizer.lr": LOGITS_LR_GUMBEL if values["search.method"] == "gumbel" else LOGITS_LR}
     for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
         found[f"train.{key}"] = value
     return found

@@ -1,29 +1,13 @@
-"""Layer patterns: names of the operations, abbreviations, and the pattern file."""
+"""Layer patterns: short forms, and the pattern file. nas/core/operations.py tells how a block is written."""
 
 from pathlib import Path
 
-from nas.core.errors import InputError, nearest
+from nas.core.errors import InputError
 from nas.core.files import read_user_yaml
 from nas.core.metrics import PI
+from nas.core.operations import UNIT, parse_block, spell_block, unit_of
 
-FORMAT = "par-pattern/1"
-
-# The names of models.operations.OPERATIONS, which imports torch, and a letter for each.
-LETTERS = {
-    "attention": "a",
-    "sparse_strided": "s",
-    "sparse_fixed": "f",
-    "window": "w",
-    "linear": "l",
-    "dense": "d",
-    "identity": "i",
-}
-OPERATIONS = tuple(LETTERS)
-SPARSE = ("sparse_strided", "sparse_fixed")
-SAME_PARAMETERS = ("attention", *SPARSE, "window")  # their parameters have the same names and shapes
-ATTENDING = (*SAME_PARAMETERS, "linear")
-# Options of the model that only these operations use
-OWN_OPTIONS = {"sparse_strided": ("stride",), "sparse_fixed": ("stride",), "window": ("window",)}
+FORMAT = "par-pattern/2"
 
 
 def interleaved(blocks: int) -> list[str]:
@@ -32,23 +16,28 @@ def interleaved(blocks: int) -> list[str]:
 
 
 def abbreviate(blocks: list[str]) -> str:
-    """One letter per block: a attention, s sparse_strided, f sparse_fixed, w window, l linear, d dense, i identity."""
-    return "".join(LETTERS[name] for name in blocks)
+    """The short form of a pattern: `adad`, or with spaces between the blocks if one has sizes, `a d8x c d`."""
+    units = [unit_of(block) for block in blocks]
+    return ("" if all(len(unit) == 1 for unit in units) else " ").join(units)
 
 
-def expand(letters: str) -> list[str]:
-    """The inverse of abbreviate()."""
-    names = {letter: name for name, letter in LETTERS.items()}
-    return [names[letter] for letter in letters]
+def expand(short: str) -> list[str]:
+    """The inverse of abbreviate(). Spaces do not matter."""
+    return [spell_block(*parse_block(unit[0])) for unit in UNIT.finditer(short)]
+
+
+def file_name(blocks: list[str]) -> str:
+    """The short form without spaces."""
+    return abbreviate(blocks).replace(" ", "")
 
 
 def network(blocks: list[str]) -> str:
-    """The letters without identity blocks. Patterns with equal letters are the same network."""
+    """The short form without identity blocks. Patterns with equal short forms are the same network."""
     return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
 
 
 def read_pattern(path: str | Path) -> dict:
-    """Read and check a pattern file. In the returned mapping, `blocks` is a list of known operations.
+    """Read and check a pattern file. In the returned mapping, `blocks` is a list of blocks in their usual spelling.
 
     Raises InputError that names the file and the mistake.
     """
@@ -58,21 +47,16 @@ def read_pattern(path: str | Path) -> dict:
     content = read_user_yaml(path, "the pattern file")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(
-            f"{path} is not a pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense, ...]`"
+            f"{path} is not a pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense 8x, ...]`"
         )
-    check_blocks(content.get("blocks"), path, "blocks")
-    return content
+    d_model = content.get("d_model")
+    if d_model is not None and (type(d_model) is not int or d_model < 2):
+        raise InputError(f"{path}: d_model={d_model} must be a whole number from 2")
+    return content | {"blocks": read_blocks(content.get("blocks"), path, "blocks")}
 
 
-def check_blocks(blocks, path: Path, key: str = "pattern") -> list[str]:
-    """The blocks, if they are a list of known operations. Else raises InputError that names the file and the key."""
-    known = ", ".join(OPERATIONS)
+def read_blocks(blocks, path: Path, key: str = "pattern") -> list[str]:
+    """The blocks in their usual spelling. Raises InputError that names the file, the key or the block."""
     if not isinstance(blocks, list) or not blocks:
-        raise InputError(f"{path}: `{key}` must be a list of at least one operation of {known}")
-    for index, name in enumerate(blocks, start=1):
-        if name not in OPERATIONS:
-            raise InputError(
-                f"{path}: block {index} is {name!r}; known operations are {known}; the nearest is "
-                f"{nearest(name, OPERATIONS)}"
-            )
-    return blocks
+        raise InputError(f"{path}: `{key}` must be a list of at least one block, such as [attention, dense 8x]")
+    return [spell_block(*parse_block(entry, f"{path}: block {index}: ")) for index, entry in enumerate(blocks, start=1)]

@@ -3,7 +3,8 @@
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.pattern import ATTENDING, abbreviate, interleaved
+from nas.core.operations import kind_of
+from nas.core.pattern import abbreviate, interleaved
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
@@ -75,7 +76,7 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
         f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
         f"{share:.0%} of what the interleaved pattern's blocks cost"
     ]
-    if attending := [name for name in operations if name in ATTENDING]:
+    if attending := [name for name in operations if kind_of(name).attends]:
         pattern = [*costs.cheapest(attending, 1), *costs.cheapest(operations, blocks - 1)]
         if costs.ratio(pattern) > budget:
             lines.append(

@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import Positions, sinusoidal_encodings
-from models.linear import CHUNK
-from models.operations import OPERATIONS, BlockConfig
+from models.operations import OPERATIONS
 from nas.core.config import Config
-from nas.core.pattern import OWN_OPTIONS
+from nas.core.operations import resolve_block
+from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.data.cutoffs import cluster_table
 from nas.training.build import backbone_options, block_config, build_fixed
@@ -27,44 +27,47 @@ def batch_shape(config: Config) -> tuple[int, int, int]:
 
 
 def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict:
-    """The sizes and model options that the costs of these operations depend on."""
+    """The options of the model and the sizes of these operations, which their costs depend on."""
     batch, segment, memory = batch_shape(config)
     model = asdict(block_config(config)) | backbone_options(config, vocab_size)
     unused = ["depth_scaled"]
     if config.search.latency.timing == "inference":
         unused += ["recompute", "dropout"]
-    used = {size for name in operations for size in OWN_OPTIONS.get(name, ())}
-    unused += [size for sizes in OWN_OPTIONS.values() for size in sizes if size not in used]
     model = {key: value for key, value in model.items() if key not in unused}
-    return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model}
+    sizes = {name: resolve_block(name, config.shape)[1] for name in operations}
+    return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model, **sizes}
 
 
-def count_flops(config: Config, counts: np.ndarray) -> CostTable:
+def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None = None) -> CostTable:
     """FLOPs per token of a forward pass; a multiply-add counts as two. They depend on sizes only, not on the device.
 
+    operations: those of the table, besides attention and dense; None: those of the search.
     counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent
     tokens.
     """
     with torch.device("meta"):  # only shapes are needed
         head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
-    blocks = {name: operation_flops(name, block_config(config), *batch_shape(config)) for name in OPERATIONS}
-    return CostTable(FLOPS, float(head.flops(shares)), blocks, cost_options(config, len(counts), list(OPERATIONS)))
+    names = list(dict.fromkeys([*(operations or config.search.operations), *interleaved(2)]))
+    blocks = {name: operation_flops(name, config) for name in names}
+    return CostTable(FLOPS, float(head.flops(shares)), blocks, cost_options(config, len(counts), names))
 
 
 @torch.no_grad()
-def operation_flops(name: str, config: BlockConfig, batch: int, segment: int, memory: int) -> float:
+def operation_flops(block: str, config: Config) -> float:
     """FLOPs of an operation per token of a segment, `memory` positions into the stream.
 
     Only products count, including the masked part of the scores and the positions that fill rows or chunks.
     """
+    (name, sizes), options = resolve_block(block, config.shape), block_config(config)
+    batch, segment, memory = batch_shape(config)
     with torch.device("meta"):
-        operation, x = OPERATIONS[name](config), torch.empty(batch, segment, config.d_model)
-        past = torch.empty(batch, memory, config.d_model) if memory else None
-    encodings = sinusoidal_encodings(memory + segment, config.d_model, device=x.device) if config.relative else None
+        operation, x = OPERATIONS[name](options, **sizes), torch.empty(batch, segment, options.d_model)
+        past = torch.empty(batch, memory, options.d_model) if memory else None
+    encodings = sinusoidal_encodings(memory + segment, options.d_model, device=x.device) if options.relative else None
     run = partial(operation, x, past, Positions(encodings, memory))
     if operation.carries_state:
-        _, state = operation.step(torch.empty(batch, CHUNK, config.d_model, device="meta"), None)
+        _, state = operation.step(x, None)
         run = partial(operation.step, x, state)
     with FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.linalg_solve_triangular: solver_flops}

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from nas.core.errors import InputError
-from nas.core.pattern import ATTENDING, interleaved, network
+from nas.core.operations import kind_of
+from nas.core.pattern import interleaved, network
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
@@ -64,6 +65,11 @@ def linear_full(blocks: int) -> list[str]:
     return hybrid(blocks, "linear", 3, last_full=True)
 
 
+def conv_attention(blocks: int) -> list[str]:
+    """Two short convolutions, then one full attention, with dense blocks in between (LFM2, arXiv 2511.23404)."""
+    return hybrid(blocks, "conv", 2)
+
+
 # Patterns that depend on the number of blocks only.
 RULES: dict[str, Callable[[int], list[str]]] = {
     "interleaved": interleaved,
@@ -71,6 +77,7 @@ RULES: dict[str, Callable[[int], list[str]]] = {
     "par": par,
     "local-global": local_global,
     "linear-full": linear_full,
+    "conv-attention": conv_attention,
     "attention-only": lambda blocks: ["attention"] * blocks,
     "dense-only": lambda blocks: ["dense"] * blocks,
 }
@@ -88,9 +95,10 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     plain = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
     plain["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
     rules = {}
-    for kind, (name, rule) in itertools.product(filter(operations.__contains__, ATTENDING), plain.items()):
+    attending = [name for name in operations if kind_of(name).attends]
+    for kind, (name, rule) in itertools.product(attending, plain.items()):
         rules[name if kind == "attention" else f"{name} with {kind}"] = replace_attention(rule, kind)
-    rules |= {name: RULES[name] for name in ("local-global", "linear-full")}
+    rules |= {name: RULES[name] for name in ("local-global", "linear-full", "conv-attention")}
     rules = {name: rule for name, rule in rules.items() if set(rule(blocks)) <= set(operations)}
     sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}
     for name, rule in rules.items():

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from nas.core.operations import Shape, resolve_block
 from nas.core.pattern import FORMAT
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable
@@ -61,6 +62,9 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     costs: of the budget. The certainty is that of patterns drawn from pi within the budget.
     """
     first, blocks = choice.runs[0], choice.blocks
+    options = first.options
+    model = (options[f"model.{key}"] for key in ("d_model", "heads", "d_ffn"))
+    shape = Shape(*model, options["train.segment"], options["train.segment"] + options["train.memory"])
     drawn = [run.seed_pi for run in choice.runs]  # of each run, [S, N, O]
     if choice.budget is not None:
         lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
@@ -80,7 +84,9 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         origin["trials"] = choice.trial_steps
     return {
         "format": FORMAT,
+        "d_model": shape.d_model,
         "blocks": blocks,
+        "sizes": {name: resolve_block(name, shape)[1] for name in dict.fromkeys(blocks)},
         "confidence": confidence,
         "flops_per_token": round(first.flops.cost(blocks)),
         "flops_ratio_to_interleaved": round(first.flops.ratio(blocks), 4),

@@ -5,7 +5,8 @@ from itertools import combinations
 
 import numpy as np
 
-from nas.core.pattern import ATTENDING, abbreviate, network
+from nas.core.operations import kind_of
+from nas.core.pattern import abbreviate, network
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
@@ -30,11 +31,11 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)
-    offered = [name for name in choice.runs[0].operations if name in ATTENDING]
-    if offered and not set(offered) & set(blocks):
+    offered = any(kind_of(name).attends for name in choice.runs[0].operations)
+    if offered and not any(kind_of(name).attends for name in blocks):
         print(
-            "WARNING: the pattern has no attention, so it predicts from the last token alone: give a larger budget, "
-            "or model.cutoffs=auto if embedding and output layer take most of the time"
+            "WARNING: the pattern has no attention, so it predicts from the last few tokens alone: give a larger "
+            "budget, or model.cutoffs=auto if embedding and output layer take most of the time"
         )
 
 
@@ -114,7 +115,7 @@ def pareto_table(patterns: list[dict], unit: str) -> str:
         cells = [
             f"{origin['latency_budget']:g}",
             abbreviate(pattern["blocks"]),
-            str(sum(name in ATTENDING for name in pattern["blocks"])),
+            str(sum(kind_of(name).attends for name in pattern["blocks"])),
             f"{ratio:.3f}",
             *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
             str(origin["candidates"][0]["nll"]) if "candidates" in origin else "",

@@ -62,6 +62,7 @@ def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
     text, config = TEMPLATE.read_text("utf-8"), model.config
     return jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined).render(
         letters=abbreviate(model.pattern),
+        blocks=len(model.pattern),
         config=config,
         tokenizer=model.tokenizer,
         results=results,

@@ -14,7 +14,8 @@ from nas.core.config_loading import derived_defaults
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.metrics import read_metrics, read_pi
-from nas.core.pattern import LETTERS, read_pattern
+from nas.core.operations import OPERATIONS, unit_of
+from nas.core.pattern import read_pattern
 from nas.core.provenance import git_commit
 from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS
 from nas.costs.cost_table import CostTable, latency_report, read_costs
@@ -143,14 +144,15 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one."""
     import jinja2
 
-    from nas.reporting.style import COLOURS
+    from nas.reporting.style import colours_of
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         runs=list(map(section, runs)),
-        colours=COLOURS,
-        letters=LETTERS,
+        operations=list(OPERATIONS),
+        colours_of=colours_of,
+        unit_of=unit_of,
         verdict_note=VERDICT_NOTE,
         written=datetime.date.today().isoformat(),
         commit=git_commit(),

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.patches import Patch, Rectangle
 
-from nas.core.pattern import abbreviate
-from nas.reporting.style import COLOURS, GREY, NAVY, RED, new_figure, save, tidy
+from nas.core.operations import OPERATIONS, unit_of
+from nas.reporting.style import GREY, NAVY, RED, colours_of, new_figure, save, tidy
 from nas.search.history import TIE, entropy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
@@ -122,6 +122,7 @@ def final_pi(history: list[dict], path: Path) -> None:
 def pi_over_time(history: list[dict], path: Path) -> None:
     """A chart per block with a line per operation. The end of the time before pi changes is grey."""
     pi, steps = np.array([line["pi"] for line in history]), [line["step"] for line in history]
+    colours = colours_of(history[0]["operations"])
     operations, blocks, start, last = history[0]["operations"], pi.shape[1], steps[0], steps[-1]
     before = min(start, BEFORE * max(1, last - start))  # steps to show before pi changes
     pi, steps = np.concatenate([pi[:1], pi]), [start - before, *steps]
@@ -134,7 +135,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
             axes.set_visible(False)
             continue
         for number, name in enumerate(operations):
-            axes.plot(steps, pi[:, index, number], color=COLOURS[name], linewidth=1.6)
+            axes.plot(steps, pi[:, index, number], color=colours[name], linewidth=1.6)
         axes.axvspan(steps[0], start, color="#ececec", linewidth=0)
         axes.set_xlim(steps[0], last if last > steps[0] else None)
         axes.set_title(f"block {index + 1}", fontsize=9)
@@ -145,7 +146,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     note = f" (grey: only the weights train, for {start:,} steps)" if start else ""
     figure.supxlabel(f"step{note}", fontsize=9)
     figure.supylabel("probability", fontsize=9)
-    handles = [Patch(color=COLOURS[name], label=name) for name in operations]
+    handles = [Patch(color=colours[name], label=name) for name in operations]
     title = mean_of_seeds(history[-1]) or None
     style = {"ncols": len(operations), "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
     figure.legend(handles=handles, loc="outside upper center", **style)
@@ -169,17 +170,17 @@ def entropy_over_time(history: list[dict], path: Path) -> None:
 
 def pattern_strip(blocks: list[str], path: Path) -> None:
     """The pattern as a row of coloured blocks, from input to output."""
-    width = min(16.0, max(4.0, 0.55 * len(blocks)))
+    colours, width = colours_of(blocks), min(16.0, max(4.0, 0.55 * len(blocks)))
     figure, axes = new_figure(width, 1.45)
     for index, name in enumerate(blocks):
-        axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=COLOURS[name]))
+        axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=colours[name]))
         style = {"color": "black" if name == "identity" else "white", "fontsize": 11, "weight": "bold"}
-        axes.text(index + 0.5, 0.5, abbreviate([name]), ha="center", va="center", **style)
+        axes.text(index + 0.5, 0.5, unit_of(name), ha="center", va="center", **style)
     axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
     axes.set_xticks(np.arange(len(blocks)) + 0.5, range(1, len(blocks) + 1))
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    names = [name for name in COLOURS if name in blocks]
-    handles = [Patch(color=COLOURS[name], label=f"{name} ({blocks.count(name)})") for name in names]
+    names = sorted(colours, key=lambda name: list(OPERATIONS).index(name.split()[0]))
+    handles = [Patch(color=colours[name], label=f"{name} ({blocks.count(name)})") for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
     save(figure, path)

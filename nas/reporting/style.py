@@ -1,24 +1,42 @@
 """Colours, axes and saving of all figures, with matplotlib set to work without a display."""
 
+from collections import Counter
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+
+from nas.core.operations import OPERATIONS
 
 matplotlib.use("Agg")
 
-COLOURS = {
-    "attention": "#c8553d",
-    "sparse_strided": "#e09f3e",
-    "sparse_fixed": "#7b6d8d",
-    "window": "#2a9d8f",
-    "linear": "#8ab17d",
-    "dense": "#2f6690",
-    "identity": "#b9bfc7",
-}
+PALETTE = (
+    "#c8553d",
+    "#e09f3e",
+    "#7b6d8d",
+    "#2a9d8f",
+    "#8ab17d",
+    "#d4a5a5",
+    "#2f6690",
+    "#b9bfc7",
+)  # of OPERATIONS in order
+LIGHTER = 0.25  # share of white that is added for each further size of an operation
 RED, BLUE, NAVY, GREY, PURPLE = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1", "#7b6d8d"
 KIND_COLOURS = {"searched": RED, "given": BLUE, "random": GREY}  # kinds of contenders
+
+
+def colours_of(blocks: list[str]) -> dict[str, str]:
+    """A colour for each different block. Sizes of one operation have lighter and lighter shades of its colour."""
+    found, seen = {}, Counter()
+    for block in dict.fromkeys(blocks):
+        name = block.split()[0]
+        colour = np.array(to_rgb(PALETTE[list(OPERATIONS).index(name) % len(PALETTE)]))
+        found[block] = to_hex(1 - (1 - colour) * (1 - LIGHTER) ** seen[name])
+        seen[name] += 1
+    return found
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options):

@@ -28,7 +28,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
     }
     seconds = time.perf_counter() - start
     pattern, counts = run.extra["pattern"], corpus.counts()
-    costs, context = count_flops(config, counts), phase.context
+    costs, context = count_flops(config, counts, pattern), phase.context
     predicted = valid_prediction(pattern_file, config, corpus.vocab_size, context)
     return {
         "format": RESULTS_FORMAT,

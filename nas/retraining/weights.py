@@ -4,6 +4,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -11,7 +12,8 @@ from nas.core.config import Config, flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, check_blocks
+from nas.core.operations import resolve_block
+from nas.core.pattern import abbreviate, read_blocks
 from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
@@ -21,7 +23,7 @@ from nas.training.checkpoint import load_checkpoint, load_supernet
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
 EXPORT_FORMAT = "par-model/1"
 # Names of a SuperNet's weights (nas/search/supernet.py)
-BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.(.+)")
+BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.((?:narrow\.)*)(.+)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def read_trained(folder: Path) -> Trained:
     content = read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
-    config, pattern = load_config(file, []), check_blocks(content.get("pattern"), file)
+    config, pattern = load_config(file, []), read_blocks(content.get("pattern"), file)
     if not exported:
         return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
     if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
@@ -67,12 +69,20 @@ def read_path(run: Path, pattern: list[str]) -> Trained:
     weights = {}
     for name, weight in load_supernet(run).items():
         if block := BLOCK_WEIGHT.fullmatch(name):
-            index, operation, parameter = int(block[1]), int(block[2]), block[3]
+            index, operation, parts, parameter = int(block[1]), int(block[2]), block[3], block[4]
             if operations[operation] == pattern[index]:
-                weights[f"blocks.{index}.operation.{parameter}"] = weight
+                key = f"blocks.{index}.operation.{parameter}"
+                weights[key] = join_parts(parameter, weights.get(key) if parts else None, weight)
         elif name.startswith(BACKBONE):
             weights[name.removeprefix(BACKBONE)] = weight
     return Trained(config, pattern, weights, file)
+
+
+def join_parts(parameter: str, wide: Tensor | None, narrow: Tensor) -> Tensor:
+    """A weight of a dense block that extends a narrower one (Dense.extend). wide: of its other units, None: none."""
+    if wide is None or parameter.startswith("norm."):
+        return narrow
+    return narrow + wide if parameter == "output.bias" else torch.cat([narrow, wide], dim=parameter == "output.weight")
 
 
 def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:
@@ -92,6 +102,10 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     if origin.pattern != pattern:
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
+    for block in dict.fromkeys(pattern):
+        own, given = (resolve_block(block, one.shape)[1] for one in (origin.config, config))
+        if own != given:
+            raise InputError(f"{prefix} has {block} with {own}, not {given}; give the sizes of that model")
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
     for key in new:
         may_differ = key in ("model.dropout", "model.blocks")

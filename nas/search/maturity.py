@@ -3,7 +3,7 @@
 import math
 
 from nas.core.config import Config
-from nas.search.sampling import weight_groups
+from nas.core.operations import weight_groups
 from nas.training.build import count_steps, passes_warning, warmup_warning
 
 MATURE_WITH_TRIALS = 0.5  # share of a pattern's steps in which each operation should train, if trials follow
@@ -12,7 +12,7 @@ MATURE = 0.9  # the same without trials
 
 def steps_per_update(config: Config) -> int:
     """The steps in which each operation of a block trains once. Operations that share their weights take turns."""
-    return len(weight_groups(config.search.operations, config.search.shared_projections))
+    return len(weight_groups(config.search.operations, config.shape, config.search.share_weights))
 
 
 def retraining_steps(config: Config, weights_steps: int) -> int:

@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from nas.core.pattern import SAME_PARAMETERS
 from nas.costs.lattice import PatternLattice
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
@@ -60,14 +59,6 @@ def temperature_at(progress: float, start: float, end: float) -> float:
     if progress <= 0:
         return start
     return end if progress >= 1 else start * (end / start) ** progress
-
-
-def weight_groups(operations: list[str], shared_projections: bool) -> list[list[int]]:
-    """The indices of the operations that share their weights, for fair_paths()."""
-    groups = {}
-    for index, name in enumerate(operations):
-        groups.setdefault("shared" if shared_projections and name in SAME_PARAMETERS else name, []).append(index)
-    return list(groups.values())
 
 
 def fair_paths(blocks: int, groups: list[list[int]], generator: torch.Generator) -> list[list[int]]:

@@ -10,6 +10,7 @@ from nas.core.config import Config, flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
+from nas.core.operations import resolve_block
 from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
 from nas.data.corpus import Corpus
@@ -22,7 +23,7 @@ from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 2, 8_192  # parts of valid on which paths are judged
 ROWS = 16  # of a batch
-MUST_EQUAL = ("model.", "search.operations", "search.shared_projections", "search.arch_fraction")
+MUST_EQUAL = ("model.", "search.operations", "search.share_weights", "search.arch_fraction")
 
 
 class SharedWeights:
@@ -87,4 +88,9 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
     for key in new:
         if key.startswith(MUST_EQUAL) and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
+    shapes = load_config(run / "config.yaml", []).shape, config.shape
+    for block in config.search.operations:
+        own, given = (resolve_block(block, shape)[1] for shape in shapes)
+        if own != given:
+            raise InputError(f"{prefix} has {block} with {own}, not {given}; give the sizes of that search")
     supernet.load_state_dict(load_supernet(run))

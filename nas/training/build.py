@@ -1,7 +1,7 @@
 """Networks, numbers of steps and streams of all phases, built from a configuration and a corpus."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from models.transformer_xl import TransformerXL, build_pattern
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
 from nas.core.config_checks import short_segments_conflict
 from nas.core.errors import InputError
+from nas.core.operations import resolve_block
 from nas.data.corpus import Corpus
 from nas.data.cutoffs import LayerCost, optimal_cutoffs
 from nas.data.loader import ContextBatches
@@ -25,8 +26,8 @@ CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
 def block_config(config: Config) -> BlockConfig:
-    same = [item.name for item in fields(BlockConfig) if item.name != "relative"]
-    return BlockConfig(relative=not config.model.grid, **{name: getattr(config.model, name) for name in same})
+    model = config.model
+    return BlockConfig(model.d_model, model.dropout, model.norm, model.activation, relative=not model.grid)
 
 
 def image_size(config: Config) -> int:
@@ -61,7 +62,8 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
 
 
 def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> TransformerXL:
-    return build_pattern(pattern, block_config(config), vocab_size, **backbone_options(config, vocab_size))
+    blocks = [resolve_block(block, config.shape) for block in pattern]
+    return build_pattern(blocks, block_config(config), vocab_size, **backbone_options(config, vocab_size))
 
 
 def check_splits(config: Config, corpus: Corpus) -> None:

@@ -1,0 +1,228 @@
+"""The operations of blocks, their sizes, and how blocks are written. Without torch, so that --help is quick.
+
+A block is an operation with sizes: `attention`, `dense 8x`, `window 32 heads=2`; in YAML also `{dense: {d_ffn: 8x}}`.
+Its short form is one unit: `a`, `d8x`, `w32h2`. Sizes that are not given have defaults.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+from nas.core.errors import InputError, nearest
+
+
+class Shape(NamedTuple):
+    """What sizes depend on: options of the model, and numbers of positions. keys: segment and memory together."""
+
+    d_model: int
+    heads: int
+    d_ffn: int | str
+    segment: int
+    keys: int
+
+
+class Size(NamedTuple):
+    """A size of an operation.
+
+    letter: stands before the value in a short form. The main size has none, and its value may stand without its name.
+    default: of a shape and the sizes before this one. fits: whether a value fits the shape and the sizes before it; if
+    not, `rule` tells what would. multiple: whether a value may be a multiple of d_model, such as 4x.
+    """
+
+    letter: str
+    help: str
+    default: Callable[[Shape, dict[str, int]], int | str]
+    fits: Callable[[int, Shape, dict[str, int]], bool] = lambda value, shape, sizes: True
+    rule: str = ""
+    multiple: bool = False
+
+
+class Kind(NamedTuple):
+    """An operation. attends: whether it can read any earlier position, or a window of them. shares: operations with
+    the same word here, and equal numbers of heads, can share their weights.
+    """
+
+    letter: str
+    help: str
+    sizes: dict[str, Size] = MappingProxyType({})
+    attends: bool = False
+    shares: str = ""
+
+
+def default_stride(keys: int) -> int:
+    """The power of two nearest to sqrt(keys)."""
+    root = math.sqrt(keys)
+    lower = 2 ** math.floor(math.log2(root))
+    return lower if root - lower <= 2 * lower - root else 2 * lower
+
+
+HEADS = {
+    "heads": Size(
+        "h",
+        "heads (model.heads)",
+        lambda shape, _: shape.heads,
+        lambda heads, shape, _: shape.d_model % heads == 0,
+        "must divide d_model={d_model}",
+    )
+}
+KEY_HEADS = {
+    "key_heads": Size(
+        "k",
+        "heads of keys and values (heads)",
+        lambda _, sizes: sizes["heads"],
+        lambda key_heads, _, sizes: sizes["heads"] % key_heads == 0,
+        "must divide heads={heads}",
+    )
+}
+WINDOW = {
+    "window": Size(
+        "",
+        "earlier positions seen (a quarter of segment + memory)",
+        lambda shape, _: max(1, shape.keys // 4),
+        lambda window, shape, _: window <= shape.keys,
+        "must be at most train.segment + train.memory, which is {keys}",
+    )
+}
+STRIDE = {
+    "stride": Size("", "positions of a row (2^k nearest sqrt(segment + memory))", lambda s, _: default_stride(s.keys))
+}
+SUMMARY = {
+    "summary": Size(
+        "m",
+        "last columns of all rows that are seen (4)",
+        lambda _, sizes: min(4, sizes["stride"]),
+        lambda summary, _, sizes: summary <= sizes["stride"],
+        "must be at most stride={stride}",
+    )
+}
+CHUNK = {"chunk": Size("n", "positions computed at once, which changes the speed only (64)", lambda *_: 64)}
+KERNEL = {
+    "kernel": Size(
+        "",
+        "positions seen, with the current one (4)",
+        lambda *_: 4,
+        lambda kernel, shape, _: kernel <= shape.segment,
+        "must be at most train.segment={segment}",
+    )
+}
+D_FFN = {"d_ffn": Size("", "inner width (model.d_ffn)", lambda shape, _: shape.d_ffn, multiple=True)}
+ATTENTION = HEADS | KEY_HEADS
+
+# models/operations.py has a class for each of these names. The arguments of its constructor are the sizes.
+OPERATIONS = {
+    "attention": Kind("a", "attention to all positions", ATTENTION, True, "attention"),
+    "sparse_strided": Kind("s", "attention to a window and a strided column", STRIDE | ATTENTION, True, "attention"),
+    "sparse_fixed": Kind("f", "attention to a row and summaries", STRIDE | SUMMARY | ATTENTION, True, "attention"),
+    "window": Kind("w", "attention to a sliding window", WINDOW | ATTENTION, True, "attention"),
+    "linear": Kind("l", "linear attention (gated delta rule)", HEADS | CHUNK, True),
+    "conv": Kind("c", "gated short convolution", KERNEL),
+    "dense": Kind("d", "feed-forward network", D_FFN, shares="dense"),
+    "identity": Kind("i", "nothing"),
+}
+NAMES = {kind.letter: name for name, kind in OPERATIONS.items()}
+LETTERS = "".join({size.letter for kind in OPERATIONS.values() for size in kind.sizes.values()})
+UNIT = re.compile(rf"([{''.join(NAMES)}])([\d.]+x?)?((?:[{LETTERS}]\d+)*)")  # of a short form
+NUMBER, MULTIPLE = re.compile(r"[1-9]\d*"), re.compile(r"\d+(\.\d+)?x")
+
+
+def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
+    """The operation of a block, and its given sizes as text.
+
+    entry: a name with or without sizes, a mapping of a name to its sizes, or a unit of a short form.
+
+    Raises InputError, which begins with `where`, if it is none of them.
+    """
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, given),) = entry.items()
+        given = given if isinstance(given, dict) else {"": given}
+    elif not isinstance(entry, str):
+        raise InputError(f"{where}{entry} must be an operation, or one with sizes, such as `dense 8x`")
+    else:
+        name, *words = entry.split() or [""]
+        if not words and (unit := UNIT.fullmatch(name)):
+            name = NAMES[unit[1]]
+            letters = {size.letter: key for key, size in OPERATIONS[name].sizes.items()}
+            words = [unit[2]] if unit[2] else []
+            words += [f"{letters.get(word[0], word[0])}={word[1:]}" for word in re.findall(r"[a-z]\d+", unit[3])]
+        given = dict(word.split("=", 1) if "=" in word else ("", word) for word in words)
+    if name not in OPERATIONS:
+        raise InputError(
+            f"{where}{name!r} is no operation; known operations are {', '.join(OPERATIONS)}; the nearest is "
+            f"{nearest(name, OPERATIONS)}"
+        )
+    sizes = OPERATIONS[name].sizes
+    main = [key for key, size in sizes.items() if not size.letter]
+    given = {(main[0] if main and not key else key): str(value) for key, value in given.items()}
+    for key, value in given.items():
+        if key not in sizes:
+            allowed = f"has the sizes {', '.join(sizes)}" if sizes else "has no sizes"
+            raise InputError(f"{where}{entry}: {key or value!r} is no size; {name} {allowed}")
+        if not NUMBER.fullmatch(value) and not (sizes[key].multiple and MULTIPLE.fullmatch(value)):
+            multiple = ", or a multiple of d_model such as 4x" if sizes[key].multiple else ""
+            raise InputError(f"{where}{entry}: {key}={value} must be a whole number from 1{multiple}")
+    return name, {key: given[key] for key in sizes if key in given}
+
+
+def spell_block(name: str, given: dict[str, str]) -> str:
+    """The usual spelling of a block, such as `window 32 heads=2`."""
+    sizes = OPERATIONS[name].sizes
+    return " ".join([name, *(f"{key}={value}" if sizes[key].letter else value for key, value in given.items())])
+
+
+@lru_cache
+def unit_of(block: str) -> str:
+    """The short form of a block, such as `w32h2`."""
+    name, given = parse_block(block)
+    kind = OPERATIONS[name]
+    return kind.letter + "".join(kind.sizes[key].letter + value for key, value in given.items())
+
+
+def kind_of(block: str) -> Kind:
+    return OPERATIONS[block.split()[0]]
+
+
+def resolve_block(block: str, shape: Shape, where: str = "") -> tuple[str, dict[str, int]]:
+    """The operation of a block and all its sizes.
+
+    Raises InputError, which begins with `where`, if a size does not fit.
+    """
+    name, given = parse_block(block, where)
+    sizes = {}
+    for key, size in OPERATIONS[name].sizes.items():
+        value = number(given.get(key, size.default(shape, sizes)), shape)
+        if value < 1 or not size.fits(value, shape, sizes):
+            rule = size.rule.format(**shape._asdict() | sizes) if value else "must be at least 1"
+            raise InputError(f"{where}{block}: {key}={value} {rule}")
+        sizes[key] = value
+    return name, sizes
+
+
+def number(value: int | str, shape: Shape) -> int:
+    """A size: a multiple of d_model such as 4x, or a number."""
+    return round(float(value[:-1]) * shape.d_model) if str(value).endswith("x") else int(value)
+
+
+def simplify_block(entry, shape: Shape, where: str = "") -> str:
+    """The usual spelling of a block without sizes that are the defaults. Equal operations have equal spellings.
+
+    Raises InputError as parse_block() and resolve_block().
+    """
+    name, given = parse_block(entry, where)
+    _, sizes = resolve_block(spell_block(name, given), shape, where)
+    for key in list(given)[::-1]:  # the last first, because the default of a size may depend on those before it
+        others = {other: value for other, value in given.items() if other != key}
+        given = others if resolve_block(spell_block(name, others), shape)[1] == sizes else given
+    return spell_block(name, given)
+
+
+def weight_groups(operations: list[str], shape: Shape, shared: bool) -> list[list[int]]:
+    """The indices of the operations that share their weights; those of a group take turns in a training."""
+    groups = {}
+    for index, block in enumerate(operations):
+        name, sizes = resolve_block(block, shape)
+        key = OPERATIONS[name].shares, sizes.get("heads"), sizes.get("key_heads")
+        groups.setdefault(key if shared and key[0] else block, []).append(index)
+    return list(groups.values())
