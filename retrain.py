@@ -40,7 +40,8 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
 
 def print_beside(runs: list[Path]) -> None:
     """Print a line for each finished run: pattern, perplexities on test, and costs beside the interleaved pattern."""
-    print(f"\n{'on test:':<14}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
+    width = 2 + max(12, *(len(abbreviate(read_yaml(run / RESULTS)["pattern"])) for run in runs))
+    print(f"\n{'on test:':<{width}}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
     tokens, digests, origins = set(), set(), set()
     for run in runs:
         results = read_yaml(run / RESULTS)
@@ -48,7 +49,7 @@ def print_beside(runs: list[Path]) -> None:
         words = f"{test['word_perplexity']:.2f}" if test["word_perplexity_comparable"] else "-"
         latency, flops = results["latency"]["ratio_to_interleaved"], results["flops_ratio_to_interleaved"]
         letters, per_token = abbreviate(results["pattern"]), test["perplexity"]
-        print(f"{letters:<14}{words:>16}{per_token:>12.2f}{latency:>12.2f}{flops:>10.2f}  {run}")
+        print(f"{letters:<{width}}{words:>16}{per_token:>12.2f}{latency:>12.2f}{flops:>10.2f}  {run}")
         tokens.add(results["train_tokens"])
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
         origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))

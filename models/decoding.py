@@ -44,7 +44,8 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: TransformerXL, context: int):
-        self.model, self.context, self.offset = model.eval(), context, 0  # offset: positions read so far
+        self.model, self.context = model.eval(), context
+        self.offset, self.last = 0, None  # positions read so far, and the last tokens for n-grams
         positions = model.positions(context)
         self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
@@ -61,7 +62,7 @@ class Decoder:
         model, length = self.model, tokens.shape[1]
         if not 1 <= length <= self.context:
             raise ValueError(f"a piece of {length} tokens must have 1 to {self.context}")
-        x = model.embed(tokens, self.offset)  # [B, L, D]
+        x, self.last = model.embed(tokens, self.offset, self.last)  # [B, L, D]
         for index, (block, cache) in enumerate(zip(model.blocks, self.caches, strict=True)):
             if cache:
                 x = x + cache.read(x, self.offset % model.stride)
@@ -74,11 +75,13 @@ class Decoder:
         return model.head.log_probabilities(model.final_norm(x[:, -1]))
 
     def forget_states(self) -> None:
-        """Start linear attention and convolutions anew, as at the start of a stream."""
+        """Start linear attention, convolutions and n-grams anew, as at the start of a stream."""
+        self.last = None
         self.states = [None] * len(self.states)
 
     def repeat(self, count: int) -> None:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
         for cache in filter(None, self.caches):
             cache.key_value = cache.key_value.expand(-1, -1, count, -1, -1)
+        self.last = map_memory(lambda x: x.expand(count, -1), self.last)
         self.states = [map_memory(lambda x: x.expand(count, *x.shape[1:]), state) for state in self.states]

@@ -16,6 +16,7 @@ from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
+HASH_FACTOR, HASH_PRIME = 1_000_003, 2**31 - 1  # of n-grams; products of both fit into int64
 # Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
 Memory = Tensor | tuple[Tensor, Tensor] | None
 
@@ -28,14 +29,16 @@ def map_memory(function: Callable, *memories: Memory) -> Memory:
 
 
 class Memories(NamedTuple):
-    """State of a stream between two segments: the memory of each block, and the positions read so far."""
+    """State of a stream between two segments: the memory of each block, the positions read, and the last tokens [B, T]."""
 
     blocks: list[Memory]
     offset: int
+    last: Tensor | None = None
 
     def map(self, function: Callable) -> "Memories":
         """The memories with function(tensor) in place of each tensor."""
-        return Memories([map_memory(function, memory) for memory in self.blocks], self.offset)
+        blocks = [map_memory(function, memory) for memory in self.blocks]
+        return Memories(blocks, self.offset, map_memory(function, self.last))
 
     def split(self, parts: int) -> list["Memories"]:
         """Split the batch rows into equal parts."""
@@ -46,8 +49,9 @@ class Memories(NamedTuple):
         """The inverse of split()."""
         if len(parts) == 1:
             return parts[0]
-        blocks = zip(*(part.blocks for part in parts), strict=True)
-        return Memories([map_memory(lambda *x: torch.cat(x), *block) for block in blocks], parts[0].offset)
+        (*blocks, last) = zip(*([*part.blocks, part.last] for part in parts), strict=True)
+        blocks, last = ([map_memory(lambda *x: torch.cat(x), *one) for one in group] for group in (blocks, [last]))
+        return Memories(blocks, parts[0].offset, *last)
 
 
 class GridPositions(nn.Module):
@@ -67,6 +71,31 @@ class GridPositions(nn.Module):
         row, column, channel = place // (columns * channels) % rows, place // channels % columns, place % channels
         total = sum(F.embedding(index, table) for index, table in zip((row, column, channel), self.tables, strict=True))
         return total * (total.shape[1] / len(self.tables)) ** 0.5
+
+
+class NGramEmbedding(nn.Module):
+    """Embeddings of the last 2, 3, ... tokens together (Huang et al. 2025, arXiv 2501.16975: over-encoding).
+
+    Each length has a table. N-grams share its rows by a hash. The rows begin as zeros. They cost parameters, but nearly
+    no time.
+    """
+
+    def __init__(self, rows: Sequence[int], d_model: int):
+        super().__init__()
+        self.tables = nn.ParameterList(torch.zeros(count, d_model) for count in rows)
+
+    def forward(self, tokens: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
+        """tokens [B, L]; last [B, T]: the tokens before them, None: the stream begins.
+
+        Returns the embeddings [B, L, D], and the last T = len(tables) tokens [B, T] for the next segment.
+        """
+        reach = len(self.tables)
+        last = tokens.new_full((len(tokens), reach), -1) if last is None else last
+        context, key, total = torch.cat([last, tokens], dim=1), tokens, 0.0  # [B, T + L], [B, L]
+        for distance, table in enumerate(self.tables, start=1):
+            key = (key * HASH_FACTOR + context[:, reach - distance : -distance]) % HASH_PRIME
+            total = total + F.embedding(key % len(table), table)
+        return total, context[:, -reach:]
 
 
 class Block(nn.Module):
@@ -103,6 +132,7 @@ class TransformerXL(nn.Module):
         blocks: each block(x [B, L, D], memory, positions, memory_length) returns [B, L, D] and the
             memory for the next segment.
         cutoffs, div_value: see AdaptiveSoftmax. tie_embeddings: whether the output layer has the embedding's weights.
+        ngram_rows: rows of the tables of NGramEmbedding; empty: no embeddings of n-grams.
         grid: rows, columns and channels of the images, if grid embeddings replace relative positions.
         recompute: save only the blocks' inputs, and recompute the rest in the backward pass (arXiv 1604.06174;
             arXiv 1904.10509, section 5.4).
@@ -119,6 +149,7 @@ class TransformerXL(nn.Module):
         cutoffs: Sequence[int] = (),
         tie_embeddings: bool = True,
         div_value: int = 1,
+        ngram_rows: Sequence[int] = (),
         grid: Sequence[int] = (),
         recompute: bool = False,
         depth_scaled: bool = False,
@@ -130,6 +161,7 @@ class TransformerXL(nn.Module):
         self.stride = math.lcm(*(block.stride for block in blocks))
         self.recompute = recompute
         self.embedding = nn.Embedding.from_pretrained(torch.empty(vocab_size, config.d_model), freeze=False)
+        self.ngrams = NGramEmbedding(ngram_rows, config.d_model) if ngram_rows else None
         self.grid = GridPositions(*grid, config.d_model) if grid else None
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
@@ -147,14 +179,15 @@ class TransformerXL(nn.Module):
         """tokens, targets [B, L]; memories: those that the previous segment returned, or None for a new stream.
 
         Returns the nll of each target [B, L] in nats, and the memories for the next segment, of at most memory_length
-        positions. If it is 0, no block has a memory or a state.
+        positions. If it is 0, nothing is remembered.
         """
-        blocks, offset = memories or ([None] * len(self.blocks), 0)
+        blocks, offset, last = memories or ([None] * len(self.blocks), 0, None)
         length = tokens.shape[1]
-        x = self.dropout(self.embed(tokens, offset))  # [B, L, D]
+        x, last = self.embed(tokens, offset, last)
+        x = self.dropout(x)  # [B, L, D]
         longest = max((memory.shape[1] for memory in blocks if isinstance(memory, Tensor)), default=0)
         positions = self.positions(longest + length, offset)
-        extended = Memories([], offset + length)
+        extended = Memories([], offset + length, last if memory_length else None)
         for block, memory in zip(self.blocks, blocks, strict=True):
             inputs = x, memory, positions, memory_length
             recompute = self.recompute and torch.is_grad_enabled()
@@ -170,13 +203,18 @@ class TransformerXL(nn.Module):
             encodings = sinusoidal_encodings(keys, self.d_model, weight.dtype, weight.device)
         return Positions(encodings, offset % self.stride)
 
-    def embed(self, tokens: Tensor, offset: int) -> Tensor:
-        """Embeddings [B, L, D] of tokens [B, L]. offset: positions of the stream before them.
+    def embed(self, tokens: Tensor, offset: int, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Embeddings [B, L, D] of tokens [B, L], and the last tokens for the next call.
+
+        offset: positions of the stream before them; last: what the previous call returned, None: the stream begins.
 
         Weights have standard deviation 1 / sqrt(D), which a tied output layer needs. The factor sqrt(D) makes it 1.
         """
         x = self.embedding(tokens) * self.d_model**0.5
-        return x if self.grid is None else x + self.grid(offset, tokens.shape[1])
+        if self.ngrams is not None:
+            ngrams, last = self.ngrams(tokens, last)
+            x = x + ngrams
+        return (x if self.grid is None else x + self.grid(offset, tokens.shape[1])), last
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -185,13 +223,15 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def initialise(model: TransformerXL, depth_scaled: bool) -> None:
-    """Draw weight matrices with standard deviation 1 / sqrt(columns), which keeps the size of activations.
+    """Draw weight matrices, but for those of n-grams, with standard deviation 1 / sqrt(columns).
+
+    That keeps the size of activations.
 
     depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
     stream does not grow with depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose layers have two branches.
     """
     for name, parameter in model.named_parameters():
-        if is_matrix(name, parameter):
+        if is_matrix(name, parameter) and not name.startswith("ngrams."):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
             if depth_scaled and name.startswith("blocks.") and name.endswith("output.weight"):
                 parameter.data *= len(model.blocks) ** -0.5

@@ -1,7 +1,7 @@
 """Does the latency table predict whole models? `python experiments/bench/latency.py --threads 1`.
 
-Regime: 20 random patterns of 12 blocks with the default sizes and 8,000 words. Each is measured, and predicted as a sum
-over a table of nas/costs/latency.py that is measured right before. The last line is JSON: the mean and the worst
+Regime: 20 random patterns of 12 blocks with the operations and sizes below, width 128 and 8,000 words. Each is measured,
+and predicted as a sum over a table of nas/costs/latency.py that is measured right before. The last line is JSON: the mean and the worst
 relative error of the predictions.
 """
 
@@ -25,12 +25,24 @@ from nas.costs.latency import measure_costs, measure_models
 from nas.training.device import set_up_device
 
 BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
+OPERATIONS = [
+    "attention",
+    "attention heads=2",
+    "attention key_heads=1",
+    "window 16",
+    "conv",
+    "conv 8",
+    "dense",
+    "dense 8x",
+    "dense 16x",
+    "identity",
+]
 
 
 def make_config(timing: str, threads: int) -> Config:
     config = Config()
     config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
-    config.search.latency.timing = timing
+    config.search.latency.timing, config.search.operations = timing, OPERATIONS
     resolve_defaults(config)
     config.train.threads, config.train.device = threads, "cpu"
     return config
@@ -54,13 +66,13 @@ def main() -> None:
     batch, segment, memory = batch_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
     print("  ".join(f"{name} {cost:.3f}" for name, cost in {"overhead": table.overhead, **table.blocks}.items()))
-    print(f"{'pattern':<14}{'predicted':>10}{'measured':>10}{'error':>8}{'ratio predicted':>17}{'measured':>10}")
+    print(f"{'pattern':<52}{'predicted':>10}{'measured':>10}{'error':>8}{'ratio predicted':>17}{'measured':>10}")
     errors = []
     for pattern, measured in zip(patterns, measured_ms, strict=True):
         predicted = table.cost(pattern)
         errors.append(predicted / measured - 1)
         costs = f"{predicted:>10.2f}{measured:>10.2f}{errors[-1]:>+8.1%}"
-        print(f"{abbreviate(pattern):<14}{costs}{table.ratio(pattern):>17.3f}{measured / baseline_ms:>10.3f}")
+        print(f"{abbreviate(pattern):<52}{costs}{table.ratio(pattern):>17.3f}{measured / baseline_ms:>10.3f}")
     sizes = np.abs(errors)
     summary = {"mean_absolute_error": round(sizes.mean(), 4), "worst": round(sizes.max(), 4)}
     print(json.dumps({"patterns": PATTERNS, **summary}))

@@ -1,148 +1,106 @@
-"""Time to quality of training recipes: `python experiments/bench/quality.py "OPTIONS OF A RECIPE" "OF ANOTHER"`.
+"""Quality of options at their latency: `python experiments/bench/quality.py --recipe "" --recipe "model.pair_rows=0"`.
 
-The previous recipe (--previous) trains a pattern for train.steps. Each other recipe is the present default with its own
-options. It trains for several shares of these steps, each with a whole learning-rate schedule. All trainings of a seed
-run in one process, in turns of two seconds. The training with the least progress takes the next turn. Therefore all end
-at the same time, and other work on the machine slows all of them.
-
-- nll: per token on all of valid, after the last step.
-- seconds: of training alone; evaluations do not count.
-- wall_time_ratio, steps_ratio: the time and the steps after which a recipe has the previous one's nll, divided by those
-  of the previous recipe. They are interpolated between the two shares around this nll, linearly in the logarithm of
-  time or steps; null beyond all shares. Steps are exact; times depend on the machine.
-
-The last line is JSON: for each recipe the means over the seeds (nll_old: of the previous recipe, nll_new: of the
-largest share), and the ratio of wall times of each seed.
+Each recipe, some options separated by spaces, trains a pattern with each seed. The first one is the baseline. The table
+has for each recipe, on valid: the mean word perplexity with its standard error, its change from the baseline, and p of
+Welch's t-test of nll. --latency also measures all networks in turns, as ratios to the baseline's latency of inference;
+nothing else should run then. Every finished training is a JSON file in OUT and is not repeated. Several processes may
+share OUT, each with its own --only. The last line is JSON.
 """
 
-import argparse
-import itertools
 import json
 import math
-import statistics
+import re
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nas.core.config_loading import load_config
+from experiments.helpers import open_experiment, print_row
+from experiments.jobs import Jobs, job_parser
+from nas.comparison.results import mean_and_standard_error
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 
-EXPERIMENTS = Path(__file__).parents[1]
-TURN_S = 2.0
-PREVIOUS = (
-    "train.optimizer=adamw train.schedule=cosine train.average_share=0 train.short_share=0 model.tie_embeddings=true"
-)
+CONFIG = Path(__file__).with_name("quality.yaml")
+ROUNDS = 60  # of the latencies
 
 
-class Training:
-    """One training that can be paused. It keeps the state of PyTorch's random numbers."""
+def train(pattern: list[str], overrides: list[str]) -> dict:
+    """Train a pattern from scratch; its figures on valid."""
+    from nas.retraining.phase import train_pattern
+    from nas.training.build import resolve_cutoffs
+    from nas.training.evaluation import evaluate_split
 
-    def __init__(self, pattern: list[str], config, corpus):
-        import torch
-
-        from nas.retraining.phase import RetrainPhase
-        from nas.training.build import build_fixed, resolve_cutoffs
-        from nas.training.device import device_context, set_up_device
-
-        config = resolve_cutoffs(config, corpus)
-        set_up_device(config.seed, config.train)
-        context = device_context(config.train)
-        self.phase = RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
-        self.random, self.steps, self.seconds = torch.get_rng_state(), 0, 0.0
-
-    @property
-    def progress(self) -> float:
-        return self.steps / self.phase.total_steps
-
-    @property
-    def finished(self) -> bool:
-        return self.progress == 1
-
-    def take_turn(self) -> None:
-        import torch
-
-        torch.set_rng_state(self.random)
-        began = time.perf_counter()
-        while not self.finished and time.perf_counter() < began + TURN_S:
-            self.steps += 1
-            self.phase.step(self.steps)
-        self.seconds += time.perf_counter() - began
-        self.random = torch.get_rng_state()
-
-    def nll(self) -> float:
-        return self.phase.valid_figures()["nll_per_token"]
+    config, corpus, context = open_experiment(CONFIG, overrides)
+    config, began = resolve_cutoffs(config, corpus), time.monotonic()
+    model = train_pattern(pattern, config, corpus, context)
+    seconds = time.monotonic() - began
+    valid = evaluate_split(config, model, model.blocks, corpus, "valid", context)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    figures = {"nll": valid["nll_per_token"], "word_perplexity": valid["word_perplexity"]}
+    return figures | {"seconds": seconds, "parameters": parameters}
 
 
-class Result(NamedTuple):
-    seconds: float
-    steps: int
-    nll: float
+def measure(pattern: list[str], recipes: list[list[str]]) -> list[float]:
+    """The median ratio of each recipe's latency to that of the first one."""
+    from nas.costs.latency import segment_works, timed_rounds
+    from nas.training.build import resolve_cutoffs
 
-
-def ratio_at(nll: float, curve: list[tuple[float, float]]) -> float | None:
-    """The ratio at which a curve of (ratio, nll) reaches an nll; None beyond its ends."""
-    for (ratio_1, nll_1), (ratio_2, nll_2) in itertools.pairwise(curve):
-        if nll_2 <= nll <= nll_1:
-            share = (nll_1 - nll) / (nll_1 - nll_2)
-            return math.exp(math.log(ratio_1) + share * math.log(ratio_2 / ratio_1))
-    return None
+    works = []
+    for overrides in recipes:
+        config, corpus, context = open_experiment(CONFIG, overrides)
+        works += segment_works([pattern], resolve_cutoffs(config, corpus), corpus.counts(), context)
+    times = np.array(list(timed_rounds(dict(enumerate(works)), ROUNDS).values()))  # [recipes, rounds]
+    return np.median(times / times[0], axis=1).tolist()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=[""], help="options of each recipe, separated by spaces")
-    parser.add_argument("--config", type=Path, default=EXPERIMENTS / "bench/quality.yaml", help="sizes and text")
-    parser.add_argument("--previous", default=PREVIOUS, help="options of the previous recipe, separated by spaces")
-    parser.add_argument("--all", nargs="*", default=[], metavar="section.key=value", help="options of all recipes")
-    parser.add_argument("--pattern", default="adadadadadad", help="one letter per block (default: %(default)s)")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="of train.steps")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds (default: 1)")
+    parser = job_parser(__doc__, "runs/quality", "*-1")
+    parser.add_argument("--recipe", action="append", required=True, help="options, separated by spaces; repeat it")
+    parser.add_argument("--pattern", default="adadadadadad", help="its short form (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds (default: 1 2 3)")
+    parser.add_argument("--latency", action="store_true", help="measure the latencies")
     arguments = parser.parse_intermixed_args()
-
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
-
-    config = load_config(arguments.config, arguments.all)
-    corpus, steps = Corpus(prepare(config.data)), config.train.steps
-    rows = []
-    print("| seed | recipe | steps | seconds | nll |\n|---|---|---|---|---|")
+    jobs, pattern = Jobs(arguments.out, arguments.overrides, arguments.only), expand(arguments.pattern)
+    options = {recipe: [*arguments.overrides, *recipe.split()] for recipe in arguments.recipe}
     for seed in arguments.seeds:
-        given = [*arguments.all, f"seed={seed}"]
-        pattern = expand(arguments.pattern)
-        previous = load_config(arguments.config, [*given, *arguments.previous.split()])
-        trainings = {"previous": Training(pattern, previous, corpus)}
-        for recipe, share in itertools.product(arguments.recipes, arguments.shares):
-            options = [*given, *recipe.split(), f"train.steps={round(share * steps)}"]
-            trainings[recipe, share] = Training(pattern, load_config(arguments.config, options), corpus)
-        while running := [training for training in trainings.values() if not training.finished]:
-            min(running, key=lambda training: training.progress).take_turn()
-        row = {}
-        for name, training in trainings.items():
-            row[name] = result = Result(training.seconds, training.steps, training.nll())
-            label = name if name == "previous" else name[0] or "default"
-            print(f"| {seed} | {label} | {result.steps} | {result.seconds:.0f} | {result.nll:.4f} |", flush=True)
-        rows.append(row)
-    print(json.dumps({recipe or "default": summary(rows, recipe, arguments.shares) for recipe in arguments.recipes}))
+        for recipe, given in options.items():
+            jobs.do(job_name(recipe, seed), lambda: train(pattern, [*given, f"seed={seed}"]))  # noqa: B023
+    ratios = dict.fromkeys(options)
+    if arguments.latency:
+        ratios = dict(zip(options, measure(pattern, list(options.values())), strict=True))
+    print(json.dumps(report(jobs, arguments.seeds, ratios)))
 
 
-def summary(rows: list[dict], recipe: str, shares: list[float]) -> dict:
-    """What the last line says about a recipe. rows: for each seed, the result of each training."""
-    times, steps = [], []
-    for row in rows:
-        previous, curve = row["previous"], [row[recipe, share] for share in sorted(shares)]
-        times.append(ratio_at(previous.nll, [(own.seconds / previous.seconds, own.nll) for own in curve]))
-        steps.append(ratio_at(previous.nll, [(own.steps / previous.steps, own.nll) for own in curve]))
-    return {
-        "wall_time_ratio": None if None in times else round(statistics.fmean(times), 4),
-        "steps_ratio": None if None in steps else round(statistics.fmean(steps), 4),
-        "nll_old": round(statistics.fmean(row["previous"].nll for row in rows), 4),
-        "nll_new": round(statistics.fmean(row[recipe, max(shares)].nll for row in rows), 4),
-        "ratios": times,
-    }
+def job_name(recipe: str, seed: int) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', recipe) or 'default'}-{seed}"
+
+
+def report(jobs: Jobs, seeds: list[int], ratios: dict[str, float | None]) -> dict:
+    """Print the table of the recipes whose trainings have finished. Returns the content of the last line."""
+    from scipy import stats
+
+    print_row("recipe", "seeds", "word perplexity", "change", "p", "latency", "parameters", "seconds", header=True)
+    baseline, summary = None, {}
+    for recipe, ratio in ratios.items():
+        results = [result for seed in seeds if (result := jobs.get(job_name(recipe, seed)))]
+        if not results:
+            continue
+        perplexities, nlls = ([result[key] for result in results] for key in ("word_perplexity", "nll"))
+        mean, error = mean_and_standard_error(perplexities)
+        baseline = baseline or (mean, nlls)
+        change, tested = mean / baseline[0] - 1, len(nlls) > 1 and len(baseline[1]) > 1 and nlls != baseline[1]
+        p = float(stats.ttest_ind(nlls, baseline[1], equal_var=False).pvalue) if tested else math.nan
+        seconds = float(np.mean([result["seconds"] for result in results]))
+        spread = "" if error is None else f" ± {error:.2f}"
+        about = f"{mean:.2f}{spread}", f"{change:+.1%}", f"{p:.3f}", "" if ratio is None else f"{ratio:.3f}"
+        print_row(recipe or "default", len(results), *about, f"{results[0]['parameters']:,}", f"{seconds:.0f}")
+        figures = {"word_perplexity": round(mean, 2), "change": round(change, 4), "latency": ratio and round(ratio, 3)}
+        summary[recipe or "default"] = figures
+    return summary
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class ModelOptions:
     cutoffs: Any = option([], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax")
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
+    ngram_rows: list[int] = option([], "rows of hashed embeddings of the last 2, 3, ... tokens; []: none")
     grid: list[int] = option([], "rows, columns, channels of images, for learned positions; []: relative ones")
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option("plain", "depth_scaled: last layers times 1 / sqrt(blocks)", choices=("plain", "depth_scaled"))

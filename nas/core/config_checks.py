@@ -16,6 +16,7 @@ from nas.core.config import (
 from nas.core.errors import InputError, nearest
 from nas.core.operations import parse_block, resolve_block, simplify_block, weight_groups
 
+MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 LIMITS = {
     "minimum": (operator.ge, "at least"),
     "above": (operator.gt, "greater than"),
@@ -68,6 +69,8 @@ def check_model(model: ModelOptions, config: Config) -> None:
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even, for pairs of sine and cosine")
     parse_block({"dense": model.d_ffn}, "model.d_ffn: ")
+    if len(model.ngram_rows) > MOST_NGRAMS or min(model.ngram_rows, default=1) < 1:
+        raise InputError(f"model.ngram_rows={model.ngram_rows} must be at most {MOST_NGRAMS} numbers from 1, or []")
     if model.cutoffs != "auto":
         check_cutoffs(model.cutoffs)
     if model.init == "depth_scaled" and model.norm != "pre":

@@ -5,11 +5,14 @@
 """
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import imageio.v3 as imageio
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from nas.core.operations import OPERATIONS, unit_of
@@ -19,6 +22,7 @@ from nas.search.history import TIE, entropy
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000
 GREY_LEVELS = 18  # in a GIF
+DASHES = "-", "--", ":", "-."
 BEFORE = 0.15  # share of the steps in which pi changes; the figure begins this many steps before the change
 
 
@@ -122,8 +126,11 @@ def final_pi(history: list[dict], path: Path) -> None:
 def pi_over_time(history: list[dict], path: Path) -> None:
     """A chart per block with a line per operation. The end of the time before pi changes is grey."""
     pi, steps = np.array([line["pi"] for line in history]), [line["step"] for line in history]
-    colours = colours_of(history[0]["operations"])
     operations, blocks, start, last = history[0]["operations"], pi.shape[1], steps[0], steps[-1]
+    colours, dashes, sizes = colours_of(operations), {}, Counter()
+    for name in operations:  # a line style for each size of an operation
+        dashes[name] = DASHES[sizes[name.split()[0]] % len(DASHES)]
+        sizes[name.split()[0]] += 1
     before = min(start, BEFORE * max(1, last - start))  # steps to show before pi changes
     pi, steps = np.concatenate([pi[:1], pi]), [start - before, *steps]
     columns = min(blocks, 6)
@@ -135,7 +142,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
             axes.set_visible(False)
             continue
         for number, name in enumerate(operations):
-            axes.plot(steps, pi[:, index, number], color=colours[name], linewidth=1.6)
+            axes.plot(steps, pi[:, index, number], dashes[name], color=colours[name], linewidth=1.6)
         axes.axvspan(steps[0], start, color="#ececec", linewidth=0)
         axes.set_xlim(steps[0], last if last > steps[0] else None)
         axes.set_title(f"block {index + 1}", fontsize=9)
@@ -146,7 +153,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     note = f" (grey: only the weights train, for {start:,} steps)" if start else ""
     figure.supxlabel(f"step{note}", fontsize=9)
     figure.supylabel("probability", fontsize=9)
-    handles = [Patch(color=colours[name], label=name) for name in operations]
+    handles = [Line2D([], [], linestyle=dashes[name], color=colours[name], label=name) for name in operations]
     title = mean_of_seeds(history[-1]) or None
     style = {"ncols": len(operations), "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
     figure.legend(handles=handles, loc="outside upper center", **style)
@@ -170,11 +177,17 @@ def entropy_over_time(history: list[dict], path: Path) -> None:
 
 def pattern_strip(blocks: list[str], path: Path) -> None:
     """The pattern as a row of coloured blocks, from input to output."""
-    colours, width = colours_of(blocks), min(16.0, max(4.0, 0.55 * len(blocks)))
-    figure, axes = new_figure(width, 1.45)
+    colours, longest = colours_of(blocks), max(len(unit_of(block)) for block in blocks)
+    width = min(16.0, max(4.0, (0.43 + 0.12 * longest) * len(blocks)))
+    columns = max(1, int(width / 2))  # of the legend
+    figure, axes = new_figure(width, 1.2 + 0.25 * math.ceil(len(colours) / columns))
     for index, name in enumerate(blocks):
         axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=colours[name]))
-        style = {"color": "black" if name == "identity" else "white", "fontsize": 11, "weight": "bold"}
+        style = {
+            "color": "black" if np.mean(to_rgb(colours[name])) > 0.62 else "white",
+            "fontsize": 11,
+            "weight": "bold",
+        }
         axes.text(index + 0.5, 0.5, unit_of(name), ha="center", va="center", **style)
     axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
     axes.set_xticks(np.arange(len(blocks)) + 0.5, range(1, len(blocks) + 1))
@@ -182,5 +195,5 @@ def pattern_strip(blocks: list[str], path: Path) -> None:
     axes.spines[:].set_visible(False)
     names = sorted(colours, key=lambda name: list(OPERATIONS).index(name.split()[0]))
     handles = [Patch(color=colours[name], label=f"{name} ({blocks.count(name)})") for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     save(figure, path)

@@ -23,7 +23,7 @@ PALETTE = (
     "#2f6690",
     "#b9bfc7",
 )  # of OPERATIONS in order
-LIGHTER = 0.25  # share of white that is added for each further size of an operation
+LIGHTER = 0.4  # share of white that is added for each further size of an operation
 RED, BLUE, NAVY, GREY, PURPLE = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1", "#7b6d8d"
 KIND_COLOURS = {"searched": RED, "given": BLUE, "random": GREY}  # kinds of contenders
 
@@ -31,7 +31,7 @@ KIND_COLOURS = {"searched": RED, "given": BLUE, "random": GREY}  # kinds of cont
 def colours_of(blocks: list[str]) -> dict[str, str]:
     """A colour for each different block. Sizes of one operation have lighter and lighter shades of its colour."""
     found, seen = {}, Counter()
-    for block in dict.fromkeys(blocks):
+    for block in sorted(set(blocks)):
         name = block.split()[0]
         colour = np.array(to_rgb(PALETTE[list(OPERATIONS).index(name) % len(PALETTE)]))
         found[block] = to_hex(1 - (1 - colour) * (1 - LIGHTER) ** seen[name])

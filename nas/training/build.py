@@ -55,6 +55,7 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
         "cutoffs": model.cutoffs,
         "tie_embeddings": model.tie_embeddings,
         "div_value": model.div_value,
+        "ngram_rows": model.ngram_rows,
         "grid": model.grid,
         "recompute": model.recompute,
         "depth_scaled": model.init == "depth_scaled",

@@ -3,7 +3,7 @@
 Several rows are read at once, and the results must not depend on their number. Three rules ensure that:
 
 - Before its own segments, each row reads the segments that its memories reach, without counting them. One block reaches
-  ceil(memory / segment) segments back, so N blocks reach N times as many.
+  ceil(memory / segment) segments back, so N blocks reach N times as many. Before them are the tokens of n-grams.
 - If a block carries a state, which depends on the whole stream, one row reads the split.
 - If blocks depend on the place in the stream (fixed sparse attention, images), each row begins at a multiple of their
   period. If the period and the segment have a large least common multiple, the rows are few.
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nas.core.config import Config
+from nas.core.config_checks import MOST_NGRAMS
 from nas.core.metrics import perplexity
 from nas.data.corpus import Corpus
 from nas.training import distributed
@@ -62,11 +63,11 @@ def read_stream(
     predictions = len(tokens) - 1
     if predictions < 1:
         raise ValueError(f"a stream of {len(tokens)} tokens is too short: evaluation needs at least two")
-    segments = -(-predictions // segment)
+    segments, before = -(-predictions // segment), -(-MOST_NGRAMS // segment) if memory else 0
     if memory and memory_blocks is None:
         warmup = segments - 1  # a state depends on all segments before, so one row reads the whole stream
     else:
-        warmup = min(segments - 1, (memory_blocks or 0) * -(-memory // segment))
+        warmup = min(segments - 1, (memory_blocks or 0) * -(-memory // segment) + before)
     unit = math.lcm(segment, period) // segment  # a row begins at a multiple of this number of segments
     per_row = -(-(segments - warmup) // (batch_size * unit)) * unit
     per_row = min(per_row, segments - warmup)  # with fewer segments there is one row, which may end anywhere
