@@ -118,7 +118,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best
     from nas.retraining.weights import set_weights
-    from nas.training.build import build_fixed, passes_warning, resolve_cutoffs, warmup_warning
+    from nas.training.build import build_fixed, passes_warning, resolve_auto, warmup_warning
     from nas.training.distributed import first_on_each_node
     from nas.training.trainer import Trainer
 
@@ -127,7 +127,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
         data = replace(data, tokenizer=str(run.path / VOCABULARY))
     corpus = Corpus(first_on_each_node(lambda: prepare(data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
-    config = resolve_cutoffs(config, corpus)
+    config = resolve_auto(config, corpus)
     model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)
     if origin:
         set_weights(model, origin)

@@ -42,13 +42,13 @@ def search(config, run, context) -> None:
     from nas.search.outcome import print_outcome
     from nas.search.shared_weights import inherit_weights
     from nas.search.supernet import build_supernet
-    from nas.training.build import open_streams, resolve_cutoffs
+    from nas.training.build import open_streams, resolve_auto
     from nas.training.distributed import first_on_each_node, is_main
 
     began, options = time.monotonic(), config.search
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
-    config = resolve_cutoffs(config, corpus)
+    config = resolve_auto(config, corpus)
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
     if options.weights_from:

@@ -28,12 +28,12 @@ def main() -> None:
     from nas.costs.latency import measure_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.training.build import resolve_cutoffs
+    from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
-    config = resolve_cutoffs(config, corpus)
+    config = resolve_auto(config, corpus)
     table = measure_costs(config, corpus.counts(), context)
     device = context.name if context.is_gpu else f"{context.threads} threads, {processor()}"
     print(f"d_model {config.model.d_model}, {device}")

@@ -1,8 +1,8 @@
 """Does the latency table predict whole models? `python experiments/bench/latency.py --threads 1`.
 
-Regime: 20 random patterns of 12 blocks with the operations and sizes below, width 128 and 8,000 words. Each is measured,
-and predicted as a sum over a table of nas/costs/latency.py that is measured right before. The last line is JSON: the mean and the worst
-relative error of the predictions.
+Regime: 20 random patterns of 12 blocks with the operations and sizes below, width 128 and 8,000 words. Each is
+measured, and predicted as a sum over a table of nas/costs/latency.py that is measured right before. The last line is
+JSON: the mean and the worst relative error of the predictions.
 """
 
 import argparse
@@ -41,7 +41,7 @@ OPERATIONS = [
 
 def make_config(timing: str, threads: int) -> Config:
     config = Config()
-    config.model.blocks, config.model.cutoffs = BLOCKS, [250, 2500]
+    config.model.blocks, config.model.cutoffs, config.model.ngram_rows = BLOCKS, [250, 2500], []
     config.search.latency.timing, config.search.operations = timing, OPERATIONS
     resolve_defaults(config)
     config.train.threads, config.train.device = threads, "cpu"

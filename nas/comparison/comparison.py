@@ -23,7 +23,7 @@ from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.maturity import MATURE, MATURE_WITH_TRIALS, maturity_warning
-from nas.training.build import resolve_cutoffs
+from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext, device_context, set_up_device
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
@@ -75,7 +75,7 @@ class Comparison:
         """Prepare the data, lock the folder, and write the given patterns. text: the content of COMPARISON.yaml."""
         context = set_up_device(self.recipe.seed, self.recipe.train)
         self.warn_of_immature_weights()
-        self.recipe = resolve_cutoffs(self.recipe, self.corpus)
+        self.recipe = resolve_auto(self.recipe, self.corpus)
         self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)

@@ -1,12 +1,13 @@
 """Every option of a configuration, in a dataclass per section, with its default, help text and allowed range."""
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from nas.core.operations import Shape
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
+AUTO = "cutoffs", "ngram_rows"  # options of the model that may be auto, until the text is known
 OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
 
@@ -42,7 +43,8 @@ class ModelOptions:
     cutoffs: Any = option([], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax")
     div_value: int = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", minimum=1)
     tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer")
-    ngram_rows: list[int] = option([], "rows of hashed embeddings of the last 2, 3, ... tokens; []: none")
+    # list[int] or "auto": check_model() checks the type
+    ngram_rows: Any = option("auto", "rows of hashed embeddings of the last 2, 3, ... tokens; auto: by text; []: none")
     grid: list[int] = option([], "rows, columns, channels of images, for learned positions; []: relative ones")
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time")
     init: str = option("plain", "depth_scaled: last layers times 1 / sqrt(blocks)", choices=("plain", "depth_scaled"))
@@ -186,3 +188,8 @@ def flat_config(content: dict) -> dict[str, Any]:
             value = value.get(part, item) if isinstance(value, dict) else item
         flat[key] = default_of(item) if value is item else value
     return flat
+
+
+def known_values(model: ModelOptions, values: dict[str, Any]) -> ModelOptions:
+    """A copy of the options of a model with known values in place of auto. values: {dotted key: value}."""
+    return replace(model, **{key: values[f"model.{key}"] for key in AUTO if getattr(model, key) == "auto"})

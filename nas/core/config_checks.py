@@ -39,8 +39,9 @@ def check(config: Config) -> None:
     if config.train.short_share and (conflict := short_segments_conflict(config)):
         raise InputError(conflict)
     check_method(values)
-    config.search.operations = simplify(config.search.operations, config, "search.operations: ")
-    check_search(config)
+    given = config.search.operations
+    config.search.operations = simplify(given, config, "search.operations: ")
+    check_search(config, given)
 
 
 def check_range(key: str, value, allowed) -> None:
@@ -68,9 +69,11 @@ def check_model(model: ModelOptions, config: Config) -> None:
         )
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even, for pairs of sine and cosine")
-    parse_block({"dense": model.d_ffn}, "model.d_ffn: ")
-    if len(model.ngram_rows) > MOST_NGRAMS or min(model.ngram_rows, default=1) < 1:
-        raise InputError(f"model.ngram_rows={model.ngram_rows} must be at most {MOST_NGRAMS} numbers from 1, or []")
+    parse_block(f"dense {model.d_ffn}", "model.d_ffn: ")
+    rows = model.ngram_rows
+    counts = isinstance(rows, list) and all(type(count) is int and count > 0 for count in rows)
+    if rows != "auto" and (not counts or len(rows) > MOST_NGRAMS):
+        raise InputError(f"model.ngram_rows={rows} must be a list of up to {MOST_NGRAMS} numbers from 1, or auto")
     if model.cutoffs != "auto":
         check_cutoffs(model.cutoffs)
     if model.init == "depth_scaled" and model.norm != "pre":
@@ -145,14 +148,17 @@ def check_method(values: dict) -> None:
             raise InputError(f"{key}={values[key]} needs search.method={other}")
 
 
-def check_search(config: Config) -> None:
+def check_search(config: Config, given: list) -> None:
+    """given: the operations as they were written."""
     names, resolved = config.search.operations, {}
     if not names:
         raise InputError("search.operations=[] must be different operations, at least one")
-    for name in names:
-        same = resolved.setdefault(str(resolve_block(name, config.shape)), name)
-        if names.count(name) > 1 or same != name:
-            raise InputError(f"search.operations: {same} and {name} are equal; candidates must differ")
+    for index, name in enumerate(names):
+        first = resolved.setdefault(str(resolve_block(name, config.shape)), index)
+        if first != index:
+            raise InputError(
+                f"search.operations: {given[first]} and {given[index]} are the same; candidates must differ"
+            )
     if config.search.share_weights and len(weight_groups(names, config.shape, True)) == len(names):
         raise InputError(
             "search.share_weights=true needs two attentions with as many heads, or two dense blocks; "

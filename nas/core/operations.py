@@ -147,7 +147,10 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
             letters = {size.letter: key for key, size in OPERATIONS[name].sizes.items()}
             words = [unit[2]] if unit[2] else []
             words += [f"{letters.get(word[0], word[0])}={word[1:]}" for word in re.findall(r"[a-z]\d+", unit[3])]
-        given = dict(word.split("=", 1) if "=" in word else ("", word) for word in words)
+        pairs = [word.split("=", 1) if "=" in word else ("", word) for word in words]
+        given = dict(pairs)
+        if len(given) < len(pairs):
+            raise InputError(f"{where}{entry} gives a size twice; each has one value")
     if name not in OPERATIONS:
         raise InputError(
             f"{where}{name!r} is no operation; known operations are {', '.join(OPERATIONS)}; the nearest is "

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nas.core.config import Config, flat_config, options
+from nas.core.config import Config, flat_config, known_values, options
 from nas.core.errors import InputError, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.metrics import METRICS, PATHS, PI, perplexity
@@ -89,11 +89,10 @@ class RunFolder:
         write_yaml(self.path / "provenance.yaml", provenance)
 
     def resolve_auto(self, config: Config) -> Config:
-        """A copy of config with the recorded cutoffs in place of model.cutoffs=auto, if any are recorded."""
-        cutoffs = flat_config(self.recorded or {})["model.cutoffs"]
-        if config.model.cutoffs != "auto" or not cutoffs:
+        """A copy of config with the recorded values in place of auto, if a configuration is recorded."""
+        if not self.recorded:
             return config
-        return replace(config, model=replace(config.model, cutoffs=cutoffs))
+        return replace(config, model=known_values(config.model, flat_config(self.recorded)))
 
     def check_config(self, config: Config) -> None:
         """Raises InputError if the run belongs to another stage, or has other options, which the message lists."""

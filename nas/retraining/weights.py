@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nas.core.config import Config, flat_config
+from nas.core.config import Config, flat_config, known_values
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
@@ -82,14 +82,16 @@ def join_parts(parameter: str, wide: Tensor | None, narrow: Tensor) -> Tensor:
     """A weight of a dense block that extends a narrower one (Dense.extend). wide: of its other units, None: none."""
     if wide is None or parameter.startswith("norm."):
         return narrow
-    return narrow + wide if parameter == "output.bias" else torch.cat([narrow, wide], dim=parameter == "output.weight")
+    if parameter == "output.bias":
+        return narrow + wide
+    return torch.cat([narrow, wide], dim=1 if parameter == "output.weight" else 0)
 
 
 def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:
     """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
-    The vocabulary and model.cutoffs=auto become those of the origin. run: the run folder; once it holds a checkpoint,
-    the origin is not read. Raises InputError if the origin has another pattern or another model.
+    The vocabulary, and options of the model that are auto, become those of the origin. run: the run folder; once it
+    holds a checkpoint, the origin is not read. Raises InputError if the origin has another pattern or another model.
     """
     if config.train.init_from is None:
         return config, None
@@ -115,9 +117,8 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
 
 
 def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
-    """The configuration with another tokenizer, and with the origin's cutoffs in place of model.cutoffs=auto."""
-    cutoffs = origin.model.cutoffs if config.model.cutoffs == "auto" else config.model.cutoffs
-    model, data = replace(config.model, cutoffs=cutoffs), replace(config.data, tokenizer=tokenizer)
+    """The configuration with another tokenizer, and with the origin's values in place of auto."""
+    model, data = known_values(config.model, flat_config(asdict(origin))), replace(config.data, tokenizer=tokenizer)
     return replace(config, model=model, data=data)
 
 

@@ -22,6 +22,7 @@ from nas.training.train_step import Stream
 # and with dropout and strong weight decay.
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
+TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 32_768, 2  # of model.ngram_rows=auto
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -35,15 +36,22 @@ def image_size(config: Config) -> int:
     return math.prod(config.model.grid)
 
 
-def resolve_cutoffs(config: Config, corpus: Corpus) -> Config:
-    """The configuration with the cheapest cutoffs for the training text in place of model.cutoffs=auto."""
-    model, train = config.model, config.train
-    if model.cutoffs != "auto":
-        return config
-    cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
-    cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
-    print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
-    return replace(config, model=replace(model, cutoffs=cutoffs))
+def resolve_auto(config: Config, corpus: Corpus) -> Config:
+    """The configuration with values for the training text in place of auto: the cheapest cutoffs, and rows of n-grams.
+
+    The rows are few beside the tokens, because a model with a row for each n-gram learns the text by heart.
+    """
+    model, train, tokens = config.model, config.train, len(corpus.tokens("train"))
+    if model.cutoffs == "auto":
+        cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
+        cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
+        print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
+        model = replace(model, cutoffs=cutoffs)
+    if model.ngram_rows == "auto":
+        rows = [max(1, min(MOST_ROWS, tokens // TOKENS_PER_ROW))] * NGRAM_TABLES
+        print(f"model.ngram_rows=auto: {rows} for {tokens:,} tokens")
+        model = replace(model, ngram_rows=rows)
+    return replace(config, model=model)
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:

@@ -1,0 +1,59 @@
+"""Embeddings of n-grams."""
+
+import pytest
+import torch
+
+from models.decoding import Decoder
+from models.operations import BlockConfig
+from models.transformer_xl import HASH_FACTOR, HASH_PRIME, NGramEmbedding, build_pattern
+from nas.training.evaluation import total_nll
+from tests.making import generator, sized
+
+ROWS = [7, 5, 11]
+
+
+def plain_row(ngram: list[int], rows: int) -> int:
+    """The row of an n-gram, its last token first."""
+    key = ngram[0]
+    for token in ngram[1:]:
+        key = (key * HASH_FACTOR + token) % HASH_PRIME
+    return key % rows
+
+
+def test_embeddings_are_sums_over_the_rows_of_the_last_tokens_in_any_segments():
+    embedding = NGramEmbedding(ROWS, 4).double()
+    for table in embedding.tables:
+        assert not table.any()
+        torch.nn.init.normal_(table, generator=generator(1))
+    stream = torch.randint(50, (2, 30), generator=generator(2))
+    expected = torch.zeros(2, 30, 4, dtype=torch.float64)
+    for row in range(2):
+        for place in range(30):
+            ngram = [int(stream[row, place])]
+            for distance, table in enumerate(embedding.tables, start=1):
+                ngram.append(int(stream[row, place - distance]) if place >= distance else -1)
+                expected[row, place] += table[plain_row(ngram, len(table))]
+    found, last = [], None
+    for part in stream.split([1, 9, 2, 18], dim=1):
+        embedded, last = embedding(part, last)
+        found.append(embedded)
+    torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-14)
+    assert torch.equal(last, stream[:, -3:])
+
+
+@pytest.mark.parametrize("pattern", [["dense"], ["attention", "conv", "dense"]], ids=["dense", "mixed"])
+@pytest.mark.parametrize(("segment", "memory"), [(8, 5), (1, 3), (8, 0)])
+def test_models_with_ngrams_do_not_depend_on_rows_and_decode_the_same(pattern, segment, memory):
+    model = build_pattern(sized(pattern), BlockConfig(16), 30, ngram_rows=[40, 60]).double().eval()
+    for table in model.ngrams.tables:
+        torch.nn.init.normal_(table, generator=generator(3))
+    tokens = torch.randint(30, (1, 70), generator=generator(4))
+    blocks = sum(block.reach != 0 for block in model.blocks)
+    totals = [total_nll(model, tokens[0].numpy(), rows, segment, memory, blocks) for rows in (1, 4)]
+    assert totals[0][1] == totals[1][1] == 69 and totals[0][0] == pytest.approx(totals[1][0], rel=1e-12)
+    decoder, found = Decoder(model, 70), 0.0
+    with torch.no_grad():
+        whole, _ = model(tokens[:, :-1], tokens[:, 1:], None, 100)
+    for place in range(69):
+        found -= decoder.read(tokens[:, place : place + 1])[0, tokens[0, place + 1]]
+    torch.testing.assert_close(found, whole.sum())
