@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.metrics import read_metrics, read_pi
+from nas.core.run_folder import read_metrics, read_pi
 from nas.derivation.runs import current_pattern
 
 

@@ -14,6 +14,7 @@ from nas.comparison.results import mean_and_standard_error
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.operations import Shape, resolve_block
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
@@ -41,15 +42,22 @@ class ArrayCorpus:
         return np.bincount(self.splits["train"], minlength=self.vocab_size)
 
 
+def sized_blocks(blocks: list[str], d_model: int, keys: int = 0) -> list[tuple[str, dict[str, int]]]:
+    """The operation and the sizes of each block, with 4 heads and a d_ffn of 4x. keys: segment and memory together."""
+    return [resolve_block(block, Shape(d_model, 4, "4x", keys, keys)) for block in blocks]
+
+
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:
     """(configuration, corpus, device context) of a configuration file. Sets the seed and the device."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
     config = load_config(path, overrides)
     context = set_up_device(config.seed, config.train)
-    return config, Corpus(prepare(config.data)), context
+    corpus = Corpus(prepare(config.data))
+    return resolve_auto(config, corpus), corpus, context
 
 
 def train_supernet(config: Config, corpus: "Corpus", context: "DeviceContext") -> "SharedWeights":

@@ -29,7 +29,10 @@ def map_memory(function: Callable, *memories: Memory) -> Memory:
 
 
 class Memories(NamedTuple):
-    """State of a stream between two segments: the memory of each block, the positions read, and the last tokens [B, T]."""
+    """State of a stream between two segments.
+
+    blocks: the memory of each block; offset: positions read; last: the last tokens [B, T], for n-grams.
+    """
 
     blocks: list[Memory]
     offset: int

@@ -39,7 +39,7 @@ def small_content(source: Path, cache: Path) -> dict:
     """A configuration that trains in seconds on a generated text."""
     return {
         "data": {"source": str(source), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
-        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3, "dropout": 0.1},
+        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3, "dropout": 0.1, "ngram_rows": []},
         "train": {
             "steps": 24,
             "batch_size": 4,
@@ -80,7 +80,7 @@ def small_yaml(tmp_path_factory, text_folder, cache) -> Path:
 @pytest.fixture(scope="session")
 def pattern(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("pattern") / "adi.yaml"
-    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
+    path.write_text("format: par-pattern/2\nblocks: [attention, dense, identity]\n")
     return path
 
 
@@ -120,7 +120,7 @@ def retrained(tmp_path_factory, small_yaml, pattern) -> Path:
 def trained(tmp_path_factory, small_yaml) -> dict[str, Path]:
     """{tokenizer: run folder} of short trainings."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [window, dense, linear, attention]\n")
+    (folder / "pattern.yaml").write_text("format: par-pattern/2\nblocks: [window 6, dense, linear, attention]\n")
     for kind, options in KINDS.items():
         succeed("retrain", folder / "pattern.yaml", small_yaml, "--run", folder / kind, *TRAIN, *options)
     return {kind: folder / kind for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Phases for the tests of search, retraining and the training loop, their losses, and search runs for derivations."""
+"""Blocks for the tests of models, phases for those of trainings, their losses, and search runs for derivations."""
 
 import importlib.util
 import sys
@@ -6,16 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
+from models.operations import OPERATIONS, BlockConfig
+from nas.core.config import Config, ModelOptions, TrainOptions
+from nas.core.operations import Shape, resolve_block, weight_groups
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.costs.flops import count_flops
+from nas.costs.flops import count_flops, operation_flops
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.runs import SearchRun
 from nas.retraining.phase import RetrainPhase
 from nas.search.gumbel import GumbelPhase
 from nas.search.shared_weights import SharedWeights
-from nas.search.supernet import build_supernet
+from nas.search.supernet import SuperNet, build_supernet
 from nas.search.weights import WeightsPhase
 from nas.training.build import build_fixed
 from nas.training.device import device_context
@@ -36,7 +40,7 @@ STAGES = {
 
 
 # Options of the trained models of the fixture `trained`
-TRAIN = ["train.steps=12", "model.window=6", "model.cutoffs=[5,20]", "model.tie_embeddings=true"]
+TRAIN = ["train.steps=12", "model.cutoffs=[5,20]", "model.tie_embeddings=true", "model.ngram_rows=[13,11]"]
 KINDS = {
     "words": [],
     "bytes": ["data.tokenizer=bytes"],
@@ -56,6 +60,36 @@ def search_run(*seed_pi, path="runs/one", operations=NAMES, **content) -> Search
 def one_hot(*indices) -> np.ndarray:
     """pi [N, O] that is nearly certain of a path."""
     return np.eye(3)[list(indices)] * 0.98 + 0.02 / 3
+
+
+def shape_of(d_model=16, heads=2, d_ffn=24, segment=64, keys=64) -> Shape:
+    return Shape(d_model, heads, d_ffn, segment, keys)
+
+
+def sized(names: list[str], **shape) -> list[tuple[str, dict[str, int]]]:
+    """The operation and the sizes of each block, as build_pattern() takes them. shape: see shape_of()."""
+    return [resolve_block(name, shape_of(**shape)) for name in names]
+
+
+def operation_of(name: str, config: BlockConfig, **shape) -> nn.Module:
+    """The operation of a block. shape: see shape_of()."""
+    ((kind, sizes),) = sized([name], **{"d_model": config.d_model} | shape)
+    return OPERATIONS[kind](config, **sizes)
+
+
+def flops_of(name: str, batch: int, segment: int, memory: int, relative=True, heads=4) -> float:
+    """FLOPs of a block of width 16 per token."""
+    config = Config(train=TrainOptions(batch_size=batch, segment=segment, memory=memory))
+    config.model = ModelOptions(d_model=16, heads=heads, d_ffn=40, grid=[] if relative else [1, 1, 1])
+    config.search.latency.timing = "training"  # the cost at the lengths of training
+    return operation_flops(name, config)
+
+
+def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: int, shared=False, **shape) -> SuperNet:
+    """shared: whether operations share weights; shape: see shape_of()."""
+    shape = {"d_model": config.d_model} | shape
+    operations, groups = dict(zip(names, sized(names, **shape))), weight_groups(names, shape_of(**shape), shared)
+    return SuperNet(blocks, operations, config, vocab_size, groups)
 
 
 def generator(seed: int) -> torch.Generator:

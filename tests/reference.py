@@ -158,3 +158,19 @@ def linear_attention(module, x: Tensor) -> Tensor:
         gate = module.output_gate(x[:, t])
         results.append(module.output(read.flatten(1) * gate * gate.sigmoid()))
     return torch.stack(results, dim=1)
+
+
+def short_convolution(module, context: Tensor, length: int) -> Tensor:
+    """The gated short convolution (arXiv 2511.23404), one position and one tap at a time.
+
+    context [B, K, D]: normalised inputs -> [B, L, D] of the last L = `length` positions. module: gives the parameters.
+    """
+    first, second, third = module.project.weight.chunk(3)
+    results, taps, keys = [], len(module.kernel), context.shape[1]
+    for t in range(keys - length, keys):
+        mixed = torch.zeros_like(context[:, 0])
+        for back in range(min(taps, t + 1)):
+            x = context[:, t - back]
+            mixed = mixed + module.kernel[taps - 1 - back, 0] * (x @ first.T) * (x @ third.T)
+        results.append((context[:, t] @ second.T * mixed) @ module.output.weight.T)
+    return torch.stack(results, dim=1)

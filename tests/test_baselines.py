@@ -44,10 +44,12 @@ def test_sandwich_and_par_of_twelve_blocks():
     assert abbreviate(par(12)) == "adddaddddddd"
 
 
-def test_hybrid_rules_have_one_full_attention_in_six_and_in_four():
+def test_hybrid_rules_have_one_full_attention_in_six_four_and_three():
     assert abbreviate(RULES["local-global"](12)) == "wdwdwdwdwdad"
     assert abbreviate(RULES["linear-full"](12)) == "ldldldadldad"
-    for name, cheap, group in (("local-global", "window", 6), ("linear-full", "linear", 4)):
+    assert abbreviate(RULES["conv-attention"](12)) == "cdcdadcdcdad"
+    rules = ("local-global", "window", 6), ("linear-full", "linear", 4), ("conv-attention", "conv", 3)
+    for name, cheap, group in rules:
         for blocks in range(1, 65):
             pattern = RULES[name](blocks)
             assert [part == "dense" for part in pattern] == [part == "dense" for part in interleaved(blocks)]

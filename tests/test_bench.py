@@ -1,13 +1,10 @@
 """What the benchmarks compute, not their speeds."""
 
-import itertools
 import json
-from types import SimpleNamespace
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from nas.core.pattern import expand
 from tests.making import load_script
 
 pytestmark = pytest.mark.slow
@@ -33,53 +30,38 @@ def quality():
     return load_script("bench/quality")
 
 
-def test_the_time_to_a_loss_is_interpolated_in_the_logarithm_of_time(quality):
-    curve = [(0.25, 3.0), (1.0, 2.0)]
-    assert quality.ratio_at(2.5, curve) == pytest.approx(0.5)
-    assert quality.ratio_at(2.0, curve) == pytest.approx(1.0)
-    assert quality.ratio_at(1.9, curve) is None and quality.ratio_at(3.1, curve) is None
+def test_recipes_are_compared_with_the_first_one(quality, small_yaml, tmp_path, monkeypatch, capsys):
+    """Each recipe trains once with each seed, and a training does not depend on the others."""
+    monkeypatch.setattr(quality, "CONFIG", small_yaml)
+    monkeypatch.setattr(quality, "ROUNDS", 2)
+    recipes = ["", "train.muon_lr=0.001", "model.activation=gelu model.d_ffn=8x"]
+    options = ["train.steps=6", "train.warmup_steps=1", "--pattern", "a c d d2x", "--seeds", "1", "2"]
+    for recipe in recipes:
+        options += ["--recipe", recipe]
 
+    def table(*more, out="out") -> dict:
+        monkeypatch.setattr("sys.argv", ["quality.py", *options, "--out", str(tmp_path / out), *more])
+        quality.main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
 
-def test_recipes_train_in_turns_for_their_shares_of_the_steps(quality, small_yaml, monkeypatch, capsys):
-    """A turn is a step of three seconds, or two for the last step, by a clock that counts its calls."""
-    clock = itertools.count()
-    monkeypatch.setattr(quality, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(quality, "TURN_S", 1.5)
-    options = ["--pattern", "ad", "--shares", "0.5", "1.0", "--seeds", "1", "2", "--config", str(small_yaml)]
-    options += ["--previous", "train.optimizer=adamw train.lr=0.004"]
-    options += ["--all", "train.steps=4", "train.warmup_steps=0", "model.dropout=0.5"]
-    monkeypatch.setattr("sys.argv", ["quality.py", "train.muon_lr=0.02", *options])
-    built, begin, take_turn = [], quality.Training.__init__, quality.Training.take_turn
-
-    def spy(training):
-        present = built[-3:]  # the trainings of one seed
-        assert training.progress == min(other.progress for other in present)
-        take_turn(training)
-
-    monkeypatch.setattr(quality.Training, "__init__", lambda self, *given: (begin(self, *given), built.append(self))[0])
-    monkeypatch.setattr(quality.Training, "take_turn", spy)
-    real_nll = quality.Training.nll
-    losses = {("adamw", 4): 2.5, ("muon", 2): 3.0, ("muon", 4): 2.0}
-    monkeypatch.setattr(quality.Training, "nll", lambda self: losses[self.phase.config.train.optimizer, self.steps])
-    quality.main()
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(("| 1", "| 2"))]
-    recipes = [
-        ["previous", "4", "11", "2.5000"],
-        *(["train.muon_lr=0.02", *row] for row in (["2", "5", "3.0000"], ["4", "11", "2.0000"])),
+    found = table("--latency")
+    results = [
+        [json.loads((tmp_path / "out" / f"{quality.job_name(recipe, seed)}.json").read_text()) for seed in (1, 2)]
+        for recipe in recipes
     ]
-    assert rows == [[seed, *row] for seed in "12" for row in recipes]
-    figures = json.loads(lines[-1])["train.muon_lr=0.02"]
-    assert figures["wall_time_ratio"] == pytest.approx((5 / 11) ** 0.5, abs=1e-4)
-    assert figures["steps_ratio"] == pytest.approx(0.5**0.5, abs=1e-4)
-    assert (figures["nll_old"], figures["nll_new"]) == (2.5, 2.0) and len(figures["ratios"]) == 2
-    found = [training.phase.config for training in built]
-    rates = [(config.seed, config.train.lr, config.train.muon_lr) for config in found]
-    assert rates == [(seed, *pair) for seed in (1, 2) for pair in ((0.004, 0.015), (0.003, 0.02), (0.003, 0.02))]
-    alone = quality.Training(expand("ad"), found[2], built[2].phase.corpus)
-    while not alone.finished:
-        take_turn(alone)
-    assert real_nll(alone) == real_nll(built[2])  # the other trainings have not used its random numbers
+    assert list(found) == ["default", *recipes[1:]] and len({one["nll"] for pair in results for one in pair}) == 6
+    means = [sum(one["word_perplexity"] for one in pair) / 2 for pair in results]
+    for figures, mean in zip(found.values(), means, strict=True):
+        assert figures["word_perplexity"] == pytest.approx(mean, abs=0.01) and figures["latency"] > 0
+        assert figures["change"] == pytest.approx(mean / means[0] - 1, abs=1e-4)
+    assert found["default"]["latency"] == 1.0 and results[0][0]["parameters"] < results[2][0]["parameters"]
+    monkeypatch.setattr(quality, "train", None)  # a second call trains nothing
+    assert [one["change"] for one in table().values()] == [one["change"] for one in found.values()]
+    monkeypatch.undo()
+    monkeypatch.setattr(quality, "CONFIG", small_yaml)
+    table("--only", "train.muon-lr-0.001-2", out="alone")
+    (alone,) = (json.loads(path.read_text()) for path in (tmp_path / "alone").glob("*-2.json"))
+    assert alone["nll"] == results[1][1]["nll"]
 
 
 def test_the_crossover_with_dense_attention_lies_between_two_lengths():

@@ -171,7 +171,7 @@ def test_results_are_read_from_patterns_runs_and_latencies_best_first(tmp_path):
     origins = {"interleaved": {"method": "given"}, "random-1": {"method": "random"}, "searched": {"seconds": 3600}}
     letters = {"interleaved": "adadad", "random-1": "addidd", "searched": "addidd", "missing": "d"}
     for name, blocks in letters.items():
-        content = {"format": "par-pattern/1", "blocks": expand(blocks), "derived_from": origins.get(name, {})}
+        content = {"format": "par-pattern/2", "blocks": expand(blocks), "derived_from": origins.get(name, {})}
         (tmp_path / "patterns" / f"{name}.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(InputError, match="none of its runs has finished"):
         read_results(tmp_path)

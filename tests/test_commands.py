@@ -9,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from nas import load_model
 from nas.core.pattern import abbreviate
 from retrain import notice_other_sizes
 from tests.making import assert_same_run
@@ -33,7 +34,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     shown = succeed("derive", "out/search", **here)
     assert "block  choice" in shown and "written to out/search/pattern.yaml" in shown
     derived = yaml.safe_load((tmp_path / "out/search/pattern.yaml").read_text())
-    assert derived["format"] == "par-pattern/1"
+    assert derived["format"] == "par-pattern/2"
     assert abbreviate(derived["blocks"]) == derived["derived_from"]["candidates"][0]["pattern"]
 
     shown = succeed("retrain", "out/search/pattern.yaml", "mine.yaml", "--run", "out/retrain", **here)
@@ -55,7 +56,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
         assert (tmp_path / "out/search" / name).stat().st_size > 1000
     picture, derived = tmp_path / "out/search/pattern.png", tmp_path / "out/search/pattern.yaml"
     before = picture.read_bytes()
-    derived.write_text("format: par-pattern/1\nblocks: [attention, attention, identity]\n")
+    derived.write_text("format: par-pattern/2\nblocks: [attention, attention, identity]\n")
     succeed("animate", "out/search", **here)
     assert picture.read_bytes() != before  # the picture follows pattern.yaml
     assert "learning_curves.png" in succeed("animate", "out/retrain", **here)
@@ -66,7 +67,8 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     """Uses more keys than a dense mask allows, recomputation, the depth-scaled initialisation, and
     measured latencies.
     """
-    operations = ["attention", "sparse_strided", "sparse_fixed", "window", "linear", "dense", "identity"]
+    operations = ["attention", "sparse_strided", "sparse_fixed", "window", "linear", "conv", "dense", "identity"]
+    operations += ["attention key_heads=1", "window 20 heads=4", "dense 4x"]
     sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
     sizes += ["model.init=depth_scaled", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
     search = tmp_path / "search"
@@ -80,10 +82,10 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     succeed("animate", search)
     mixed = tmp_path / "mixed.yaml"
     mixed.write_text(
-        "format: par-pattern/1\nblocks: [sparse_strided, sparse_fixed, window, linear, dense, attention]\n"
+        "format: par-pattern/2\nblocks: [sparse_strided, sparse_fixed, window 9, linear, conv, dense, ak1]\n"
     )
     shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes)
-    assert "pattern sfwlda, " in shown
+    assert "pattern s f w9 l c d ak1, " in shown
     results = yaml.safe_load((tmp_path / "retrain/results.yaml").read_text())
     for split in ("valid", "test"):
         about = results[split]
@@ -113,14 +115,19 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     )
     assert "cannot read the pattern" in refuse("retrain", tmp_path / "none.yaml", small_yaml, "--run", folder)
     empty = tmp_path / "empty.yaml"
-    empty.write_text("format: par-pattern/1\nblocks: [identity, identity]\n")
+    empty.write_text("format: par-pattern/2\nblocks: [identity, identity]\n")
     message = refuse("retrain", empty, small_yaml, "--run", folder)
     assert message == "error: train.optimizer=muon needs blocks with weights; give train.optimizer=adamw"
-    empty.write_text("format: par-pattern/1\nblocks: [linear, dense]\n")
+    empty.write_text("format: par-pattern/2\nblocks: [linear, dense]\n")
     grid = ["data.tokenizer=bytes", "model.grid=[2,3,1]"]
-    message = refuse("retrain", empty, small_yaml, "--run", folder, *grid)
-    assert message == "error: the operation linear cannot read images; remove it, or model.grid=[2, 3, 1]"
-    assert message == refuse("search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
+    told = "linear cannot read images; remove it, or model.grid=[2, 3, 1]"
+    assert refuse("retrain", empty, small_yaml, "--run", folder, *grid) == f"error: {empty}: {told}"
+    message = refuse("search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
+    assert message == f"error: search.operations: {told}"
+    empty.write_text("format: par-pattern/2\nblocks: [dense, window 99]\n")
+    message = refuse("retrain", empty, small_yaml, "--run", folder)
+    told = "window=99 must be at most train.segment + train.memory, which is 16"
+    assert message == f"error: {empty}: window 99: {told}"
     assert not folder.exists()
 
 
@@ -129,7 +136,7 @@ def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
     assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", searched)
     resume = ["search", small_yaml, "--run", searched, "--resume"]
     assert "another configuration: train.lr" in refuse(*resume, "train.lr=1")
-    assert "model.cutoffs ([] -> auto)" in refuse(*resume, "model.cutoffs=auto")
+    assert "model.cutoffs ([] -> [" in refuse(*resume, "model.cutoffs=auto")
     assert "holds a search run" in refuse("retrain", pattern, small_yaml, "--run", searched, "--resume")
     assert (searched / "metrics.jsonl").read_bytes() == before
     shown = succeed(*resume)  # a finished run does not change
@@ -180,12 +187,29 @@ def test_eval_only_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     assert "holds no best.pt" in refuse("retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
 
 
-@pytest.mark.parametrize(("blocks", "searched", "told"), [(2, True, True), (3, True, False), (2, False, False)])
-def test_retrain_tells_that_model_blocks_is_not_used(blocks, searched, told, small_config, capsys):
-    content = {"blocks": ["dense"] * blocks} | ({"model": {"d_model": 16}} if searched else {})
-    notice_other_sizes(content, small_config("model.blocks=3"))
-    notice = "NOTICE: the pattern has 2 blocks; model.blocks=3 is not used\n"
-    assert capsys.readouterr().out == (notice if told else "")
+def test_retrain_tells_which_sizes_differ_from_those_of_the_search(small_config, capsys):
+    blocks = "NOTICE: the pattern has 2 blocks; model.blocks=3 is not used\n"
+    wider = "NOTICE: dense was searched with d_ffn=32; it is trained with 24\n"
+    narrow, wide, other = {"dense": {"d_ffn": 24}}, {"dense": {"d_ffn": 32}}, {"attention": {"heads": 4}}
+    for count, sizes, told in (
+        (2, narrow | other, blocks),
+        (3, narrow, ""),
+        (2, None, ""),  # no search
+        (2, wide, wider + blocks),
+        (3, wide | other, wider),
+        (3, {"dense 2x": {"d_ffn": 48}}, ""),
+    ):
+        content = {"blocks": ["dense"] * count} | ({} if sizes is None else {"sizes": sizes})
+        notice_other_sizes(content, small_config("model.blocks=3"))
+        assert capsys.readouterr().out == told
+
+
+def test_a_pattern_file_may_give_the_width_of_its_model(small_yaml, tmp_path):
+    (path := tmp_path / "wide.yaml").write_text("format: par-pattern/2\nd_model: 32\nblocks: [d2x, {conv: 3}]\n")
+    shown = succeed("retrain", path, small_yaml, "--run", tmp_path / "run", "train.steps=4")
+    assert "NOTICE: the pattern has d_model=32; model.d_model=16 is not used" in shown and "pattern d2x c3, " in shown
+    shapes = {name: tuple(weight.shape) for name, weight in load_model(tmp_path / "run").module.named_parameters()}
+    assert shapes["blocks.0.operation.expand.weight"] == (64, 32) and shapes["blocks.1.operation.kernel"] == (3, 1, 32)
 
 
 def test_the_prepare_command_prints_its_folder_and_counts(small_yaml):

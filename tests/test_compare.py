@@ -90,12 +90,13 @@ def test_a_repeated_command_trains_only_what_is_new(finished_comparison):
 def test_wrong_options_and_other_settings_are_refused_before_anything_is_written(finished_comparison, tmp_path):
     path, run, _ = finished_comparison
     threads = "--workers 2 needs a number of threads for each run: add train.threads="
-    window, new = {"patterns": ["local-global"]}, tmp_path / "new"
+    (path.parent / "wide.yaml").write_text("format: par-pattern/2\nblocks: [window 9999, dense, dense]\n")
+    window, new = {"patterns": ["wide.yaml"]}, tmp_path / "new"
     for changed, arguments, words in (
         ({}, ["train.lr=0.5"], "train.lr (0.003 -> 0.5)"),
         ({"search_seeds": [1, 2]}, [], "search_seeds ([1] -> [1, 2])"),
         ({}, ["--run", run / "search-1"], "holds a search run, not a compare run"),
-        (window, ["--run", new, "model.window=9999"], "model.window=9999 must be at most train.segment + train.memory"),
+        (window, ["--run", new], "wide: window 9999: window=9999 must be at most train.segment + train.memory, which"),
         ({}, ["seed=3"], "seed=3: every pattern is trained with several seeds; give them with --seeds"),
         ({}, ["--workers", 2, "train.threads=null"], threads),
         ({}, ["--workers", 0], "--workers 0 must be at least 1"),

@@ -24,11 +24,13 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,window,linear,dense,identity]"
+OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,window,linear,conv,dense,dense 4x,identity]"
 
 
 @pytest.mark.parametrize(
-    "options", [[OPERATIONS], ["search.method=gumbel", "search.split=shared"]], ids=["weights", "soft"]
+    "options",
+    [[OPERATIONS, "search.share_weights=true"], ["search.method=gumbel", "search.split=shared"]],
+    ids=["weights", "soft"],
 )
 def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):
     """Each kind of operation is compiled once for all blocks and paths, and once more for passes without gradients."""
@@ -37,7 +39,7 @@ def test_a_search_has_the_same_losses_with_compiled_operations(options, small_co
     torch._dynamo.utils.counters.clear()
     found = losses(make_search(small_config(*options, "train.compile=always")))
     torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-5, atol=1e-6)
-    kinds = 6 if OPERATIONS in options else 2
+    kinds = 8 if OPERATIONS in options else 2
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3 * kinds
     assert "compiled Attention, Dense" in capsys.readouterr().out
 

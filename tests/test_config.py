@@ -7,6 +7,7 @@ import pytest
 from nas.core.config import Config, options
 from nas.core.config_loading import load_config, options_help
 from nas.core.errors import InputError
+from nas.core.operations import resolve_block
 from nas.training.build import short_share
 
 ROOT = Path(__file__).parents[1]
@@ -69,10 +70,12 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.grid=[2,3]", r"model.grid=\[2, 3\] must be rows, columns and channels, such as \[32, 32, 3\], or \[\]"),
         ("model.grid=[2,x]", r"model.grid must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
-        ("search.operations=[attention,dens]", "operations=dens must be one of attention, .*; the nearest is dense"),
-        ("search.operations=[dense,dense]", "must be different operations, at least one"),
+        ("search.operations=[]", "must be different operations, at least one"),
+        ("search.operations=dense", r"must be a list of operations, such as \[attention, dense 8x\]"),
+        ("model.d_ffn=wide", "d_ffn=wide must be a whole number from 1, or a multiple of d_model such as 4x"),
+        ("model.window=3", "unknown key 'model.window'"),
         ("search.method=gumble", "search.method=gumble must be one of single_path, gumbel; the nearest is gumbel"),
-        ("search.shared_projections=true", "needs two operations of attention, sparse_strided, sparse_fixed"),
+        ("search.share_weights=true", "needs two attentions with as many heads, or two dense blocks"),
         ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
         ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
         ("search.method=gumbel search.logits_seeds=4", "search.logits_seeds=4 needs search.method=single_path"),
@@ -80,10 +83,6 @@ def test_the_later_of_steps_and_epochs_wins(load):
         (
             "search.method=gumbel search.weights_from=runs/x",
             "search.weights_from=runs/x needs search.method=single_path",
-        ),
-        (
-            "search.operations=[window,dense] model.window=129",
-            r"model.window=129 must be at most train.segment \+ train.memory, which is 128",
         ),
         ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
         ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
@@ -99,6 +98,37 @@ def test_the_later_of_steps_and_epochs_wins(load):
 def test_bad_values_and_options_that_exclude_each_other_are_reported(load, overrides, message):
     with pytest.raises(InputError, match=message):
         load(*overrides.split())
+
+
+BAD_BLOCKS = {
+    "attention, dens": "'dens' is no operation; known operations are attention, .*; the nearest is dense",
+    "'': 4": "'' is no operation; known operations are",
+    "[dense]": r"\['dense'\] must be an operation, or one with sizes, such as `dense 8x`",
+    "{dense: 4x, conv: 3}": "must be an operation, or one with sizes",
+    "attention width=3": "attention width=3: 'width' is no size; attention has the sizes heads, key_heads",
+    "identity 3": "identity 3: '3' is no size; identity has no sizes",
+    "dense 2x 8x": "dense 2x 8x gives a size twice",
+    "ah2h4": "ah2h4 gives a size twice",
+    "attention heads=3": "attention heads=3: heads=3 must divide d_model=128",
+    "window 8 heads=4 key_heads=3": "window 8 heads=4 key_heads=3: key_heads=3 must divide heads=4",
+    "dense 0": "dense 0: d_ffn=0 must be a whole number from 1, or a multiple of d_model such as 4x",
+    "{dense: {d_ffn: 1.5}}": "d_ffn=1.5 must be a whole number from 1, or a multiple of d_model such as 4x",
+    "dense 0.001x": "dense 0.001x: d_ffn=0 must be at least 1",
+    "conv 4x": "conv 4x: kernel=4x must be a whole number from 1$",
+    "conv 65": "conv 65: kernel=65 must be at most train.segment=64",
+    "window 129": r"window 129: window=129 must be at most train.segment \+ train.memory, which is 128",
+    "sparse_fixed 3 summary=4": "sparse_fixed 3 summary=4: summary=4 must be at most stride=3",
+    "dense, attention, dense 4x": "dense and dense 4x are the same; candidates must differ",
+    "d512, {dense: 4x}": "d512 and {'dense': '4x'} are the same; candidates must differ",
+    "attention key_heads=4, attention heads=4": "attention key_heads=4 and attention heads=4 are the same",
+}
+
+
+@pytest.mark.parametrize("blocks", BAD_BLOCKS)
+def test_bad_blocks_give_one_line_that_names_them_and_what_is_allowed(load, blocks):
+    with pytest.raises(InputError, match=BAD_BLOCKS[blocks]) as error:
+        load(text=f"search: {{operations: [{blocks}]}}\ntrain: {{steps: 5}}\n")
+    assert str(error.value).startswith("search.operations: ") and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +175,17 @@ def test_the_configuration_loads_without_torch():
     [(64, 64, 8), (192, 192, 16), (1024, 1024, 32), (1024, 3072, 64), (1, 0, 1), (2, 1, 2)],
 )
 def test_the_default_stride_is_the_power_of_two_nearest_to_the_root_of_the_context(load, segment, memory, stride):
-    model = load(f"train.segment={segment}", f"train.memory={memory}").model
-    assert model.stride == stride
-    assert load(f"train.segment={segment}", "model.stride=12").model.stride == 12
+    shape = load(f"train.segment={segment}", f"train.memory={memory}").shape
+    sizes = {"heads": 4, "key_heads": 4}
+    assert resolve_block("sparse_strided", shape)[1] == {"stride": stride, **sizes}
+    assert resolve_block("sparse_fixed", shape)[1] == {"stride": stride, "summary": min(4, stride), **sizes}
+    assert resolve_block("window heads=2", shape)[1]["window"] == max(1, (segment + memory) // 4)
+
+
+def test_operations_are_recorded_in_their_usual_spelling(load):
+    text = "search: {operations: [d4x, {dense: {d_ffn: 1024}}, w7h2, attention heads=4, {conv: 3}, {conv: {}}]}\n"
+    config = load("model.d_ffn=512", text=text + "train: {steps: 5}\n")
+    assert config.search.operations == ["dense", "dense 1024", "window 7 heads=2", "attention", "conv 3", "conv"]
 
 
 @pytest.mark.parametrize(("optimizer", "lr", "decay"), [("muon", 0.01, 0.02), ("adamw", 0.006, 0.1)])

@@ -11,7 +11,7 @@ from nas.comparison.spec import Contender, given_contenders, pattern_file, read_
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.pattern import abbreviate, interleaved, network, read_pattern
+from nas.core.pattern import file_name, interleaved, network, read_pattern
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from tests.comparing import write_comparison_yaml
 
@@ -24,7 +24,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
     """A comparison of 6 blocks with fake timing: the latency of COSTS, plus 10% if the first block is dense."""
 
     def measure(self, patterns, rounds=0):
-        times = {abbreviate(p): COSTS.cost(p) * (1.1 if p[0] == "dense" else 1.0) for p in patterns}
+        times = {file_name(p): COSTS.cost(p) * (1.1 if p[0] == "dense" else 1.0) for p in patterns}
         return {key: {"median_ms": ms, "ratio_to_interleaved": ms / 16} for key, ms in times.items()}
 
     monkeypatch.setattr(Comparison, "cost_table", lambda self, path: COSTS)
@@ -36,7 +36,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
             os.close(earlier.run.lock)
         path = write_comparison_yaml(tmp_path, small_yaml, **{"patterns": ["interleaved"], "budgets": None, **changed})
         settings, config = read_settings(path, {}), load_config(tmp_path / "small.yaml", ["model.blocks=6", *overrides])
-        given = given_contenders(settings, path, 6)
+        given = given_contenders(settings, path, 6, 16)
         opened[:] = [Comparison(settings, given, config, config, tmp_path / "run", ["model.blocks=6", *overrides])]
         opened[0].start(path.read_text())
         return opened[0]
@@ -101,7 +101,7 @@ def test_latencies_are_measured_again_only_if_conditions_change(comparison, monk
 
     def measure(self, patterns, rounds):
         calls.append(1)
-        return {abbreviate(blocks): {} for blocks in patterns}
+        return {file_name(blocks): {} for blocks in patterns}
 
     monkeypatch.setattr(Comparison, "measure", measure)
     for count in (1, 1, 2, 2):

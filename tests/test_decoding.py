@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from models.decoding import Decoder
-from models.operations import OPERATIONS, BlockConfig
+from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
-from tests.making import generator
+from nas.core.operations import OPERATIONS
+from tests.making import generator, sized
 
 VOCAB, STREAM = 23, 40
-OPTIONS = {"d_model": 16, "heads": 2, "d_ffn": 24, "stride": 5, "window": 6}
+SIZES = {"attention": "key_heads=1", "sparse_strided": "5", "sparse_fixed": "5", "window": "6", "linear": "chunk=4"}
+BLOCKS = [f"{name} {SIZES.get(name, '')}" for name in OPERATIONS]
 PIECES = {
     "one by one": [1] * STREAM,
     "a prompt, then one by one": [17, 9, *[1] * 14],
@@ -19,8 +21,8 @@ PIECES = {
 
 def model_of(pattern, grid=(), cutoffs=(), **options):
     torch.manual_seed(3)
-    config = BlockConfig(**OPTIONS | options, relative=not grid)
-    model = build_pattern(pattern, config, VOCAB, grid=grid, cutoffs=cutoffs).double().eval()
+    config = BlockConfig(16, **options, relative=not grid)
+    model = build_pattern(sized(pattern), config, VOCAB, grid=grid, cutoffs=cutoffs).double().eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -55,7 +57,7 @@ def by_the_decoder(model, tokens, pieces, context):
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("context", [STREAM, 24])
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("pattern", [[name, "dense", name] for name in OPERATIONS], ids=OPERATIONS)
+@pytest.mark.parametrize("pattern", [[block, "dense", block] for block in BLOCKS], ids=OPERATIONS)
 @torch.no_grad()
 def test_the_decoder_equals_the_model_for_the_same_pieces(pattern, pieces, context):
     model, tokens = model_of(pattern), stream()
@@ -73,7 +75,7 @@ OTHERS = {
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
 @torch.no_grad()
 def test_the_decoder_equals_the_model_with_other_options(options):
-    names = [name for name in OPERATIONS if not (options.get("grid") and name == "linear")]
+    names = [block for block in BLOCKS if not (options.get("grid") and "linear" in block)]
     model, tokens, pieces = model_of(names, **options), stream(), PIECES["unequal"]
     expected = by_the_model(model, tokens, pieces, 24)
     torch.testing.assert_close(by_the_decoder(model, tokens, pieces, 24), expected, rtol=0, atol=1e-10)
@@ -81,7 +83,7 @@ def test_the_decoder_equals_the_model_with_other_options(options):
 
 @torch.no_grad()
 def test_one_row_becomes_several_that_go_on_differently():
-    model, tokens = model_of(["attention", "linear", "dense", "window"]), stream(3)
+    model, tokens = model_of(["attention", "linear", "conv", "dense", "window 6"]), stream(3)
     tokens[:, :20] = tokens[:1, :20]
     one = Decoder(model, 22)
     one.read(tokens[:1, :20])

@@ -42,6 +42,8 @@ def test_argmax_takes_the_likeliest_operations_and_records_confidence(tmp_path):
     assert pattern["flops_per_token"] == 16
     assert pattern["flops_ratio_to_interleaved"] == pytest.approx(16 / 20)
     assert confidence_warnings(pattern) == []
+    assert pattern["d_model"] == 8
+    assert pattern["sizes"] == {"attention": {"heads": 4, "key_heads": 4}, "identity": {}}
     write_yaml(tmp_path / "pattern.yaml", pattern)
     assert read_pattern(tmp_path / "pattern.yaml") == pattern
     table = confidence_table(pattern).splitlines()

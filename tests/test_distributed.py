@@ -78,7 +78,13 @@ def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
 
 GUMBEL = "search.method=gumbel"
 SEARCHES = {
-    "single path, budget, parts": ["search.latency.source=flops", "train.grad_accum_steps=2"],
+    "single path, shared weights, budget, parts": [
+        "search.operations=[attention,window 6,dense,conv,dense 4x]",
+        "search.share_weights=true",
+        "model.ngram_rows=[13,11]",
+        "search.latency.source=flops",
+        "train.grad_accum_steps=2",
+    ],
     "gumbel, parts": [GUMBEL, "train.grad_accum_steps=2"],
     "gumbel, shared": [GUMBEL, "search.split=shared", "model.cutoffs=[5,20]"],
     "gumbel, hard, latency": [
@@ -109,7 +115,7 @@ def test_a_search_on_four_processes_equals_that_on_one(config, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        ["model.cutoffs=[5,20]", "model.tie_embeddings=true"],
+        ["model.cutoffs=[5,20]", "model.tie_embeddings=true", "model.ngram_rows=[13,11]"],
         ["model.cutoffs=[5,20]", "model.div_value=2", "train.short_share=0.5", "train.steps=40"],
     ],
     ids=["tied", "divided, short segments"],
@@ -121,7 +127,7 @@ def test_a_retraining_on_two_processes_equals_that_on_one(options, config, tmp_p
     steps with short segments to 1.2e-5, so there are 40.
     """
     pattern = tmp_path / "pattern.yaml"
-    pattern.write_text("format: par-pattern/1\nblocks: [linear, dense, window, attention]\n")
+    pattern.write_text("format: par-pattern/2\nblocks: [linear, dense, window, attention]\n")
     succeed(ALONE, "retrain", pattern, config, "--run", tmp_path / "one", *options)
     succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.grad_accum_steps=2")
     assert_same_run(tmp_path / "one", tmp_path / "two")

@@ -7,10 +7,10 @@ import torch
 from models import sparse
 from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
-from nas.core.metrics import perplexity
-from nas.search.supernet import SuperNet
+from nas.core.run_folder import perplexity
 from nas.training.device import device_context
 from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, total_nll
+from tests.making import sized, supernet_of
 
 
 class CountingModel(torch.nn.Module):
@@ -41,7 +41,7 @@ def test_every_token_but_the_first_is_predicted_exactly_once(length, batch_size,
 @pytest.mark.parametrize("memory", [0, 3, 8, 20])
 def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory, pattern, length):
     torch.manual_seed(0)
-    model = build_pattern(pattern, BlockConfig(16, 2, 24, dropout=0.5), 30).double()
+    model = build_pattern(sized(pattern), BlockConfig(16, dropout=0.5), 30).double()
     stream = torch.randint(30, (length,), generator=torch.Generator().manual_seed(2)).numpy()
 
     model.eval()
@@ -61,17 +61,15 @@ def test_figures_do_not_depend_on_the_batch_and_equal_a_plain_reading(memory, pa
 
 
 @pytest.mark.parametrize("memory", [0, 8])
-@pytest.mark.parametrize(
-    ("options", "sizes", "period"), [({}, {"stride": 7}, 7), ({"grid": [2, 5, 3]}, {"stride": 5}, 30)]
-)
-def test_rows_of_evaluation_begin_at_multiples_of_the_period(options, sizes, period, memory, monkeypatch):
+@pytest.mark.parametrize(("options", "stride", "period"), [({}, 7, 7), ({"grid": [2, 5, 3]}, 5, 30)])
+def test_rows_of_evaluation_begin_at_multiples_of_the_period(options, stride, period, memory, monkeypatch):
     """Fixed sparse attention and grid positions depend on the place in the stream. Results must not depend on the
     batch.
     """
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
-    sizes = BlockConfig(16, 2, 24, relative=not options, **sizes)
-    model = build_pattern(["sparse_fixed", "dense", "attention"], sizes, 30, **options).double()
+    blocks = sized([f"sparse_fixed {stride}", "dense", "attention"])
+    model = build_pattern(blocks, BlockConfig(16, relative=not options), 30, **options).double()
     stream = torch.randint(30, (331,), generator=torch.Generator().manual_seed(2)).numpy()
     figures = [total_nll(model, stream, batch_size, 8, memory, 2, period)[0] for batch_size in (1, 2, 3, 5)]
     assert figures[1:] == pytest.approx([figures[0]] * 3, abs=1e-9)
@@ -97,11 +95,14 @@ def test_evaluation_reads_no_segment_beyond_the_text(length, segment, memory, lo
 
 
 def test_the_period_is_the_least_common_multiple_over_blocks():
-    sizes = BlockConfig(16, 2, 24, stride=6)
-    blocks = build_pattern(["sparse_strided", "dense", "identity", "attention"], sizes, 30).blocks
-    assert period_of(blocks) == 1 and period_of(blocks, 10) == 10
-    assert period_of(build_pattern(["dense", "sparse_fixed"], sizes, 30).blocks, 10) == 30
-    supernet = SuperNet(2, ["attention", "sparse_fixed"], sizes, 30)
+    def blocks(*names):
+        return build_pattern(sized(names), BlockConfig(16), 30).blocks
+
+    strided = blocks("sparse_strided 6", "dense", "identity", "attention")
+    assert period_of(strided) == 1 and period_of(strided, 10) == 10
+    assert period_of(blocks("dense", "sparse_fixed 6"), 10) == 30
+    assert period_of(blocks("sparse_fixed 6", "sparse_fixed 4"), 10) == 60
+    supernet = supernet_of(2, ["attention", "sparse_fixed 6"], BlockConfig(16), 30)
     assert period_of(supernet.backbone.blocks) == 6
 
 

@@ -6,8 +6,10 @@ import yaml
 
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import given_contenders, read_settings
+from nas.core.config_checks import simplify
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from tests.making import load_script
 from tests.processes import succeed
@@ -21,16 +23,16 @@ FOLDERS = ["demo", "hybrid", "inherit", "paper", "wikitext2", "wikitext2-best", 
 )
 def test_every_yaml_loads(path):
     content = yaml.safe_load(path.read_text())
-    if path.parent.name == "patterns" or path.name == "pattern.yaml":
+    if content.get("format") == PATTERN_FORMAT:
         read_pattern(path)
     elif path.name.startswith("expected"):
         assert content["format"] == "par-expected/1"
     elif content.get("format") == COMPARISON_FORMAT:
         settings = read_settings(path, {})
         recipe = load_config(settings.retrain, [])
-        assert given_contenders(
-            settings, path, (load_config(settings.search, []) if settings.search else recipe).model.blocks
-        )
+        blocks = (load_config(settings.search, []) if settings.search else recipe).model.blocks
+        for contender in given_contenders(settings, path, blocks, recipe.model.d_model):
+            simplify(contender.blocks, recipe, path)
     else:
         load_config(path, [])
 
@@ -53,7 +55,8 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
     monkeypatch.setattr(passes, "SETTINGS", {"weight decay 0.5": ["train.weight_decay=0.5"]})
     monkeypatch.setattr(passes, "SETTINGS_PASSES", 1)
     options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
-    options += ["model.d_model=16", "model.d_ffn=16", "train.batch_size=2", "train.segment=8", "train.memory=8"]
+    options += ["model.d_model=16", "model.d_ffn=16", "model.ngram_rows=[]"]
+    options += ["train.batch_size=2", "train.segment=8", "train.memory=8"]
     monkeypatch.setattr("sys.argv", ["run.py", *options, "--out", str(tmp_path / "out")])
     passes.main()
     first = capsys.readouterr().out
@@ -78,9 +81,10 @@ def test_inherited_weights_start_below_random_ones_and_differ_by_search(
     monkeypatch.setattr(inherit, "PATTERNS", ("adi",))
     searches = [tmp_path / "search-1", tmp_path / "search-2"]
     for seed, search in enumerate(searches, start=1):
-        succeed("search", small_yaml, "--run", search, "model.dropout=0", f"seed={seed}")
+        succeed("search", small_yaml, "--run", search, "model.dropout=0", "model.ngram_rows=[13,11]", f"seed={seed}")
     options = [f"data.source={text_folder}", f"data.cache={cache}", "model.d_model=16", "model.heads=2"]
-    options += ["model.d_ffn=24", "model.blocks=3", "train.batch_size=4", "train.segment=8", "train.memory=8"]
+    options += ["model.d_ffn=24", "model.blocks=3", "model.ngram_rows=[13,11]"]
+    options += ["train.batch_size=4", "train.segment=8", "train.memory=8"]
     arguments = ["--out", str(tmp_path / "out"), "train.steps=20", *options, "--searches", *map(str, searches)]
     monkeypatch.setattr("sys.argv", ["run.py", *arguments])
     inherit.main()

@@ -25,7 +25,7 @@ def test_an_exported_folder_gives_the_same_model(kind, trained, exported, text_f
         "vocabulary/vocabulary.yaml",
     }  # fmt: skip
     run, out = load_model(trained[kind]), load_model(exported[kind])
-    assert run.pattern == out.pattern == ["window", "dense", "linear", "attention"]
+    assert run.pattern == out.pattern == ["window 6", "dense", "linear", "attention"]
     assert run.generate("the", 20, seed=1) == out.generate("the", 20, seed=1)
     text = (text_folder / "valid.txt").read_bytes()
     assert run.score(text).figures == out.score(text).figures
@@ -37,7 +37,7 @@ def test_a_model_of_images_is_exported_scored_and_trained_on(small_yaml, tmp_pat
     (tmp_path / "data").mkdir()
     for split, part in (("train", images[:40]), ("valid", images[40:50]), ("test", images[50:])):
         (tmp_path / "data" / f"{split}.bin").write_bytes(part.tobytes())
-    (pattern := tmp_path / "pattern.yaml").write_text("format: par-pattern/1\nblocks: [attention, dense]\n")
+    (pattern := tmp_path / "pattern.yaml").write_text("format: par-pattern/2\nblocks: [attention, dense]\n")
     options = ["model.grid=[2,2,3]", "train.segment=12", "train.memory=0", "train.steps=3"]
     options += ["data.tokenizer=bytes", f"data.source={tmp_path / 'data'}", "data.vocab_size=null"]
     options += ["train.warmup_steps=1"]
@@ -56,7 +56,7 @@ def test_a_model_of_images_is_exported_scored_and_trained_on(small_yaml, tmp_pat
 def test_the_model_card_tells_the_figures_and_leaves_the_licence_open(trained, exported):
     card = (exported["words"] / "README.md").read_text()
     results = yaml.safe_load((trained["words"] / "results.yaml").read_text())
-    assert "`wdla`" in card and f"{results['test']['word_perplexity']:.2f}" in card
+    assert "`w6 d l a`" in card and f"{results['test']['word_perplexity']:.2f}" in card
     assert "State one before you publish" in card and "](pattern.png)" in card
 
 

@@ -2,9 +2,9 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from nas.core.pattern import OPERATIONS
+from nas.core.operations import OPERATIONS
 from nas.reporting import curves, pi_figures
-from nas.reporting.style import COLOURS
+from nas.reporting.style import colours_of
 
 NAMES = ["attention", "dense", "identity"]
 
@@ -124,7 +124,10 @@ def test_still_figures_are_drawn_with_a_colour_for_each_operation(tmp_path, bloc
     for draw in (pi_figures.final_pi, pi_figures.pi_over_time, pi_figures.entropy_over_time):
         draw(lines, tmp_path / f"{draw.__name__}.png")
     curves.learning_curves(metrics, tmp_path / "curves.png")
-    pi_figures.pattern_strip(["attention", "dense", "identity"] * blocks, tmp_path / "strip.png")
+    pi_figures.pattern_strip(["attention", "window 32 heads=2", "identity"] * blocks, tmp_path / "strip.png")
     for path in tmp_path.iterdir():
         assert imageio.imread(path).std() > 1  # the picture is not blank
-    assert COLOURS.keys() == set(OPERATIONS) and len(set(COLOURS.values())) == len(OPERATIONS)
+    blocks = [*OPERATIONS, "dense 2x", "dense 8x", "dense", "dense 2x"]
+    colours = colours_of(blocks)
+    assert colours.keys() == set(blocks) and len(set(colours.values())) == len(colours)
+    assert colours == colours_of(blocks[::-1])

@@ -17,7 +17,7 @@ from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 from tests.making import generator
 
-PATTERN = ["attention", "window", "dense", "linear", "sparse_strided"]
+PATTERN = ["attention", "window 5", "dense", "linear", "conv", "sparse_strided"]
 CPU = DeviceContext(torch.device("cpu"), "fp32", False, 1)
 
 
@@ -29,7 +29,7 @@ def model(request, small_config, text_folder, cache):
 def model_of(small_config, text_folder, cache, **data):
     """An untrained model in float64. Its segment and memory have 8 tokens."""
     options = DataOptions(source=str(text_folder), cache=str(cache), **{"vocab_size": 310, **data})
-    vocabulary, config = Corpus(prepare(options)).vocabulary, small_config("model.window=5")
+    vocabulary, config = Corpus(prepare(options)).vocabulary, small_config()
     torch.manual_seed(4)
     module = build_fixed(PATTERN, config, vocabulary.size).double().eval()
     return LanguageModel(module, vocabulary, PATTERN, config, CPU)
@@ -57,7 +57,7 @@ def test_greedy_text_is_the_argmax_of_the_model_over_the_whole_prefix(model):
 def test_a_prompt_longer_than_the_memory_is_read_in_segments(segment, memory, model, small_config):
     """The first new token is that of an evaluation with the same segment and memory."""
     lengths = [f"evaluate.segment={segment}", f"evaluate.memory={memory}"]
-    model = replace(model, config=small_config("model.window=5", *lengths))
+    model = replace(model, config=small_config(*lengths))
     ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[:53]
     candidates, memories = torch.arange(model.tokenizer.size), None
     stream = torch.from_numpy(ids.astype(np.int64))[None].expand(len(candidates), -1)
@@ -75,7 +75,7 @@ def test_a_prompt_longer_than_the_memory_is_read_in_segments(segment, memory, mo
 def test_without_memory_whole_segments_are_read_as_in_an_evaluation(segments, small_config, text_folder, cache):
     """The last token of a segment sees only the segment, also through the state of linear attention."""
     model = model_of(small_config, text_folder, cache, tokenizer="words")
-    model = replace(model, config=small_config("model.window=5", "train.memory=0"))
+    model = replace(model, config=small_config("train.memory=0"))
     ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[: 8 * segments]
     tokens = torch.from_numpy(ids[-8:].astype(np.int64))[None].expand(model.tokenizer.size, -1)
     targets = torch.cat([tokens[:, 1:], torch.arange(model.tokenizer.size)[:, None]], dim=1)

@@ -59,7 +59,7 @@ def test_the_library_text_holds_each_source_file_once_and_no_tests(tmp_path, mon
 def test_the_order_of_the_supernet_is_compared_with_that_of_trainings_alone(tmp_path, monkeypatch, capsys):
     (alone := tmp_path / "comparison.csv").write_text("name,blocks,valid_nll_mean\nx,ad,3.1\ny,wd,3.2\nz,di,3.0\n")
     losses = {(0, 2): 4.0, (1, 2): 4.5, (2, 3): 4.2}  # ad, wd, di
-    search = SimpleNamespace(operations=["attention", "window", "dense", "identity"])
+    search = SimpleNamespace(operations=["attention", "window 128", "dense", "identity"])
     weights = SimpleNamespace(config=SimpleNamespace(search=search), nll=lambda path: losses[tuple(path)])
     monkeypatch.setattr("nas.search.shared_weights.load_shared_weights", lambda run: weights)
     run_script(monkeypatch, "supernet_order", "--search", tmp_path, "--alone", alone)

@@ -119,4 +119,4 @@ def test_the_example_in_the_documentation_runs(trained, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
     exec(example.replace("runs/retrain", str(trained["sentencepiece"])), {})
     printed = capsys.readouterr().out
-    assert "b'The church'" in printed and "['window', 'dense', 'linear', 'attention'] 16" in printed
+    assert "b'The church'" in printed and "['window 6', 'dense', 'linear', 'attention'] 16" in printed

@@ -10,7 +10,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import latency
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
-from nas.costs.flops import count_flops, operation_flops
+from nas.costs.flops import count_flops
 from nas.costs.latency import (
     calibration_patterns,
     current_costs,
@@ -24,8 +24,8 @@ from nas.costs.latency import (
 )
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.training.build import block_config
 from nas.training.device import device_context
+from tests.making import flops_of
 
 CPU = device_context(Config().train)
 TRUE = {"overhead": 4.0, "attention": 3.0, "dense": 1.25, "identity": 0.125}  # ms
@@ -132,7 +132,7 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(
     assert len(done) == 1 and capsys.readouterr().out == ""
     changes = {
         "evaluate.memory=4": "memory 8",
-        "model.d_ffn=32": "d_ffn 24",
+        "model.d_ffn=32": "dense {'d_ffn': 24}",
         "search.latency.timing=training": "timing",
     }
     for change, named in changes.items():
@@ -190,10 +190,13 @@ def test_rounds_run_every_piece_of_work_equally_often_in_changing_order():
 def test_flops_are_those_of_the_operations_at_the_sizes_that_are_timed(small_config, counts):
     config = small_config("evaluate.memory=4")
     table = count_flops(config, counts)
-    assert table.blocks["attention"] == operation_flops("attention", block_config(config), 16, 8, 4)
+    assert table.blocks.keys() == {"attention", "dense", "identity"}
+    for name in ("attention", "dense 8x", "window 3 key_heads=1"):
+        blocks = count_flops(config, counts, [name, "identity"]).blocks  # attention and dense are always in a table
+        assert blocks[name] == flops_of(name, 16, 8, 4, heads=2) and blocks.keys() >= {"attention", "dense", "identity"}
     assert table.overhead == 2 * 16 * len(counts) and table.holds_for["memory"] == 4
     training = count_flops(small_config("search.latency.timing=training"), counts)
-    assert training.blocks["attention"] == operation_flops("attention", block_config(config), 4, 8, 8)
+    assert training.blocks["attention"] == flops_of("attention", 4, 8, 8, heads=2)
     assert count_flops(small_config("model.cutoffs=[5,20]"), counts).overhead < table.overhead
 
 
@@ -242,15 +245,16 @@ def test_a_ratio_of_latencies_is_the_median_over_rounds(timed):
 
 
 def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, capsys):
-    """Sizes of sparse attention belong to the conditions only if an operation is sparse."""
+    """The sizes of the pattern's operations belong to the conditions, but not those of others."""
     predicted = {"predicted_ms": 2.0, "predicted_ratio_to_interleaved": 0.5}
     assert valid_prediction({}, small_config(), len(counts), CPU) == {}
     for timing, (blocks, change, named) in itertools.product(
         ("inference", "training"),
         (
-            (["attention", "dense"], "model.d_ffn=5", "d_ffn 24"),
-            (["attention", "dense"], "model.stride=2", None),
-            (["sparse_fixed", "dense"], "model.stride=2", "stride 4"),
+            (["attention", "dense"], "model.d_ffn=5", "dense {'d_ffn': 24}"),
+            (["attention", "dense 40"], "model.d_ffn=5", None),
+            (["conv", "dense"], "model.heads=4", None),
+            (["window 3", "dense"], "model.heads=4", "window 3 {'window': 3, 'heads': 2, 'key_heads': 2}"),
         ),
     ):
         timed = f"search.latency.timing={timing}"

@@ -5,16 +5,15 @@ import re
 import pytest
 import torch
 
-from models import linear
 from models.linear import LinearAttention, gated_delta
 from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
-from nas.costs.flops import operation_flops
-from nas.search.supernet import SuperNet
 from nas.training.evaluation import count_memory_blocks
 from tests import reference
+from tests.making import flops_of, sized, supernet_of
 
-CONFIG = BlockConfig(16, 2, 24)
+CONFIG = BlockConfig(16)
+LINEAR = "linear chunk=4"  # streams of a few positions have several chunks
 VOCAB = 29
 
 
@@ -31,20 +30,13 @@ def inputs_of(length, batch=2, heads=3, key_width=4, value_width=5, decay=1.0):
     return [x.requires_grad_() for x in inputs]
 
 
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    """Streams of a few positions have several chunks."""
-    monkeypatch.setattr(linear, "CHUNK", 4)
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 4, 64])
 @pytest.mark.parametrize("length", [1, 4, 7, 16, 21])
-def test_chunks_equal_the_recurrence_in_values_and_gradients(length, chunk, monkeypatch):
-    monkeypatch.setattr(linear, "CHUNK", chunk)
+def test_chunks_equal_the_recurrence_in_values_and_gradients(length, chunk):
     results = []
-    for function in (reference.gated_delta, gated_delta):
+    for function, more in ((reference.gated_delta, {}), (gated_delta, {"chunk": chunk})):
         inputs = inputs_of(length)
-        output, state = function(*inputs)
+        output, state = function(*inputs[:-1], state=inputs[-1], **more)
         loss = (output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)).sum()
         gradients = torch.autograd.grad(loss + state.square().sum(), inputs)
         results.append([output, state, *gradients])
@@ -54,7 +46,7 @@ def test_chunks_equal_the_recurrence_in_values_and_gradients(length, chunk, monk
 
 def test_strong_decay_forgets_and_stays_finite():
     query, key, value, log_decay, beta, state = inputs_of(40)
-    output, last = gated_delta(query, key, value, torch.full_like(log_decay, -1e4), beta, state)
+    output, last = gated_delta(query, key, value, torch.full_like(log_decay, -1e4), beta, 4, state)
     expected = beta[..., None] * (query * key).sum(dim=-1, keepdim=True) * value  # only the position itself
     torch.testing.assert_close(output, expected)
     assert last.isfinite().all()
@@ -62,7 +54,7 @@ def test_strong_decay_forgets_and_stays_finite():
 
 def attention_of(d_model=8, heads=2):
     torch.manual_seed(0)
-    attention = LinearAttention(d_model, heads).double()
+    attention = LinearAttention(d_model, heads, chunk=4).double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
     return attention
@@ -81,14 +73,14 @@ def test_linear_attention_equals_its_definition_in_values_and_gradients(length):
 
 
 def test_decays_begin_between_a_thousandth_and_a_tenth():
-    attention = LinearAttention(16, 4)
+    attention = LinearAttention(16, 4, chunk=4)
     decays = torch.nn.functional.softplus(attention.gates.bias[:4])
     torch.testing.assert_close(decays, torch.tensor([0.001, 0.00464159, 0.0215443, 0.1]))
 
 
 def model_of(pattern, config=CONFIG, dtype=torch.float64, **options):
     torch.manual_seed(3)
-    return build_pattern(pattern, config, VOCAB, **options).to(dtype).eval()
+    return build_pattern(sized(pattern), config, VOCAB, **options).to(dtype).eval()
 
 
 def stream(length, batch=2):
@@ -101,7 +93,7 @@ def stream(length, batch=2):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_stream_in_segments_equals_the_whole_stream_and_has_no_gradient_across_them(norm, recompute):
     """The memory length does not matter, as long as it is not 0: the state keeps the whole stream."""
-    model = model_of(["linear", "dense", "linear"], BlockConfig(16, 2, 24, norm=norm), recompute=recompute)
+    model = model_of([LINEAR, "dense", LINEAR], BlockConfig(16, norm=norm), recompute=recompute)
     tokens, targets = stream(25)
     whole, _ = model(tokens, targets, None, 0)
     parts, memories = [], None
@@ -120,9 +112,9 @@ def test_a_stream_in_segments_equals_the_whole_stream_and_has_no_gradient_across
 def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does():
     """With a memory of all previous positions. No gradient reaches what earlier segments wrote to the state."""
     torch.manual_seed(1)
-    supernet = SuperNet(3, ["linear", "dense"], CONFIG, VOCAB).double()
+    supernet = supernet_of(3, [LINEAR, "dense"], CONFIG, VOCAB).double()
     supernet.set_path([0, 1, 0])
-    fixed, index = model_of(["linear", "dense", "linear"]).train(), "010"
+    fixed, index = model_of([LINEAR, "dense", LINEAR]).train(), "010"
     assert count_memory_blocks(supernet.chosen_operations()) == 2  # no state, which would limit evaluation to one row
     assert count_memory_blocks(fixed.blocks) is None
 
@@ -152,4 +144,5 @@ def test_flops_are_those_of_the_formula(segment):
     projections = (3 * square + 2 * 3 * d_model * taps) * (segment + taps - 1)  # of the convolution's inputs too
     projections += (2 * square + 2 * d_model * 2 * heads) * segment
     products = 2 * d_model * (3 * chunk + 3 * width) + 2 * d_model * chunk  # in chunks; half a product is the solver's
-    assert operation_flops("linear", CONFIG, 3, segment, 99) * segment == pytest.approx(projections + products * filled)
+    found = flops_of(LINEAR, 3, segment, 99, heads=heads) * segment
+    assert found == pytest.approx(projections + products * filled)

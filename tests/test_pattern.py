@@ -1,26 +1,82 @@
+import random
 from pathlib import Path
 
 import pytest
 
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, interleaved, read_pattern
+from nas.core.operations import OPERATIONS, parse_block, resolve_block, simplify_block, spell_block, unit_of
+from nas.core.pattern import abbreviate, expand, file_name, interleaved, network, read_pattern
+from tests.making import shape_of
 
 NAMES = ["attention", "dense", "identity"]
 
 
 def test_a_hand_written_pattern_needs_two_keys(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("format: par-pattern/1\nblocks: [attention, dense, identity]\n")
+    path.write_text("format: par-pattern/2\nblocks: [attention, dense, identity]\n")
     assert read_pattern(path)["blocks"] == NAMES
+
+
+def random_block(source: random.Random) -> tuple[str, dict[str, str]]:
+    """An operation with some of its sizes."""
+    name = source.choice(list(OPERATIONS))
+    given = {}
+    for key, size in OPERATIONS[name].sizes.items():
+        number = str(source.choice([1, 2, 9, 16, 250]))
+        if source.random() < 0.6:
+            given[key] = source.choice([number, f"{number}x", f"{number}.5x"]) if size.multiple else number
+    return name, given
+
+
+def test_short_forms_with_and_without_spaces_expand_to_the_same_blocks():
+    source, seen = random.Random(0), {}
+    for _ in range(2000):
+        blocks = [spell_block(*random_block(source)) for _ in range(source.randint(1, 6))]
+        assert expand(abbreviate(blocks)) == blocks == expand(file_name(blocks))
+        assert seen.setdefault(file_name(blocks), blocks) == blocks
+    assert abbreviate(NAMES) == "adi" and network(NAMES) == "ad" and network(["identity"]) == "nothing"
+    sized = ["attention heads=2 key_heads=1", "dense 8x", "identity", "window 32 heads=2", "dense"]
+    assert abbreviate(sized) == "ah2k1 d8x i w32h2 d" and network(sized) == "ah2k1 d8x w32h2 d"
+
+
+def test_all_spellings_of_a_block_mean_the_same():
+    """A string with sizes in any order, a mapping, and a unit. The usual spelling has no size that is the default."""
+    source, shape, shortened = random.Random(1), shape_of(64, heads=16, d_ffn="4x", segment=250, keys=500), 0
+    for _ in range(500):
+        name, given = random_block(source)
+        words = [f"{key}={value}" for key, value in given.items()]
+        source.shuffle(words)
+        spellings = [" ".join([name, *words]), {name: given}, spell_block(name, given)]
+        spellings.append(unit_of(spellings[-1]))
+        main = [key for key, size in OPERATIONS[name].sizes.items() if not size.letter]
+        if [*given] == main != []:
+            spellings += [{name: given[main[0]]}, f"{name} {given[main[0]]}"]
+        assert all(parse_block(spelling) == (name, given) for spelling in spellings)
+        try:
+            sizes = resolve_block(spellings[0], shape)
+        except InputError:
+            continue
+        usual = simplify_block(spellings[0], shape)
+        assert resolve_block(usual, shape) == sizes and all(simplify_block(one, shape) == usual for one in spellings)
+        for key in (left := parse_block(usual)[1]):
+            others = spell_block(name, {other: value for other, value in left.items() if other != key})
+            assert resolve_block(others, shape) != sizes
+        shortened += len(left) < len(given)
+    assert shortened > 20
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("format: par-pattern/1\nblocks: [attention, atention]\n", "block 2 is 'atention'; known operations are"),
-        ("format: par-pattern/1\nblocks: []\n", "at least one operation"),
-        ("format: par-pattern/1\n", "at least one operation"),
-        ("format: par-pattern/2\nblocks: [dense]\n", "is not a pattern file: it needs `format: par-pattern/1`"),
+        ("format: par-pattern/2\nblocks: [attention, atention]\n", "block 2: 'atention' is no operation; known op"),
+        (
+            "format: par-pattern/2\nblocks: [dense 8y]\n",
+            "block 1: dense 8y: d_ffn=8y must be a whole number from",
+        ),
+        ("format: par-pattern/2\nblocks: []\n", "at least one block"),
+        ("format: par-pattern/2\n", "at least one block"),
+        ("format: par-pattern/2\nblocks: [dense]\nd_model: 1\n", "d_model=1 must be a whole number from 2"),
+        ("format: par-pattern/1\nblocks: [dense]\n", "is not a pattern file: it needs `format: par-pattern/2`"),
         ("blocks: [dense]\n", "is not a pattern file"),
         ("dense\n", "is not a pattern file"),
         ("format: [\n", "is not YAML"),

@@ -11,6 +11,7 @@ from models.operations import BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
 from nas.search.supernet import StochasticBlock
+from tests.making import sized
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -107,10 +108,13 @@ class Probabilities(torch.nn.Module):
         return self.layer.log_probabilities(hidden).float()
 
 
-@pytest.mark.parametrize("name", ["attention", "sparse_strided", "sparse_fixed", "window", "linear", "dense"])
+@pytest.mark.parametrize(
+    "name", ["attention", "sparse_strided 8", "sparse_fixed 8", "window", "linear", "conv", "dense"]
+)
 def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     torch.manual_seed(0)
-    model = build_pattern([name, "attention"], BlockConfig(32, 2, 64, stride=8), 40, cutoffs=[10], tie_embeddings=True)
+    blocks = sized([name, "attention"], d_model=32, d_ffn=64)
+    model = build_pattern(blocks, BlockConfig(32), 40, cutoffs=[10], tie_embeddings=True)
     tokens = torch.randint(40, (2, 49))
     nll, memories = model(tokens[:, :-1], tokens[:, 1:], None, 16)
     with torch.autocast(nll.device.type, torch.bfloat16):
@@ -123,7 +127,7 @@ def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
 
 
 def test_mixture_weights_have_gradients_in_float32():
-    block = StochasticBlock(["dense", "identity"], BlockConfig(8, 2, 12))
+    block = StochasticBlock(sized(["dense", "identity"], d_model=8), BlockConfig(8))
     branch, direction = torch.randn(2, 5, 8).bfloat16(), torch.randn(2, 5, 8)
     block.candidates[0].forward = lambda *_: branch
     weights = torch.tensor([0.3, 0.7], requires_grad=True)

@@ -8,8 +8,7 @@ import retrain
 from models import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.metrics import read_metrics
-from nas.core.run_folder import open_run
+from nas.core.run_folder import open_run, read_metrics
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
 from nas.training.build import passes_warning, warmup_warning
@@ -86,8 +85,8 @@ def test_figures_do_not_depend_on_the_batch_if_blocks_depend_on_the_place(small_
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     figures = []
     for rows in (1, 3, 5):
-        config = small_config("model.stride=7", f"evaluate.batch_size={rows}")
-        phase = make_retraining(config, ["sparse_fixed", "dense", "sparse_strided"])
+        config = small_config(f"evaluate.batch_size={rows}")
+        phase = make_retraining(config, ["sparse_fixed 7", "dense", "sparse_strided 7", "conv"])
         figures.append(
             evaluate_split(config, phase.model, phase.model.blocks, phase.corpus, "valid", phase.context)["nll"]
         )

@@ -7,8 +7,7 @@ import yaml
 
 from nas.core.errors import InputError, RunError
 from nas.core.files import read_jsonl
-from nas.core.metrics import read_pi
-from nas.core.run_folder import open_run
+from nas.core.run_folder import open_run, read_pi
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 

@@ -6,9 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import sparse
 from models.attention import Positions, join_heads, sinusoidal_encodings, split_heads
-from models.operations import OPERATIONS, BlockConfig
+from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
 from tests import reference
+from tests.making import operation_of, sized
 
 KINDS = ("strided", "fixed", "window")
 SHAPES = [  # stride or window, segment, memory, positions of the stream before the segment
@@ -24,15 +25,15 @@ SHAPES = [  # stride or window, segment, memory, positions of the stream before 
 ]
 
 
-def operation_of(kind, stride, relative=True, d_model=8, heads=2):
+def sparse_operation(kind, stride, relative=True, heads=2, sizes=""):
     name = "window" if kind == "window" else f"sparse_{kind}"
-    return OPERATIONS[name](BlockConfig(d_model, heads, 1, stride=stride, window=stride, relative=relative)).double()
+    return operation_of(f"{name} {stride} heads={heads} {sizes}", BlockConfig(8, relative=relative)).double()
 
 
 def attention_of(*arguments, **options):
     """A sparse attention module whose parameters make every term of the scores contribute."""
     torch.manual_seed(0)
-    attention = operation_of(*arguments, **options).attention
+    attention = sparse_operation(*arguments, **options).attention
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
     return attention
@@ -46,17 +47,18 @@ def context_of(attention, segment, memory, start, batch=2):
     return context, segment, Positions(encodings, start)
 
 
-def slow(attention, kind, context, segment, positions):
+def slow(attention, kind, context, segment, positions, summary):
     """Attention to the reference's key sets, one score at a time."""
     keys, stride = context.shape[1], attention.stride
     first = positions.start + segment - keys  # place of the first key in the stream
 
     def sees(head, query, key):
-        near, far = reference.sparse_sets(kind, stride, min(4, stride), first + query)
+        near, far = reference.sparse_sets(kind, stride, summary, first + query)
         return first + key in near | far
 
     (query,) = split_heads(attention.query(context[:, -segment:]), attention.heads)
-    key, value = split_heads(attention.key_value(context), attention.heads, 2)
+    shared = [head * attention.key_heads // attention.heads for head in range(attention.heads)]
+    key, value = split_heads(attention.key_value(context), attention.key_heads, 2)[:, shared]
     position = attention.project_positions(positions, slice(-keys, None))
     mixed = reference.relative_attention(
         *(x.transpose(0, 1) for x in (query, key, value)),
@@ -74,14 +76,19 @@ def values_and_gradients(output, context, attention):
 
 
 @pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
+@pytest.mark.parametrize("variant", ["relative", "plain", "key heads and summary"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, relative, monkeypatch):
+def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, variant, monkeypatch):
+    """The variants are the default sizes with and without relative positions, and other sizes."""
     stride, segment, memory, start = shape
-    attention = attention_of(kind, stride, relative)
+    summary, options = min(4, stride), {"relative": variant != "plain"}
+    if variant == "key heads and summary":
+        summary = min(2, stride)
+        options |= {"heads": 4, "sizes": "key_heads=2" + f" summary={summary}" * (kind == "fixed")}
+    attention = attention_of(kind, stride, **options)
     inputs = context_of(attention, segment, memory, start)
-    expected = values_and_gradients(slow(attention, kind, *inputs), inputs[0], attention)
+    expected = values_and_gradients(slow(attention, kind, *inputs, summary), inputs[0], attention)
     for dense in (True, False):
         monkeypatch.setattr(sparse, "uses_dense_mask", lambda *_, dense=dense: dense)
         results = values_and_gradients(attention(*inputs), inputs[0], attention)
@@ -132,7 +139,7 @@ def test_no_tensor_is_as_large_as_all_scores(kind):
 def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
     torch.manual_seed(0)
-    length, blocks = 22, [operation_of(kind, 5) for _ in range(2)]
+    length, blocks = 22, [sparse_operation(kind, 5) for _ in range(2)]
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
     positions, y = Positions(sinusoidal_encodings(length, 8, torch.float64)), x
     for block in blocks:
@@ -149,7 +156,8 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, monkeypa
 def test_division_into_segments_does_not_change_results(kind, border, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
     torch.manual_seed(0)
-    model = build_pattern([f"sparse_{kind}", "dense", f"sparse_{kind}"], BlockConfig(8, 2, 12, stride=5), 11).double()
+    blocks = sized([f"sparse_{kind} 5", "dense", f"sparse_{kind} 5"], d_model=8)
+    model = build_pattern(blocks, BlockConfig(8), 11).double()
     tokens, targets = torch.randint(11, (2, 2, 30))
     uncut, _ = model(tokens, targets, None, 30)
     pieces, memories = [], None

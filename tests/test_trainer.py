@@ -124,8 +124,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, mor
 @pytest.mark.parametrize("stopped_at", [5, 8, 11], ids=["short segments", "whole segments", "averaging"])
 def test_a_retraining_resumes_exactly_whatever_its_segments(small_config, stopped_at):
     """The stride divides no segment, so the blocks depend on the positions that the memories have read."""
-    options = ["train.steps=12", "train.short_share=0.5", "train.average_share=0.2", "model.stride=3"]
-    config, blocks = small_config(*options, "model.dropout=0"), ["sparse_fixed", "linear", "sparse_strided", "window"]
+    options = ["train.steps=12", "train.short_share=0.5", "train.average_share=0.2"]
+    options += ["model.dropout=0", "model.ngram_rows=[13,11]"]
+    config, blocks = small_config(*options), ["sparse_fixed 3", "linear", "sparse_strided 3", "window", "conv"]
     whole, part, again = (make_retraining(config, blocks) for _ in range(3))
     for step in range(1, 13):
         whole.step(step)

@@ -4,15 +4,15 @@ import torch
 from models import sparse, transformer_xl
 from models.operations import BlockConfig
 from models.transformer_xl import GridPositions, build_pattern, extend_memory
-from tests.making import generator
+from tests.making import generator, sized
 
-CONFIG = BlockConfig(d_model=16, heads=2, d_ffn=24)
+CONFIG = BlockConfig(d_model=16)
 VOCAB = 29
 
 
 def model_of(pattern, config=CONFIG, **output):
     torch.manual_seed(3)
-    model = build_pattern(pattern, config, VOCAB, **output).double().eval()
+    model = build_pattern(sized(pattern), config, VOCAB, **output).double().eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -24,7 +24,7 @@ def stream(length, batch=2):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-ALL = ["attention", "sparse_strided", "dense", "sparse_fixed", "window", "linear", "identity"]
+ALL = ["attention", "sparse_strided 4", "dense", "sparse_fixed 4", "window 3", "linear", "conv", "identity"]
 STREAMS = {
     "attention": (["attention"], {}),
     "pre": (ALL, {}),
@@ -38,7 +38,7 @@ STREAMS = {
 def test_segments_with_memory_equal_one_long_segment(pattern, options):
     """With a memory of all previous positions, dividing a stream into segments changes no loss at any depth."""
     grid = [] if options.get("relative", True) else [2, 3, 2]
-    model = model_of(pattern, BlockConfig(16, 2, 24, stride=4, window=3, **options), grid=grid)
+    model = model_of(pattern, BlockConfig(16, **options), grid=grid)
     tokens, targets = stream(30)
     whole, _ = model(tokens, targets, None, 30)
     parts, memories = [], None
@@ -50,10 +50,10 @@ def test_segments_with_memory_equal_one_long_segment(pattern, options):
     assert not torch.allclose(model(tokens[:, 20:], targets[:, 20:], memories, 2)[0], whole[:, 20:])  # it forgets
 
 
-def test_only_attention_blocks_keep_a_memory_of_what_they_read_and_it_has_no_gradient():
-    model = model_of(["dense", "attention", "identity", "window"], BlockConfig(16, 2, 24, window=3))
+def test_blocks_keep_a_memory_of_what_they_read_and_it_has_no_gradient():
+    model = model_of(["dense", "attention", "identity", "window 3", "conv"])
     _, memories = model(*stream(6), None, 4)
-    assert [memory is not None and memory.shape[1] for memory in memories.blocks] == [False, 4, False, 3]
+    assert [memory is not None and memory.shape[1] for memory in memories.blocks] == [False, 4, False, 3, 3]
     assert not any(memory.requires_grad for memory in memories.blocks if memory is not None)
 
 
@@ -77,17 +77,17 @@ def test_tied_embeddings_share_one_table():
 
 def test_weights_start_at_a_size_that_keeps_activations():
     torch.manual_seed(0)
-    model = build_pattern(["attention", "dense"], BlockConfig(64, 4, 256), 500)
+    model = build_pattern(sized(["attention", "dense 4x"], d_model=64), BlockConfig(64), 500)
     assert model.embedding.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
-    assert model.blocks[1].operation.contract.weight.std().item() == pytest.approx(256**-0.5, rel=0.05)
+    assert model.blocks[1].operation.output.weight.std().item() == pytest.approx(256**-0.5, rel=0.05)
     assert model.blocks[0].operation.attention.content_bias.abs().max().item() == 0
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu_squared", "relu", "gelu"])
 def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
     """Losses, memories and gradients over two segments with dropout are bit-identical."""
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
-    config, results, kept = BlockConfig(16, 2, 24, dropout=0.3, activation=activation, stride=4, window=3), [], []
+    config, results, kept = BlockConfig(16, dropout=0.3, activation=activation), [], []
     tokens, targets = stream(20)
     for recompute in (False, True):
         model = model_of(ALL, config, recompute=recompute).train()
@@ -106,19 +106,22 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
 
 
 def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
-    config, blocks = BlockConfig(16, 2, 24, activation="gelu", stride=4, window=3), 20 * len(ALL)
-    plain, depth_scaled = (model_of(ALL * 20, config, depth_scaled=depth_scaled) for depth_scaled in (False, True))
+    blocks, models = sized(ALL * 20), []
+    for scaled in (False, True):
+        torch.manual_seed(3)
+        models.append(build_pattern(blocks, BlockConfig(16, activation="gelu"), VOCAB, depth_scaled=scaled).double())
+    plain, depth_scaled = models
     for one, other in zip(plain.blocks, depth_scaled.blocks, strict=True):
         before, after = dict(one.named_parameters()), dict(other.named_parameters())
         for name in before:
-            last = name in ("operation.attention.output.weight", "operation.contract.weight")
-            torch.testing.assert_close(after[name], before[name] * blocks**-0.5 if last else before[name])
+            last = name in ("operation.attention.output.weight", "operation.output.weight")
+            torch.testing.assert_close(after[name], before[name] * len(blocks) ** -0.5 if last else before[name])
     tokens, targets = stream(20)
     loss = depth_scaled(tokens, targets, None, 0)[0].mean()
     gradients = torch.autograd.grad(loss, list(depth_scaled.parameters()))
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     stream_rms = []
-    for model in (plain, depth_scaled):
+    for model in models:
         with torch.no_grad():
             x, positions = (
                 torch.randn(2, 20, 16, dtype=torch.float64),
@@ -147,12 +150,11 @@ def test_grid_positions_sum_row_column_and_channel():
 def test_relative_positions_and_a_grid_cannot_be_combined():
     for relative, grid in ((True, [2, 3, 2]), (False, [])):
         with pytest.raises(ValueError, match=f"relative={relative} with grid"):
-            model_of(["dense"], BlockConfig(16, 2, 24, relative=relative), grid=grid)
+            model_of(["dense"], BlockConfig(16, relative=relative), grid=grid)
 
 
 def test_a_grid_model_has_positions_only_in_its_embeddings():
-    config = BlockConfig(16, 2, 24, relative=False, stride=4, window=3)
-    model = model_of(ALL, config, grid=[2, 3, 2])
+    model = model_of(ALL, BlockConfig(16, relative=False), grid=[2, 3, 2])
     assert not any("position" in name for name, _ in model.blocks.named_parameters())
     for table in model.grid.tables:
         assert table.std().item() == pytest.approx(16**-0.5, rel=0.5)  # drawn like the token embeddings
@@ -161,10 +163,10 @@ def test_a_grid_model_has_positions_only_in_its_embeddings():
     assert not torch.allclose(nll[0, 1], nll[0, 2]) and nll.shape == (1, 24)
 
 
-@pytest.mark.parametrize("name", ["attention", "sparse_strided", "dense"])
+@pytest.mark.parametrize("name", ["attention", "sparse_strided 4", "conv", "dense"])
 def test_dropout_acts_on_embeddings_branches_and_the_last_layer_in_training_only(name):
     torch.manual_seed(0)
-    model = build_pattern([name], BlockConfig(8, 2, 12, dropout=0.5, stride=4), 20)
+    model = build_pattern(sized([name], d_model=8), BlockConfig(8, dropout=0.5), 20)
     dropped = []
     for module in (model, model.blocks[0].operation):
         module.dropout.register_forward_hook(lambda _, inputs, output: dropped.append(not torch.equal(*inputs, output)))

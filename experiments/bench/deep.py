@@ -22,18 +22,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def measure(options) -> dict:
     import torch
 
-    from experiments.helpers import peak_memory_mb
+    from experiments.helpers import peak_memory_mb, sized_blocks
     from models.operations import BlockConfig
     from models.transformer_xl import build_pattern
     from nas.core.config import TrainOptions
-    from nas.core.config_loading import default_stride
     from nas.training.device import set_up_device
     from nas.training.optimizer import WeightsOptimizer
 
     set_up_device(1, TrainOptions(threads=options.threads, device="cpu"))
-    stride, recompute = default_stride(options.length), options.recompute == "on"
-    config = BlockConfig(options.d_model, 4, 4 * options.d_model, activation="gelu", stride=stride)
-    pattern = [("sparse_strided", "dense")[index % 2] for index in range(options.blocks)]
+    config, recompute = BlockConfig(options.d_model, activation="gelu"), options.recompute == "on"
+    names = [("sparse_strided", "dense")[index % 2] for index in range(options.blocks)]
+    pattern = sized_blocks(names, options.d_model, options.length)
     seconds, finite = [], []
 
     def train() -> None:

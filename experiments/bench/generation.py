@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import print_row, sized_blocks
 
 PATTERNS, LENGTHS, VOCABULARY = ("adadad", "wdwdwd", "ldldld"), (64, 512), 8_000
 SAMPLES = (1, 16)
@@ -41,7 +41,8 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
     from nas.training.device import device_context
 
     context = 2 * length
-    model = build_pattern(expand(short), BlockConfig(128, 4, 512, window=context // 4), VOCABULARY, tie_embeddings=True)
+    blocks = sized_blocks(expand(short), 128, context)
+    model = build_pattern(blocks, BlockConfig(128), VOCABULARY, tie_embeddings=True)
     model.eval()
     tokens = torch.randint(VOCABULARY, (1, context + 1))
     with torch.no_grad():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from experiments.helpers import sized_blocks
 from nas.core.errors import run_command
 from nas.core.pattern import interleaved
 
@@ -56,7 +57,7 @@ def matrices(width: int) -> list:
     from models.operations import BlockConfig
     from models.transformer_xl import build_pattern, is_matrix
 
-    model = build_pattern(interleaved(6), BlockConfig(width, 4, 4 * width), vocab_size=2)
+    model = build_pattern(sized_blocks(interleaved(6), width), BlockConfig(width), vocab_size=2)
     result = [p for name, p in model.named_parameters() if name.startswith("blocks.") and is_matrix(name, p)]
     for matrix in result:
         matrix.grad = torch.randn_like(matrix)

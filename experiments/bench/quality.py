@@ -1,4 +1,4 @@
-"""Quality of options at their latency: `python experiments/bench/quality.py --recipe "" --recipe "model.pair_rows=0"`.
+"""Quality of options at their latency: `python experiments/bench/quality.py --recipe "" --recipe "model.ngram_rows=[]"`.
 
 Each recipe, some options separated by spaces, trains a pattern with each seed. The first one is the baseline. The table
 has for each recipe, on valid: the mean word perplexity with its standard error, its change from the baseline, and p of
@@ -31,11 +31,11 @@ ROUNDS = 60  # of the latencies
 def train(pattern: list[str], overrides: list[str]) -> dict:
     """Train a pattern from scratch; its figures on valid."""
     from nas.retraining.phase import train_pattern
-    from nas.training.build import resolve_cutoffs
+    from nas.training.build import resolve_auto
     from nas.training.evaluation import evaluate_split
 
     config, corpus, context = open_experiment(CONFIG, overrides)
-    config, began = resolve_cutoffs(config, corpus), time.monotonic()
+    config, began = resolve_auto(config, corpus), time.monotonic()
     model = train_pattern(pattern, config, corpus, context)
     seconds = time.monotonic() - began
     valid = evaluate_split(config, model, model.blocks, corpus, "valid", context)
@@ -47,12 +47,12 @@ def train(pattern: list[str], overrides: list[str]) -> dict:
 def measure(pattern: list[str], recipes: list[list[str]]) -> list[float]:
     """The median ratio of each recipe's latency to that of the first one."""
     from nas.costs.latency import segment_works, timed_rounds
-    from nas.training.build import resolve_cutoffs
+    from nas.training.build import resolve_auto
 
     works = []
     for overrides in recipes:
         config, corpus, context = open_experiment(CONFIG, overrides)
-        works += segment_works([pattern], resolve_cutoffs(config, corpus), corpus.counts(), context)
+        works += segment_works([pattern], resolve_auto(config, corpus), corpus.counts(), context)
     times = np.array(list(timed_rounds(dict(enumerate(works)), ROUNDS).values()))  # [recipes, rounds]
     return np.median(times / times[0], axis=1).tolist()
 

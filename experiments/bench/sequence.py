@@ -59,12 +59,13 @@ class Pass:
         """implementation: a key of MASK_LIMITS; None keeps the rule of models/sparse.py."""
         import torch
 
+        from experiments.helpers import sized_blocks
         from models.attention import Positions, sinusoidal_encodings
         from models.operations import OPERATIONS, BlockConfig
-        from nas.core.config_loading import default_stride
 
-        sizes = BlockConfig(128, 4, 512, stride=default_stride(segment + memory), window=window)
-        self.operation = OPERATIONS[name](sizes)
+        block = f"window {min(window, segment + memory)}" if name == "window" else name
+        ((_, sizes),) = sized_blocks([block], 128, segment + memory)
+        self.operation = OPERATIONS[name](BlockConfig(128), **sizes)
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
         self.memory = torch.randn(batch, memory, 128) if memory else None
         self.positions = Positions(sinusoidal_encodings(segment + memory, 128), memory)

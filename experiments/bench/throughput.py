@@ -69,7 +69,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
 
     shape = SHAPES[segment]
     model = ModelOptions(
-        blocks=blocks, cutoffs=CUTOFFS, dropout=0.0, div_value=div_value, tie_embeddings=div_value == 1
+        blocks=blocks, cutoffs=CUTOFFS, div_value=div_value, tie_embeddings=div_value == 1, ngram_rows=[]
     )
     config = Config(model=model)
     shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
@@ -176,7 +176,7 @@ class AttentionBlock:
         from models.operations import Attention, BlockConfig
 
         shape = SHAPES[192]
-        self.operation = Attention(BlockConfig(128, 4, 512, 0.0, relative=with_position))
+        self.operation = Attention(BlockConfig(128, relative=with_position), heads=4, key_heads=4)
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
         self.memory = torch.randn(shape["batch"], shape["memory"], 128)
         self.positions = Positions(sinusoidal_encodings(192 + shape["memory"], 128))

@@ -29,7 +29,10 @@ def main() -> None:
 
     alone = {row["blocks"]: float(row["valid_nll_mean"]) for row in read_comparison(arguments.alone)}
     weights = load_shared_weights(arguments.search)
-    indices = {name: index for index, name in enumerate(weights.config.search.operations)}
+    operations = weights.config.search.operations
+    kinds = [name.split()[0] for name in operations]  # `window` also means `window 128`, if that is the only window
+    indices = {kind: kinds.index(kind) for kind in kinds if kinds.count(kind) == 1}
+    indices |= {name: index for index, name in enumerate(operations)}
     if unknown := {name for short in alone for name in expand(short)} - indices.keys():
         raise InputError(f"{arguments.search} has no {min(unknown)}; give the search of {arguments.alone}")
     shared = {short: weights.nll([indices[name] for name in expand(short)]) for short in alone}

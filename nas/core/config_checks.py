@@ -14,7 +14,7 @@ from nas.core.config import (
     options,
 )
 from nas.core.errors import InputError, nearest
-from nas.core.operations import parse_block, resolve_block, simplify_block, weight_groups
+from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block, weight_groups
 
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 LIMITS = {
@@ -69,7 +69,10 @@ def check_model(model: ModelOptions, config: Config) -> None:
         )
     if model.d_model % 2:
         raise InputError(f"model.d_model={model.d_model} must be even, for pairs of sine and cosine")
-    parse_block(f"dense {model.d_ffn}", "model.d_ffn: ")
+    if not NUMBER.fullmatch(str(model.d_ffn)) and not MULTIPLE.fullmatch(str(model.d_ffn)):
+        raise InputError(
+            f"model.d_ffn={model.d_ffn} must be a whole number from 1, or a multiple of d_model such as 4x"
+        )
     rows = model.ngram_rows
     counts = isinstance(rows, list) and all(type(count) is int and count > 0 for count in rows)
     if rows != "auto" and (not counts or len(rows) > MOST_NGRAMS):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from nas.core.errors import InputError
 from nas.core.files import read_user_yaml
-from nas.core.metrics import PI
 from nas.core.operations import UNIT, parse_block, spell_block, unit_of
+from nas.core.run_folder import PI
 
 FORMAT = "par-pattern/2"
 

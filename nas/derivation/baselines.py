@@ -87,30 +87,32 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     """{name: pattern} of rules within a budget: as many of their blocks as fit.
 
     Identity fills the other blocks. Besides rules of the literature there is `one attention`: an attention block, and
-    then dense blocks. If other attentions are among the operations, each of these rules also exists with them in place
-    of full attention. A rule of which not even one block fits is left out.
+    then dense blocks. Each rule exists with each size of its operations that is a candidate. Rules without cheap
+    attentions also exist with each other attention in place of full attention. A rule of which not even one block fits
+    is left out.
 
     budget: a ratio to the interleaved pattern's cost.
     """
     plain = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
     plain["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
-    rules = {}
-    attending = [name for name in operations if kind_of(name).attends]
-    for kind, (name, rule) in itertools.product(attending, plain.items()):
-        rules[name if kind == "attention" else f"{name} with {kind}"] = replace_attention(rule, kind)
-    rules |= {name: RULES[name] for name in ("local-global", "linear-full", "conv-attention")}
-    rules = {name: rule for name, rule in rules.items() if set(rule(blocks)) <= set(operations)}
-    sizes, found = range(blocks, 0, -1) if "identity" in operations else [blocks], {}
+    rules, found = plain | {name: RULES[name] for name in ("local-global", "linear-full", "conv-attention")}, {}
+    sizes = range(blocks, 0, -1) if "identity" in operations else [blocks]
     for name, rule in rules.items():
-        patterns = (rule(count) + ["identity"] * (blocks - count) for count in sizes)
-        fitting = next((pattern for pattern in patterns if costs.fits(pattern, budget)), None)
-        if fitting:
-            found[name] = fitting
+        parts = sorted(set(rule(blocks)))
+        choices = [[block for block in operations if block.split()[0] == part] for part in parts]
+        if name in plain and "attention" in parts:
+            choices[parts.index("attention")] = [block for block in operations if kind_of(block).attends]
+        for chosen in itertools.product(*choices):
+            own = dict(zip(parts, chosen, strict=True))
+            patterns = ([own.get(b, b) for b in rule(count)] + ["identity"] * (blocks - count) for count in sizes)
+            fitting = next(
+                (pattern for pattern in patterns if set(pattern) <= set(operations) and costs.fits(pattern, budget)),
+                None,
+            )
+            if fitting:
+                others = ", ".join(block for part, block in own.items() if block != part)
+                found[f"{name} with {others}" if others else name] = fitting
     return found
-
-
-def replace_attention(rule: Callable[[int], list[str]], kind: str) -> Callable[[int], list[str]]:
-    return lambda blocks: [kind if name == "attention" else name for name in rule(blocks)]
 
 
 def random_patterns(

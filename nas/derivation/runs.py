@@ -9,9 +9,17 @@ import numpy as np
 from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_jsonl, read_yaml
-from nas.core.metrics import PATHS, read_pi
 from nas.core.pattern import read_pattern
-from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, find_weights_run, weights_judge_patterns
+from nas.core.run_folder import (
+    FLOPS_TABLE,
+    LATENCY,
+    OUTCOME,
+    PATHS,
+    PATTERN,
+    find_weights_run,
+    read_pi,
+    weights_judge_patterns,
+)
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.history import TIE

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from nas.comparison.results import PatternResult, choose_metric, mean_and_standard_error
 from nas.comparison.spec import RANDOM
 from nas.comparison.statistics import dominating
-from nas.core.metrics import read_metrics
+from nas.core.run_folder import read_metrics
 from nas.reporting.curves import save_curves
 from nas.reporting.style import KIND_COLOURS, new_figure, save, tidy
 

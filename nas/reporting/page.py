@@ -13,11 +13,10 @@ from nas.core.config import flat_config
 from nas.core.config_loading import derived_defaults
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
-from nas.core.metrics import read_metrics, read_pi
 from nas.core.operations import OPERATIONS, unit_of
 from nas.core.pattern import read_pattern
 from nas.core.provenance import git_commit
-from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS
+from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS, read_metrics, read_pi
 from nas.costs.cost_table import CostTable, latency_report, read_costs
 from nas.derivation.runs import current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table

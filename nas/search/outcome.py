@@ -6,9 +6,8 @@ from tqdm import tqdm
 
 from nas.core.config import Config
 from nas.core.files import read_jsonl, read_yaml
-from nas.core.metrics import PATHS, PI, read_pi
 from nas.core.pattern import abbreviate
-from nas.core.run_folder import OUTCOME, RunFolder, weights_judge_patterns
+from nas.core.run_folder import OUTCOME, PATHS, PI, RunFolder, read_pi, weights_judge_patterns
 from nas.search.history import drawn_pi, entropy, likeliest, pi_warnings
 from nas.search.maturity import retraining_steps
 from nas.training.trainer import Trainer, say

@@ -22,7 +22,7 @@ from nas.training.train_step import Stream
 # and with dropout and strong weight decay.
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
-TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 32_768, 2  # of model.ngram_rows=auto
+TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 

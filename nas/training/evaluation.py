@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nas.core.config import Config
 from nas.core.config_checks import MOST_NGRAMS
-from nas.core.metrics import perplexity
+from nas.core.run_folder import perplexity
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import image_size

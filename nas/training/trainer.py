@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 from nas.core.config import Config
 from nas.core.errors import Interrupted, RunError, StopSignal
-from nas.core.metrics import perplexity
-from nas.core.run_folder import RunFolder
+from nas.core.run_folder import RunFolder, perplexity
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
