@@ -132,7 +132,7 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(
     assert len(done) == 1 and capsys.readouterr().out == ""
     changes = {
         "evaluate.memory=4": "memory 8",
-        "model.d_ffn=32": "dense {'d_ffn': 24}",
+        "model.d_ffn=32": "dense d_ffn=24",
         "search.latency.timing=training": "timing",
     }
     for change, named in changes.items():
@@ -251,10 +251,10 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, ca
     for timing, (blocks, change, named) in itertools.product(
         ("inference", "training"),
         (
-            (["attention", "dense"], "model.d_ffn=5", "dense {'d_ffn': 24}"),
+            (["attention", "dense"], "model.d_ffn=5", "dense d_ffn=24"),
             (["attention", "dense 40"], "model.d_ffn=5", None),
             (["conv", "dense"], "model.heads=4", None),
-            (["window 3", "dense"], "model.heads=4", "window 3 {'window': 3, 'heads': 2, 'key_heads': 2}"),
+            (["window 3", "dense"], "model.heads=4", "window 3 window=3 heads=2 key_heads=2"),
         ),
     ):
         timed = f"search.latency.timing={timing}"

@@ -1,14 +1,11 @@
-"""The ranking experiment: its networks, and its comparison of orders."""
+"""The ranking experiment: its tables, and the correction of the judgement of width."""
 
-from pathlib import Path
-
+import numpy as np
 import pytest
-import yaml
 
-from experiments.helpers import kendall_tau
+from nas.core.pattern import expand
+from nas.costs.flops import count_flops
 from tests.making import load_script
-
-FOLDER = Path(__file__).parents[1] / "experiments" / "ranking"
 
 
 @pytest.fixture(scope="module")
@@ -16,19 +13,31 @@ def ranking():
     return load_script("ranking/run")
 
 
-def test_the_recorded_losses_give_the_taus_of_the_readme(ranking):
-    recorded, readme = yaml.safe_load((FOLDER / "expected.yaml").read_text()), (FOLDER / "README.md").read_text()
-    supernets = recorded["supernets"]
-    patterns = [ranking.expand(short) for short in supernets.pop("patterns")]
-    assert patterns == ranking.reference_patterns()
-    alone = [recorded["alone"][ranking.network(pattern)] for pattern in patterns]
-    for supernet in supernets.values():
-        assert f"{kendall_tau(supernet['losses'], alone):.3f}" in readme
+def test_the_correction_makes_the_judged_effect_of_width_the_true_one(ranking):
+    """A SuperNet that halves the effect of width orders two patterns wrongly, and rightly once it is corrected."""
+    patterns = [expand("ad16xad"), expand("adad"), expand("ad8xad")]
+    found = ranking.corrected([3.03, 3.04, 3.035], patterns, family=[3.0, 2.98, 2.96], truth=[3.0, 2.0, 2.92])
+    assert found == pytest.approx([3.03 - 0.01, 3.04, 3.035 - 0.005])  # (-0.08 - -0.04) / 4 blocks for 16x, half for 8x
 
 
-def test_the_patterns_are_different_networks(ranking):
-    patterns = ranking.random_patterns()
-    assert len({ranking.network(pattern) for pattern in patterns}) == len(patterns) == 20
-    assert ranking.network(["identity", "dense", "identity", "attention"]) == "da"
-    assert ranking.network(["identity"]) == "nothing"
-    assert patterns == ranking.random_patterns()
+def test_the_report_has_a_tau_for_each_judge_of_the_finished_jobs(ranking, tmp_path, capsys):
+    jobs, patterns = ranking.Jobs(tmp_path, [], "*"), [expand("adi"), expand("a d8x i"), expand("aad")]
+    for index, pattern in enumerate([*patterns, *ranking.FAMILY]):
+        assert ranking.report(jobs, patterns) == {"missing": 6 - index}
+        result = {"nll": 3.0 - index / 10, "short_nll": 4.0 + index, "flops": index, "seconds": 1.0}
+        jobs.do(f"alone-{ranking.file_name(pattern)}", lambda: result)  # noqa: B023
+    jobs.do("supernet-shared-1", lambda: {"nll": [5.0, 4.0, 4.5, 3.0, 3.0, 3.0]})
+    taus = ranking.report(jobs, patterns)["tau"]
+    assert taus["shared weights, seed 1"] == pytest.approx(1 / 3, abs=1e-3) and taus["FLOPs (more is better)"] == 1
+    assert taus["alone, 1/6 of the steps"] == -1 and "separate weights, seed 1" not in taus
+    shown = capsys.readouterr().out
+    assert "| a d8x i | 2.9000 | 4.0000 |" in shown
+
+
+def test_the_patterns_are_different_networks_of_one_budget(ranking, monkeypatch, small_config):
+    config = small_config("search.operations=[attention,conv,dense,dense 8x,identity]", "model.blocks=6")
+    costs = count_flops(config, np.arange(40, 0, -1))
+    monkeypatch.setattr(ranking, "open_costs", lambda overrides: (config, None, None, costs))
+    patterns = ranking.random_patterns([])
+    assert len({ranking.file_name([b for b in pattern if b != "identity"]) for pattern in patterns}) == len(patterns)
+    assert all(abs(costs.ratio(pattern) / ranking.BUDGET - 1) <= 0.05 for pattern in patterns)

@@ -1,4 +1,4 @@
-"""Quality of options at their latency: `python experiments/bench/quality.py --recipe "" --recipe "model.ngram_rows=[]"`.
+"""Quality of options at their latency: `python experiments/bench/quality.py --recipe "" --recipe "model.dropout=0.1"`.
 
 Each recipe, some options separated by spaces, trains a pattern with each seed. The first one is the baseline. The table
 has for each recipe, on valid: the mean word perplexity with its standard error, its change from the baseline, and p of

@@ -203,6 +203,11 @@ def resolve_block(block: str, shape: Shape, where: str = "") -> tuple[str, dict[
     return name, sizes
 
 
+def describe_sizes(block: str, shape: Shape) -> str:
+    """All sizes of a block, such as `window=32 heads=2 key_heads=2`."""
+    return " ".join(f"{key}={value}" for key, value in resolve_block(block, shape)[1].items())
+
+
 def number(value: int | str, shape: Shape) -> int:
     """A size: a multiple of d_model such as 4x, or a number."""
     return round(float(value[:-1]) * shape.d_model) if str(value).endswith("x") else int(value)

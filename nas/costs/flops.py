@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS
 from nas.core.config import Config
-from nas.core.operations import resolve_block
+from nas.core.operations import describe_sizes, resolve_block
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.data.cutoffs import cluster_table
@@ -34,7 +34,7 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
     if config.search.latency.timing == "inference":
         unused += ["recompute", "dropout"]
     model = {key: value for key, value in model.items() if key not in unused}
-    sizes = {name: resolve_block(name, config.shape)[1] for name in operations}
+    sizes = {name: describe_sizes(name, config.shape) for name in operations}
     return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model, **sizes}
 
 

@@ -12,7 +12,7 @@ from nas.core.config import Config, flat_config, known_values
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.operations import resolve_block
+from nas.core.operations import describe_sizes
 from nas.core.pattern import abbreviate, read_blocks
 from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
 from nas.data.text_files import sha256_of
@@ -105,7 +105,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
     for block in dict.fromkeys(pattern):
-        own, given = (resolve_block(block, one.shape)[1] for one in (origin.config, config))
+        own, given = (describe_sizes(block, one.shape) for one in (origin.config, config))
         if own != given:
             raise InputError(f"{prefix} has {block} with {own}, not {given}; give the sizes of that model")
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))

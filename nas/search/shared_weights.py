@@ -10,7 +10,7 @@ from nas.core.config import Config, flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.operations import resolve_block
+from nas.core.operations import describe_sizes
 from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
 from nas.data.corpus import Corpus
@@ -90,7 +90,7 @@ def inherit_weights(supernet: SuperNet, config: Config, corpus: Corpus) -> None:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that search")
     shapes = load_config(run / "config.yaml", []).shape, config.shape
     for block in config.search.operations:
-        own, given = (resolve_block(block, shape)[1] for shape in shapes)
+        own, given = (describe_sizes(block, shape) for shape in shapes)
         if own != given:
             raise InputError(f"{prefix} has {block} with {own}, not {given}; give the sizes of that search")
     supernet.load_state_dict(load_supernet(run))
