@@ -141,12 +141,7 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
     elif not isinstance(entry, str):
         raise InputError(f"{where}{entry} must be an operation, or one with sizes, such as `dense 8x`")
     else:
-        name, *words = entry.split() or [""]
-        if not words and (unit := UNIT.fullmatch(name)):
-            name = NAMES[unit[1]]
-            letters = {size.letter: key for key, size in OPERATIONS[name].sizes.items()}
-            words = [unit[2]] if unit[2] else []
-            words += [f"{letters.get(word[0], word[0])}={word[1:]}" for word in re.findall(r"[a-z]\d+", unit[3])]
+        name, *words = expand_unit(entry).split() or [""]
         pairs = [word.split("=", 1) if "=" in word else ("", word) for word in words]
         given = dict(pairs)
         if len(given) < len(pairs):
@@ -167,6 +162,16 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
             multiple = ", or a multiple of d_model such as 4x" if sizes[key].multiple else ""
             raise InputError(f"{where}{entry}: {key}={value} must be a whole number from 1{multiple}")
     return name, {key: given[key] for key in sizes if key in given}
+
+
+def expand_unit(text: str) -> str:
+    """`window 32 heads=2` for the unit `w32h2`; any other text stays."""
+    unit = UNIT.fullmatch(text)
+    if not unit:
+        return text
+    letters = {size.letter: key for key, size in OPERATIONS[NAMES[unit[1]]].sizes.items()}
+    named = [f"{letters.get(word[0], word[0])}={word[1:]}" for word in re.findall(r"[a-z]\d+", unit[3])]
+    return " ".join([NAMES[unit[1]], unit[2] or "", *named])
 
 
 def spell_block(name: str, given: dict[str, str]) -> str:

@@ -22,8 +22,11 @@ def abbreviate(blocks: list[str]) -> str:
 
 
 def expand(short: str) -> list[str]:
-    """The inverse of abbreviate(). Spaces do not matter."""
-    return [spell_block(*parse_block(unit[0])) for unit in UNIT.finditer(short)]
+    """The inverse of abbreviate(). Spaces do not matter. Raises InputError if the form is not one of a pattern."""
+    units = [unit[0] for unit in UNIT.finditer(short)]
+    if not units or "".join(units) != "".join(short.split()):
+        raise InputError(f"{short!r} is no pattern; give units such as `a d8x c d`, one for each block")
+    return [spell_block(*parse_block(unit)) for unit in units]
 
 
 def file_name(blocks: list[str]) -> str:
