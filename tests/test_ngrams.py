@@ -1,11 +1,14 @@
 """Embeddings of n-grams."""
 
+import numpy as np
 import pytest
 import torch
 
+from experiments.helpers import ArrayCorpus
 from models.decoding import Decoder
 from models.operations import BlockConfig
 from models.transformer_xl import HASH_FACTOR, HASH_PRIME, NGramEmbedding, build_pattern
+from nas.training.build import resolve_auto
 from nas.training.evaluation import total_nll
 from tests.making import generator, sized
 
@@ -57,3 +60,10 @@ def test_models_with_ngrams_do_not_depend_on_rows_and_decode_the_same(pattern, s
     for place in range(69):
         found -= decoder.read(tokens[:, place : place + 1])[0, tokens[0, place + 1]]
     torch.testing.assert_close(found, whole.sum())
+
+
+def test_auto_gives_rows_by_the_number_of_tokens_and_none_to_small_texts(small_config):
+    for tokens, rows in ((499_999, []), (600_000, [4687, 4687]), (4_000_000, [16_384, 16_384])):
+        corpus = ArrayCorpus(50, train=np.zeros(tokens, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
+        assert resolve_auto(small_config("model.ngram_rows=auto"), corpus).model.ngram_rows == rows
+    assert resolve_auto(small_config("model.ngram_rows=[5]"), corpus).model.ngram_rows == [5]

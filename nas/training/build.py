@@ -23,6 +23,7 @@ from nas.training.train_step import Stream
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY = 0.5
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
+NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -39,7 +40,7 @@ def image_size(config: Config) -> int:
 def resolve_auto(config: Config, corpus: Corpus) -> Config:
     """The configuration with values for the training text in place of auto: the cheapest cutoffs, and rows of n-grams.
 
-    The rows are few beside the tokens, because a model with a row for each n-gram learns the text by heart.
+    The rows are few beside the tokens, and a small text has none, because models learn it by heart by its n-grams.
     """
     model, train, tokens = config.model, config.train, len(corpus.tokens("train"))
     if model.cutoffs == "auto":
@@ -48,8 +49,8 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
         print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
         model = replace(model, cutoffs=cutoffs)
     if model.ngram_rows == "auto":
-        rows = [max(1, min(MOST_ROWS, tokens // TOKENS_PER_ROW))] * NGRAM_TABLES
-        print(f"model.ngram_rows=auto: {rows} for {tokens:,} tokens")
+        rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
+        print(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
         model = replace(model, ngram_rows=rows)
     return replace(config, model=model)
 
