@@ -79,10 +79,10 @@ def print_results(results: dict) -> None:
 def main() -> None:
     arguments = parse_arguments()
     pattern_file = read_pattern(arguments.pattern)
-    config, d_model = load_config(arguments.config, arguments.overrides), pattern_file.get("d_model")
+    d_model = pattern_file.get("d_model")  # overrides the configuration file, as a section.key=value does
+    config = load_config(arguments.config, [f"model.d_model={d_model}"] * (d_model is not None) + arguments.overrides)
     if d_model not in (None, config.model.d_model):
-        print(f"NOTICE: the pattern has d_model={d_model}; model.d_model={config.model.d_model} is not used")
-        config = load_config(arguments.config, [*arguments.overrides, f"model.d_model={d_model}"])
+        print(f"NOTICE: the pattern has d_model={d_model}; it is trained with model.d_model={config.model.d_model}")
     pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: ")
     notice_other_sizes(pattern_file, config)
 

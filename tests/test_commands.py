@@ -207,9 +207,11 @@ def test_retrain_tells_which_sizes_differ_from_those_of_the_search(small_config,
 def test_a_pattern_file_may_give_the_width_of_its_model(small_yaml, tmp_path):
     (path := tmp_path / "wide.yaml").write_text("format: par-pattern/2\nd_model: 32\nblocks: [d2x, {conv: 3}]\n")
     shown = succeed("retrain", path, small_yaml, "--run", tmp_path / "run", "train.steps=4")
-    assert "NOTICE: the pattern has d_model=32; model.d_model=16 is not used" in shown and "pattern d2x c3, " in shown
+    assert "NOTICE: the pattern has" not in shown and "pattern d2x c3, " in shown
     shapes = {name: tuple(weight.shape) for name, weight in load_model(tmp_path / "run").module.named_parameters()}
     assert shapes["blocks.0.operation.expand.weight"] == (64, 32) and shapes["blocks.1.operation.kernel"] == (3, 1, 32)
+    shown = succeed("retrain", path, small_yaml, "--run", tmp_path / "own", "train.steps=4", "model.d_model=16")
+    assert "NOTICE: the pattern has d_model=32; it is trained with model.d_model=16" in shown
 
 
 def test_the_prepare_command_prints_its_folder_and_counts(small_yaml):

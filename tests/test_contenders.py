@@ -64,6 +64,15 @@ def test_random_patterns_have_the_measured_latency_of_their_searched_pattern_and
         assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
 
+def test_patterns_that_spell_out_a_default_size_share_the_runs_of_those_that_do_not(comparison, tmp_path):
+    blocks = "[attention, dense 24, attention heads=2, dense 24, attention, dense]"  # the defaults of the recipe
+    (tmp_path / "spelled.yaml").write_text(f"format: par-pattern/2\nblocks: {blocks}\n")
+    for _ in range(2):  # a repeated command finds the pattern file of the first
+        made = comparison(patterns=["interleaved", "spelled.yaml"])
+        assert [contender.key for contender in made.known_contenders()] == ["adadad", "adadad"]
+        assert len(made.training_tasks(made.known_contenders())) == 2  # one for each seed
+
+
 def test_each_searched_pattern_has_its_own_random_patterns(comparison):
     made = comparison(random=2, budgets=[0.5, 0.75])
     cheap = ["attention", "dense", "dense", "attention", "identity", "identity"]  # 11 ms

@@ -31,11 +31,10 @@ ROUNDS = 60  # of the latencies
 def train(pattern: list[str], overrides: list[str]) -> dict:
     """Train a pattern from scratch; its figures on valid."""
     from nas.retraining.phase import train_pattern
-    from nas.training.build import resolve_auto
     from nas.training.evaluation import evaluate_split
 
     config, corpus, context = open_experiment(CONFIG, overrides)
-    config, began = resolve_auto(config, corpus), time.monotonic()
+    began = time.monotonic()
     model = train_pattern(pattern, config, corpus, context)
     seconds = time.monotonic() - began
     valid = evaluate_split(config, model, model.blocks, corpus, "valid", context)
@@ -47,12 +46,11 @@ def train(pattern: list[str], overrides: list[str]) -> dict:
 def measure(pattern: list[str], recipes: list[list[str]]) -> list[float]:
     """The median ratio of each recipe's latency to that of the first one."""
     from nas.costs.latency import segment_works, timed_rounds
-    from nas.training.build import resolve_auto
 
     works = []
     for overrides in recipes:
         config, corpus, context = open_experiment(CONFIG, overrides)
-        works += segment_works([pattern], resolve_auto(config, corpus), corpus.counts(), context)
+        works += segment_works([pattern], config, corpus.counts(), context)
     times = np.array(list(timed_rounds(dict(enumerate(works)), ROUNDS).values()))  # [recipes, rounds]
     return np.median(times / times[0], axis=1).tolist()
 
@@ -64,7 +62,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds (default: 1 2 3)")
     parser.add_argument("--latency", action="store_true", help="measure the latencies")
     arguments = parser.parse_intermixed_args()
-    jobs, pattern = Jobs(arguments.out, arguments.overrides, arguments.only), expand(arguments.pattern)
+    pattern, settings = expand(arguments.pattern), [*arguments.overrides, f"pattern={arguments.pattern}"]
+    jobs = Jobs(arguments.out, settings, arguments.only)
     options = {recipe: [*arguments.overrides, *recipe.split()] for recipe in arguments.recipe}
     for seed in arguments.seeds:
         for recipe, given in options.items():
@@ -91,7 +90,11 @@ def report(jobs: Jobs, seeds: list[int], ratios: dict[str, float | None]) -> dic
             continue
         perplexities, nlls = ([result[key] for result in results] for key in ("word_perplexity", "nll"))
         mean, error = mean_and_standard_error(perplexities)
-        baseline = baseline or (mean, nlls)
+        if recipe == next(iter(ratios)):
+            baseline = mean, nlls
+        if not baseline:
+            print("the baseline has no finished training yet")
+            return {}
         change, tested = mean / baseline[0] - 1, len(nlls) > 1 and len(baseline[1]) > 1 and nlls != baseline[1]
         p = float(stats.ttest_ind(nlls, baseline[1], equal_var=False).pvalue) if tested else math.nan
         seconds = float(np.mean([result["seconds"] for result in results]))

@@ -155,7 +155,7 @@ def check_search(config: Config, given: list) -> None:
     """given: the operations as they were written."""
     names, resolved = config.search.operations, {}
     if not names:
-        raise InputError("search.operations=[] must be different operations, at least one")
+        raise InputError("search.operations=[] is empty; give at least one operation")
     for index, name in enumerate(names):
         first = resolved.setdefault(str(resolve_block(name, config.shape)), index)
         if first != index:

@@ -136,16 +136,13 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
     Raises InputError, which begins with `where`, if it is none of them.
     """
     if isinstance(entry, dict) and len(entry) == 1:
-        ((name, given),) = entry.items()
-        given = given if isinstance(given, dict) else {"": given}
+        ((name, sizes),) = entry.items()
+        pairs = list(sizes.items()) if isinstance(sizes, dict) else [] if sizes is None else [("", sizes)]
     elif not isinstance(entry, str):
-        raise InputError(f"{where}{entry} must be an operation, or one with sizes, such as `dense 8x`")
+        raise InputError(f"{where}{entry} is no block; write `dense 8x` or `{{dense: {{d_ffn: 8x}}}}`")
     else:
         name, *words = expand_unit(entry).split() or [""]
         pairs = [word.split("=", 1) if "=" in word else ("", word) for word in words]
-        given = dict(pairs)
-        if len(given) < len(pairs):
-            raise InputError(f"{where}{entry} gives a size twice; each has one value")
     if name not in OPERATIONS:
         raise InputError(
             f"{where}{name!r} is no operation; known operations are {', '.join(OPERATIONS)}; the nearest is "
@@ -153,7 +150,10 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
         )
     sizes = OPERATIONS[name].sizes
     main = [key for key, size in sizes.items() if not size.letter]
-    given = {(main[0] if main and not key else key): str(value) for key, value in given.items()}
+    pairs = [(main[0] if main and not key else key, str(value)) for key, value in pairs]
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise InputError(f"{where}{entry} gives a size twice; each has one value")
     for key, value in given.items():
         if key not in sizes:
             allowed = f"has the sizes {', '.join(sizes)}" if sizes else "has no sizes"
@@ -219,7 +219,7 @@ def number(value: int | str, shape: Shape) -> int:
 
 
 def simplify_block(entry, shape: Shape, where: str = "") -> str:
-    """The usual spelling of a block without sizes that are the defaults. Equal operations have equal spellings.
+    """The usual spelling of a block without sizes that are the defaults.
 
     Raises InputError as parse_block() and resolve_block().
     """
@@ -232,10 +232,24 @@ def simplify_block(entry, shape: Shape, where: str = "") -> str:
 
 
 def weight_groups(operations: list[str], shape: Shape, shared: bool) -> list[list[int]]:
-    """The indices of the operations that share their weights; those of a group take turns in a training."""
+    """The indices of the operations that share their weights."""
     groups = {}
     for index, block in enumerate(operations):
         name, sizes = resolve_block(block, shape)
         key = OPERATIONS[name].shares, sizes.get("heads"), sizes.get("key_heads")
         groups.setdefault(key if shared and key[0] else block, []).append(index)
     return list(groups.values())
+
+
+def turn_groups(operations: list[str], shape: Shape, shared: bool) -> list[list[int]]:
+    """The indices of the operations that take turns in a training, because a step on one trains the others too.
+
+    Dense blocks of several widths do not: a step on a narrow one trains only a part of a wide one.
+    """
+    groups = weight_groups(operations, shape, shared)
+    dense = [kind_of(operations[group[0]]).shares == "dense" for group in groups]
+    return [
+        part
+        for group, apart in zip(groups, dense, strict=True)
+        for part in ([[i] for i in group] if apart else [group])
+    ]

@@ -69,7 +69,7 @@ class RunFolder:
     def start(self, config: Config, provenance: dict) -> None:
         """Lock the folder for this process; write config.yaml and provenance.yaml, or check them on --resume.
 
-        config: the final configuration, without model.cutoffs=auto.
+        config: the final configuration, without auto.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends

@@ -104,11 +104,8 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
             choices[parts.index("attention")] = [block for block in operations if kind_of(block).attends]
         for chosen in itertools.product(*choices):
             own = dict(zip(parts, chosen, strict=True))
-            patterns = ([own.get(b, b) for b in rule(count)] + ["identity"] * (blocks - count) for count in sizes)
-            fitting = next(
-                (pattern for pattern in patterns if set(pattern) <= set(operations) and costs.fits(pattern, budget)),
-                None,
-            )
+            patterns = ([own[part] for part in rule(count)] + ["identity"] * (blocks - count) for count in sizes)
+            fitting = next((pattern for pattern in patterns if costs.fits(pattern, budget)), None)
             if fitting:
                 others = ", ".join(block for part, block in own.items() if block != part)
                 found[f"{name} with {others}" if others else name] = fitting

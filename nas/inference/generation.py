@@ -27,8 +27,8 @@ def generate_tokens(
     """Read a prompt [tokens] once, and yield the next token of each sample without end.
 
     lengths: segment and memory. The prompt is read in segments, as in an evaluation. Then attention sees the last
-    segment + memory positions, the current one included. Without memory, the states of linear attention begin anew with
-    each segment.
+    segment + memory positions, the current one included. Without memory, the states of linear attention and
+    convolutions, and n-grams, begin anew with each segment.
     """
     segment, memory = lengths
     decoder = Decoder(model, segment + memory)

@@ -31,7 +31,7 @@ KIND_COLOURS = {"searched": RED, "given": BLUE, "random": GREY}  # kinds of cont
 def colours_of(blocks: list[str]) -> dict[str, str]:
     """A colour for each different block. Sizes of one operation have lighter and lighter shades of its colour."""
     found, seen = {}, Counter()
-    for block in sorted(set(blocks)):
+    for block in sorted(set(blocks), key=lambda block: (len(block), block)):  # dense, dense 8x, dense 16x
         name = block.split()[0]
         colour = np.array(to_rgb(PALETTE[list(OPERATIONS).index(name) % len(PALETTE)]))
         found[block] = to_hex(1 - (1 - colour) * (1 - LIGHTER) ** seen[name])

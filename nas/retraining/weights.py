@@ -21,7 +21,7 @@ from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint, load_supernet
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
-EXPORT_FORMAT = "par-model/1"
+EXPORT_FORMAT = "par-model/2"
 # Names of a SuperNet's weights (nas/search/supernet.py)
 BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.((?:narrow\.)*)(.+)")
 

@@ -3,7 +3,7 @@
 import math
 
 from nas.core.config import Config
-from nas.core.operations import weight_groups
+from nas.core.operations import turn_groups
 from nas.training.build import count_steps, passes_warning, warmup_warning
 
 MATURE_WITH_TRIALS = 0.5  # share of a pattern's steps in which each operation should train, if trials follow
@@ -11,8 +11,8 @@ MATURE = 0.9  # the same without trials
 
 
 def steps_per_update(config: Config) -> int:
-    """The steps in which each operation of a block trains once. Operations that share their weights take turns."""
-    return len(weight_groups(config.search.operations, config.shape, config.search.share_weights))
+    """The steps in which each operation of a block trains once. Attentions that share their weights take turns."""
+    return len(turn_groups(config.search.operations, config.shape, config.search.share_weights))
 
 
 def retraining_steps(config: Config, weights_steps: int) -> int:

@@ -6,7 +6,7 @@ Single path one-shot (Guo et al. 2019, arXiv 1904.00420) with fair paths (Chu et
 from torch import Tensor
 
 from nas.core.config import Config
-from nas.core.operations import weight_groups
+from nas.core.operations import turn_groups
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.search.sampling import fair_paths, sampling_generator
@@ -30,7 +30,7 @@ class WeightsPhase(Phase):
             supernet.backbone, config.train, self.total_steps, context, sampled=True, short_share=short_share(config)
         )
         self.generator = sampling_generator(config.seed)
-        self.groups = weight_groups(config.search.operations, config.shape, config.search.share_weights)
+        self.groups = turn_groups(config.search.operations, config.shape, config.search.share_weights)
         self.queue: list[list[int]] = []  # the unused paths of the last fair_paths()
 
     def step(self, step: int) -> tuple[Tensor, int]:
