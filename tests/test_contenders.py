@@ -1,8 +1,10 @@
 """The tasks of a comparison, its random patterns and its latencies."""
 
 import os
+from dataclasses import asdict, replace
 
 import pytest
+import yaml
 
 from nas.comparison.comparison import Comparison
 from nas.comparison.results import LATENCIES, read_latencies
@@ -64,13 +66,16 @@ def test_random_patterns_have_the_measured_latency_of_their_searched_pattern_and
         assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
 
 
-def test_patterns_that_spell_out_a_default_size_share_the_runs_of_those_that_do_not(comparison, tmp_path):
+def test_a_repeated_command_accepts_the_runs_of_a_pattern_that_spells_out_a_default_size(comparison, tmp_path):
     blocks = "[attention, dense 24, attention heads=2, dense 24, attention, dense]"  # the defaults of the recipe
     (tmp_path / "spelled.yaml").write_text(f"format: par-pattern/2\nblocks: {blocks}\n")
-    for _ in range(2):  # a repeated command finds the pattern file of the first
-        made = comparison(patterns=["interleaved", "spelled.yaml"])
-        assert [contender.key for contender in made.known_contenders()] == ["adadad", "adadad"]
-        assert len(made.training_tasks(made.known_contenders())) == 2  # one for each seed
+    made = comparison(patterns=["spelled.yaml"])
+    (task, _) = made.training_tasks(made.known_contenders())  # one for each seed
+    (folder := task.result.parent).mkdir(parents=True)
+    recipe = asdict(replace(made.recipe, seed=1))
+    content = {"stage": "retrain", **recipe, "pattern": interleaved(6)}  # as retrain.py records it
+    (folder / "config.yaml").write_text(yaml.safe_dump(content))
+    assert len(comparison(patterns=["spelled.yaml"]).training_tasks(made.known_contenders())) == 2
 
 
 def test_each_searched_pattern_has_its_own_random_patterns(comparison):

@@ -51,9 +51,10 @@ class Comparison:
         path: Path,
         overrides: list[str],
     ):
-        self.settings, self.path, self.overrides = settings, path, overrides
+        self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
         self.search, self.blocks = search, (search or recipe).model.blocks
-        self.given = [usual_spelling(contender, recipe) for contender in given]
+        for contender in given:
+            simplify(contender.blocks, recipe, f"{contender.name}: ")
         if search and search.model.d_model != recipe.model.d_model:
             raise InputError(
                 f"the search has model.d_model={search.model.d_model}, and the trainings {recipe.model.d_model}; "
@@ -114,7 +115,7 @@ class Comparison:
             folder = self.path / "runs" / f"{contender.key}-{seed}"
             if folder in tasks or seed not in settings.seeds_of(contender.kind):
                 continue
-            extra = {"pattern": contender.blocks}
+            extra = {"pattern": simplify(contender.blocks, self.recipe, f"{contender.name}: ")}  # as in retrain.py
             open_run(folder, replace(self.recipe, seed=seed), "retrain", resume=True, extra=extra)
             arguments = [pattern_file(self.path, contender.name), settings.retrain, "--run", folder, "--resume"]
             arguments += [*self.overrides, f"seed={seed}"]
@@ -173,9 +174,4 @@ class Comparison:
         """The given contenders, and the derived ones that have a pattern file."""
         files = {pattern_file(self.path, name): kind for name, kind in self.settings.derived_names.items()}
         derived = [Contender(f.stem, kind, read_pattern(f)["blocks"]) for f, kind in files.items() if f.exists()]
-        return [*self.given, *(usual_spelling(contender, self.recipe) for contender in derived)]
-
-
-def usual_spelling(contender: Contender, recipe: Config) -> Contender:
-    """The contender with blocks as retrain.py spells them. Raises InputError if a block does not fit the recipe."""
-    return replace(contender, blocks=simplify(contender.blocks, recipe, f"{contender.name}: "))
+        return [*self.given, *derived]
