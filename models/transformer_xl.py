@@ -52,9 +52,9 @@ class Memories(NamedTuple):
         """The inverse of split()."""
         if len(parts) == 1:
             return parts[0]
-        (*blocks, last) = zip(*([*part.blocks, part.last] for part in parts), strict=True)
-        blocks, last = ([map_memory(lambda *x: torch.cat(x), *one) for one in group] for group in (blocks, [last]))
-        return Memories(blocks, parts[0].offset, *last)
+        memories = zip(*([*part.blocks, part.last] for part in parts), strict=True)
+        *blocks, last = [map_memory(lambda *x: torch.cat(x), *memory) for memory in memories]
+        return Memories(blocks, parts[0].offset, last)
 
 
 class GridPositions(nn.Module):

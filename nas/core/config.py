@@ -33,7 +33,7 @@ class DataOptions:
 class ModelOptions:
     d_model: int = option(128, "width of the residual stream", minimum=2)
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
-    # int or "4x": OmegaConf has no such union, so simplify_block() checks it
+    # int or "4x": OmegaConf has no such union, so check_model() checks it
     d_ffn: Any = option("4x", "inner width of dense blocks; 4x: four times d_model")
     blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
     dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
@@ -112,7 +112,7 @@ class LatencyOptions:
 # The measurements behind these defaults are in experiments/ranking and experiments/planted.
 @dataclass
 class SearchOptions:
-    # list[str], or mappings of a name to its sizes: simplify_block() checks them
+    # text, or mappings of a name to its sizes: simplify_block() checks them
     operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
     method: str = option(
         "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")

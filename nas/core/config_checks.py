@@ -33,7 +33,7 @@ def check(config: Config) -> None:
     values = flat_config(asdict(config))
     for key, item in options():
         check_range(key, values[key], item.metadata)
-    check_model(config.model, config)
+    check_model(config.model)
     check_grid(config)
     check_train(config.train)
     if config.train.short_share and (conflict := short_segments_conflict(config)):
@@ -61,7 +61,7 @@ def check_range(key: str, value, allowed) -> None:
             raise InputError(f"{key}={value} must be {text} {allowed[name]}")
 
 
-def check_model(model: ModelOptions, config: Config) -> None:
+def check_model(model: ModelOptions) -> None:
     if model.d_model % model.heads:
         divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         raise InputError(
@@ -108,9 +108,8 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
     Raises InputError, which begins with `where`, if a block is invalid or does not fit the configuration.
     """
     pattern, model = [simplify_block(block, config.shape, where) for block in pattern], config.model
-    if model.grid and any(
-        parse_block(block)[0] == "linear" for block in pattern
-    ):  # its state would go on between images
+    # The state of linear attention would go on from one image to the next.
+    if model.grid and any(parse_block(block)[0] == "linear" for block in pattern):
         raise InputError(f"{where}linear cannot read images; remove it, or model.grid={model.grid}")
     if set(pattern) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")

@@ -246,10 +246,8 @@ def turn_groups(operations: list[str], shape: Shape, shared: bool) -> list[list[
 
     Dense blocks of several widths do not: a step on a narrow one trains only a part of a wide one.
     """
-    groups = weight_groups(operations, shape, shared)
-    dense = [kind_of(operations[group[0]]).shares == "dense" for group in groups]
-    return [
-        part
-        for group, apart in zip(groups, dense, strict=True)
-        for part in ([[i] for i in group] if apart else [group])
-    ]
+    turns = []
+    for group in weight_groups(operations, shape, shared):
+        apart = kind_of(operations[group[0]]).shares == "dense"
+        turns += [[index] for index in group] if apart else [group]
+    return turns
