@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from nas.core.errors import StopSignal
 from tests.making import assert_same_run
 from tests.processes import ROOT, refuse, succeed
 
@@ -79,6 +80,16 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number):
     assert len(errors.strip().splitlines()) == 1
     succeed("search", small_yaml, "--run", stopped, "--resume", *more)
     assert_same_run(whole, stopped, "supernet")
+
+
+def test_only_a_second_ctrl_c_interrupts_at_once():
+    """Linux sends several SIGTERM after the death of a parent with several threads."""
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.received
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):

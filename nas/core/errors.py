@@ -41,7 +41,10 @@ def world_size() -> int:
 
 
 class StopSignal:
-    """Store Ctrl-C and SIGTERM in a flag that the loop reads between steps. A second signal interrupts at once."""
+    """Store Ctrl-C and SIGTERM in a flag that the loop reads between steps. A second Ctrl-C interrupts at once.
+
+    Linux may send several SIGTERM after one death of a parent, one for each thread of it that was still alive.
+    """
 
     def __init__(self):
         self.received = False
@@ -55,7 +58,9 @@ class StopSignal:
             signal.signal(number, handler)
 
     def handle(self, number, frame) -> None:
-        if self.received and world_size() == 1:  # under torchrun a second signal may come from torchrun
+        if (
+            number == signal.SIGINT and self.received and world_size() == 1
+        ):  # under torchrun a second signal may come from torchrun
             raise KeyboardInterrupt
         self.received = True
 
