@@ -83,7 +83,7 @@ def main() -> None:
     config = load_config(arguments.config, [f"model.d_model={d_model}"] * (d_model is not None) + arguments.overrides)
     if d_model not in (None, config.model.d_model):
         print(f"NOTICE: the pattern has d_model={d_model}; it is trained with model.d_model={config.model.d_model}")
-    pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: ")
+    pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: block")
     notice_other_sizes(pattern_file, config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
@@ -127,6 +127,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
         data = replace(data, tokenizer=str(run.path / VOCABULARY))
     corpus = Corpus(first_on_each_node(lambda: prepare(data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
+    print(f"pattern {abbreviate(pattern_file['blocks'])}, d_model {config.model.d_model}")
     config = resolve_auto(config, corpus)
     model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)
     if origin:

@@ -35,7 +35,7 @@ def main() -> None:
     corpus = Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)
     table = measure_costs(config, corpus.counts(), context)
-    device = context.name if context.is_gpu else f"{context.threads} threads, {processor()}"
+    device = context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}"
     print(f"d_model {config.model.d_model}, {device}")
     print(table.text(config.model.blocks))
     if arguments.out:

@@ -23,7 +23,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     (tmp_path / "mine.yaml").write_text(small_yaml.read_text())
     here = {"cwd": tmp_path}
     shown = succeed("search", "mine.yaml", "--run", "out/search", "train.log_every=2", **here)
-    assert re.search(r"pi 12/12  heldout nll \d\.\d+  likeliest [adi]{3}  00:00 left", shown)
+    assert re.search(r"pi 12/12  heldout nll \d\.\d+  likeliest of each block [adi]{3}  00:00 left", shown)
     files = {"config.yaml", "provenance.yaml", "pi.jsonl", "metrics.jsonl", "train.log", "checkpoint.pt", "tensorboard"}
     assert files <= {path.name for path in (tmp_path / "out/search").iterdir()}
     history = [json.loads(line) for line in (tmp_path / "out/search/pi.jsonl").read_text().splitlines()]
@@ -121,13 +121,13 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     empty.write_text("format: par-pattern/2\nblocks: [linear, dense]\n")
     grid = ["data.tokenizer=bytes", "model.grid=[2,3,1]"]
     told = "linear cannot read images; remove it, or model.grid=[2, 3, 1]"
-    assert refuse("retrain", empty, small_yaml, "--run", folder, *grid) == f"error: {empty}: {told}"
+    assert refuse("retrain", empty, small_yaml, "--run", folder, *grid) == f"error: {empty}: block 1: {told}"
     message = refuse("search", small_yaml, "--run", folder, *grid, "search.operations=[linear,dense]")
-    assert message == f"error: search.operations: {told}"
+    assert message == f"error: search.operations: entry 1: {told}"
     empty.write_text("format: par-pattern/2\nblocks: [dense, window 99]\n")
     message = refuse("retrain", empty, small_yaml, "--run", folder)
     told = "window=99 must be at most train.segment + train.memory, which is 16"
-    assert message == f"error: {empty}: window 99: {told}"
+    assert message == f"error: {empty}: block 2: window 99: {told}"
     assert not folder.exists()
 
 

@@ -1,5 +1,6 @@
 """Exported models: nas.export, and load_model on its folder."""
 
+import json
 import shutil
 from hashlib import sha256
 
@@ -60,8 +61,15 @@ def test_the_model_card_tells_the_figures_and_leaves_the_licence_open(trained, e
     assert "State one before you publish" in card and "](pattern.png)" in card
 
 
-def test_an_exported_pattern_can_be_trained_again(exported, small_yaml, tmp_path):
-    succeed("retrain", exported["words"] / "pattern.yaml", small_yaml, "--run", tmp_path / "run", "train.steps=2")
+def test_an_exported_model_can_be_trained_on_with_a_configuration_of_another_width(exported, small_yaml, tmp_path):
+    out, wide = exported["words"], tmp_path / "wide.yaml"
+    content = yaml.safe_load(small_yaml.read_text())
+    content["model"] = json.loads((out / "config.json").read_text())["model"] | {"d_model": 32}
+    wide.write_text(yaml.safe_dump(content))
+    more = [f"train.init_from={out}", "train.steps=2"]
+    succeed("retrain", out / "pattern.yaml", wide, "--run", tmp_path / "run", *more)
+    told = f"error: train.init_from={out} has model.d_model=16, not 32; give the options of that model"
+    assert refuse("retrain", out / "pattern.yaml", wide, "--run", tmp_path / "2", *more, "model.d_model=32") == told
 
 
 def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):

@@ -54,7 +54,7 @@ class Comparison:
         self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
         self.search, self.blocks = search, (search or recipe).model.blocks
         for contender in given:
-            simplify(contender.blocks, recipe, f"{contender.name}: ")
+            simplify(contender.blocks, recipe, f"{contender.name}: block")
         if search and search.model.d_model != recipe.model.d_model:
             raise InputError(
                 f"the search has model.d_model={search.model.d_model}, and the trainings {recipe.model.d_model}; "
@@ -115,7 +115,7 @@ class Comparison:
             folder = self.path / "runs" / f"{contender.key}-{seed}"
             if folder in tasks or seed not in settings.seeds_of(contender.kind):
                 continue
-            extra = {"pattern": simplify(contender.blocks, self.recipe, f"{contender.name}: ")}  # as in retrain.py
+            extra = {"pattern": simplify(contender.blocks, self.recipe, f"{contender.name}: block")}  # as in retrain.py
             open_run(folder, replace(self.recipe, seed=seed), "retrain", resume=True, extra=extra)
             arguments = [pattern_file(self.path, contender.name), settings.retrain, "--run", folder, "--resume"]
             arguments += [*self.overrides, f"seed={seed}"]

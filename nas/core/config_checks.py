@@ -40,7 +40,7 @@ def check(config: Config) -> None:
         raise InputError(conflict)
     check_method(values)
     given = config.search.operations
-    config.search.operations = simplify(given, config, "search.operations: ")
+    config.search.operations = simplify(given, config, "search.operations: entry")
     check_search(config, given)
 
 
@@ -105,15 +105,18 @@ def check_grid(config: Config) -> None:
 def simplify(pattern: list, config: Config, where: str) -> list[str]:
     """The blocks of a pattern in their usual spelling, without sizes that are the defaults.
 
-    Raises InputError, which begins with `where`, if a block is invalid or does not fit the configuration.
+    Raises InputError, which begins with `where` and the number of the block, if a block is invalid or does not fit the
+    configuration.
     """
-    pattern, model = [simplify_block(block, config.shape, where) for block in pattern], config.model
-    # The state of linear attention would go on from one image to the next.
-    if model.grid and any(parse_block(block)[0] == "linear" for block in pattern):
-        raise InputError(f"{where}linear cannot read images; remove it, or model.grid={model.grid}")
-    if set(pattern) == {"identity"} and config.train.optimizer == "muon":
+    model, simple = config.model, []
+    for number, block in enumerate(pattern, start=1):
+        simple.append(simplify_block(block, config.shape, f"{where} {number}: "))
+        # The state of linear attention would go on from one image to the next.
+        if model.grid and parse_block(block)[0] == "linear":
+            raise InputError(f"{where} {number}: linear cannot read images; remove it, or model.grid={model.grid}")
+    if set(simple) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
-    return pattern
+    return simple
 
 
 def check_train(train: TrainOptions) -> None:

@@ -137,9 +137,11 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
     """
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, sizes),) = entry.items()
-        pairs = list(sizes.items()) if isinstance(sizes, dict) else [] if sizes is None else [("", sizes)]
+        pairs = list(sizes.items()) if isinstance(sizes, dict) else [("", sizes)]
     elif not isinstance(entry, str):
-        raise InputError(f"{where}{entry} is no block; write `dense 8x` or `{{dense: {{d_ffn: 8x}}}}`")
+        raise InputError(
+            f"{where}{entry} is no block; a block is one operation, as `dense 8x` or `{{dense: {{d_ffn: 8x}}}}`"
+        )
     else:
         name, *words = expand_unit(entry).split() or [""]
         pairs = [word.split("=", 1) if "=" in word else ("", word) for word in words]
@@ -150,13 +152,13 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
         )
     sizes = OPERATIONS[name].sizes
     main = [key for key, size in sizes.items() if not size.letter]
-    pairs = [(main[0] if main and not key else key, str(value)) for key, value in pairs]
-    given = dict(pairs)
+    pairs = [(main[0] if main and not key else key, value) for key, value in pairs]
+    given = {key: str(value) for key, value in pairs if value is not None}
     if len(given) < len(pairs):
-        raise InputError(f"{where}{entry} gives a size twice; each has one value")
+        raise InputError(f"{where}{entry} needs one value for each size, as in `dense 8x` or `window 32 heads=2`")
     for key, value in given.items():
         if key not in sizes:
-            allowed = f"has the sizes {', '.join(sizes)}" if sizes else "has no sizes"
+            allowed = f"has {'=, '.join(sizes)}=" if sizes else "has no sizes"
             raise InputError(f"{where}{entry}: {key or value!r} is no size; {name} {allowed}")
         if not NUMBER.fullmatch(value) and not (sizes[key].multiple and MULTIPLE.fullmatch(value)):
             multiple = ", or a multiple of d_model such as 4x" if sizes[key].multiple else ""

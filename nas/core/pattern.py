@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from nas.core.errors import InputError
+from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.operations import UNIT, parse_block, spell_block, unit_of
 from nas.core.run_folder import PI
 
 FORMAT = "par-pattern/2"
+# Keys of a pattern file; derive.py writes all of them.
+KEYS = {"format", "d_model", "blocks", "sizes", "confidence", "flops_per_token", "flops_ratio_to_interleaved"}
+KEYS |= {"latency", "model", "data", "derived_from"}
 
 
 def interleaved(blocks: int) -> list[str]:
@@ -49,9 +52,9 @@ def read_pattern(path: str | Path) -> dict:
         raise InputError(f"{path} does not exist yet; derive the pattern first: python derive.py {path.parent}")
     content = read_user_yaml(path, "the pattern file")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(
-            f"{path} is not a pattern file: it needs `format: {FORMAT}` and `blocks: [attention, dense 8x, ...]`"
-        )
+        raise InputError(f"{path} needs `format: {FORMAT}` and `blocks: [attention, dense 8x, ...]`")
+    for key in content.keys() - KEYS:
+        raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(str(key), KEYS)!r}")
     d_model = content.get("d_model")
     if d_model is not None and (type(d_model) is not int or d_model < 2):
         raise InputError(f"{path}: d_model={d_model} must be a whole number from 2")

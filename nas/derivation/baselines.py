@@ -107,7 +107,7 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
             patterns = ([own[part] for part in rule(count)] + ["identity"] * (blocks - count) for count in sizes)
             fitting = next((pattern for pattern in patterns if costs.fits(pattern, budget)), None)
             if fitting:
-                others = ", ".join(block for part, block in own.items() if block != part)
+                others = " and ".join(block for part, block in own.items() if block != part)
                 found[f"{name} with {others}" if others else name] = fitting
     return found
 

@@ -14,6 +14,7 @@ from nas.derivation.pattern_record import PI, Choice
 from nas.derivation.runs import SearchRun
 
 TRIALS_TIE = 0.02  # nats per token, about two standard deviations of a difference between two trials
+SHOWN = 10  # candidates
 TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
 
 
@@ -46,9 +47,11 @@ def candidates_table(origin: dict) -> str:
     """
     head, tried = "candidates, nll with the SuperNet's weights on parts of valid", "trials" in origin
     rows = [f"{head}, and on valid after a trial" if tried else head]
-    for one in origin["candidates"]:
+    for one in origin["candidates"][:SHOWN]:
         trial = f"{one['trial_nll']:.4f}" if "trial_nll" in one else "no trial"
-        rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {trial + '  ' if tried else ''}{', '.join(one['names'])}")
+        rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {trial + '  ' if tried else ''}{'; '.join(one['names'])}")
+    if len(origin["candidates"]) > SHOWN:
+        rows.append(f"  and {len(origin['candidates']) - SHOWN} others, in the pattern file")
     first, *others = origin["candidates"]
     own = next((one for one in others if PI in one["names"]), None)
     if own:

@@ -9,6 +9,7 @@ from safetensors.torch import save
 
 from nas.core.errors import InputError
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
+from nas.core.operations import resolve_block
 from nas.core.pattern import FORMAT, abbreviate
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
@@ -33,7 +34,7 @@ def export(run: Path, out: Path) -> None:
     with atomic_write(out / WEIGHTS) as file:
         file.write(save(weights))
     write_text(out / CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
-    write_yaml(out / PATTERN, {"format": FORMAT, "blocks": model.pattern})
+    write_yaml(out / PATTERN, pattern_record(model))
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)
     write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / "provenance.yaml")))
@@ -50,6 +51,13 @@ def exported_config(model: LanguageModel, digest: str) -> dict:
         "evaluate": config["evaluate"],
     }
     return {"format": EXPORT_FORMAT, "pattern": model.pattern, "weights_sha256": digest, **sections}
+
+
+def pattern_record(model: LanguageModel) -> dict:
+    """The content of the pattern file, with the sizes that other configurations may have other defaults for."""
+    shape = model.config.shape
+    sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}
+    return {"format": FORMAT, "d_model": shape.d_model, "blocks": model.pattern, "sizes": sizes}
 
 
 def without_folder(path: str | None) -> str | None:

@@ -104,15 +104,15 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     if origin.pattern != pattern:
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
-    for block in dict.fromkeys(pattern):
-        own, given = (describe_sizes(block, one.shape) for one in (origin.config, config))
-        if own != given:
-            raise InputError(f"{prefix} has {block} with {own}, not {given}; give the sizes of that model")
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
     for key in new:
         may_differ = key in ("model.dropout", "model.blocks")
         if key.startswith("model.") and not may_differ and old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
+    for block in dict.fromkeys(pattern):
+        own, given = (describe_sizes(block, one.shape) for one in (origin.config, config))
+        if own != given:
+            raise InputError(f"{prefix} has {block} with {own}, not {given}; give the sizes of that model")
     return config, origin
 
 

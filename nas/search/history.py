@@ -59,8 +59,8 @@ def pi_warnings(history: list[dict]) -> list[str]:
         if row[first] - row[second] < MARGIN:
             message = undecided_message(number, operations[first], operations[second], row[first] - row[second])
             warnings.append(message)
-    late = [likeliest(line) for line in history[-max(2, math.ceil(LATE * len(history))) :]]
-    changed = [str(number) for number, names in enumerate(zip(*late, strict=True), start=1) if len(set(names)) > 1]
+    late = np.array([drawn_pi(line).argmax(axis=1) for line in history[-max(2, math.ceil(LATE * len(history))) :]])
+    changed = [str(number) for number in 1 + np.flatnonzero(np.ptp(late, axis=0))]
     if changed:
         blocks = f"block{'s' if len(changed) > 1 else ''} {', '.join(changed)}"
         warnings.append(f"the pattern has not settled: {blocks} changed in the last {LATE:.0%} of the steps of pi")

@@ -44,7 +44,10 @@ class PiWriter:
         for name, value in {"nll": nll, **scalars}.items() if self.board else ():
             self.board.add_scalar(f"heldout/{name}", value, at)
         left = tqdm.format_interval((steps - step) * (time.monotonic() - self.began) / step)
-        say(self.run, f"pi {step}/{steps}  heldout nll {nll:.4f}  likeliest {likeliest(line)}  {left} left")
+        say(
+            self.run,
+            f"pi {step}/{steps}  heldout nll {nll:.4f}  likeliest of each block {likeliest(line)}  {left} left",
+        )
 
 
 def make_outcome(
