@@ -171,7 +171,7 @@ def record_of(*candidates, **more):
 def test_the_table_of_candidates_has_a_line_each_and_names_what_wins():
     pi, par = Candidate(["pi"], "aid", 3.0, 2.6), Candidate(["par", "sandwich"], "add", 3.25, 2.5)
     head, first, second, notice = candidates_table(record_of(par, pi, trial_steps=9)[1]["derived_from"]).splitlines()
-    assert "after a trial" in head and first.split() == ["add", "3.2500", "2.5000", "par,", "sandwich"]
+    assert "after a trial" in head and first.split() == ["add", "3.2500", "2.5000", "par;", "sandwich"]
     assert second.split() == ["aid", "3.0000", "2.6000", "pi"]
     assert notice == "NOTICE: 'par' is derived: it is 0.1000 ahead of pi's pattern"
     par.trial_nll = 2.595

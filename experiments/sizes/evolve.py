@@ -106,7 +106,8 @@ def main() -> None:
         ratio = f"{table.cost(list(pattern)) / reference:.3f}"
         print_row(abbreviate(list(pattern)), ratio, f"{found[pattern]:.4f}", f"{finals[pattern]:.4f}")
     best = list(min(finals, key=finals.get))
-    write_yaml(arguments.out / "evolved.yaml", {"format": FORMAT, "d_model": config.model.d_model, "blocks": best})
+    blocks = best + ["identity"] * (config.model.blocks - len(best))
+    write_yaml(arguments.out / "evolved.yaml", {"format": FORMAT, "blocks": blocks})
     print(json.dumps({"pattern": abbreviate(best), "trainings": len(found)}))
 
 
