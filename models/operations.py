@@ -208,7 +208,7 @@ class Dense(Operation):
         """
         (d_ffn, d_model), shared = self.expand.weight.shape, narrow.d_ffn
         self.expand, self.output = nn.Linear(d_model, d_ffn - shared), nn.Linear(d_ffn - shared, d_model)
-        self.output.weight.fan_in = d_ffn  # so that the sum of both branches does not begin larger than one branch
+        self.output.weight.fan_in = d_ffn  # so that these units begin as those of a block that is as wide
         self.norm, self.narrow = narrow.norm, narrow
 
     @property

@@ -16,7 +16,8 @@ from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
-HASH_FACTOR, HASH_PRIME = 1_000_003, 2**31 - 1  # of n-grams; products of both fit into int64
+# Of n-grams. Products of both fit into int64. With a small factor, pairs of frequent tokens would meet in few rows.
+HASH_FACTOR, HASH_PRIME = 1_812_433_253, 2**31 - 1
 # Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
 Memory = Tensor | tuple[Tensor, Tensor] | None
 

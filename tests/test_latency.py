@@ -133,6 +133,7 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(
     changes = {
         "evaluate.memory=4": "memory 8",
         "model.d_ffn=32": "dense d_ffn=24",
+        "model.ngram_rows=[7]": "ngram_rows",
         "search.latency.timing=training": "timing",
     }
     for change, named in changes.items():
@@ -140,7 +141,7 @@ def test_a_table_is_used_again_on_the_same_device_at_the_same_sizes(
         assert f"was measured with {named}" in (shown := capsys.readouterr().out) and "measuring again" in shown
     monkeypatch.setattr(latency, "processor", lambda: "another processor")
     table = current_costs(small_config(), counts, CPU, kept)
-    assert table.holds_for["processor"] == "another processor" and len(done) == 5
+    assert table.holds_for["processor"] == "another processor" and len(done) == 6
 
 
 @pytest.mark.parametrize(("timing", "shape"), [("inference", (3, 5, 7)), ("training", (4, 8, 8))])

@@ -26,7 +26,6 @@ def plain_row(ngram: list[int], rows: int) -> int:
 def test_embeddings_are_sums_over_the_rows_of_the_last_tokens_in_any_segments():
     embedding = NGramEmbedding(ROWS, 4).double()
     for table in embedding.tables:
-        assert not table.any()
         torch.nn.init.normal_(table, generator=generator(1))
     stream = torch.randint(50, (2, 30), generator=generator(2))
     expected = torch.zeros(2, 30, 4, dtype=torch.float64)
@@ -44,11 +43,23 @@ def test_embeddings_are_sums_over_the_rows_of_the_last_tokens_in_any_segments():
     assert torch.equal(last, stream[:, -3:])
 
 
+@pytest.mark.parametrize(("tokens", "reach"), [(70, 1), (17, 2)])
+@pytest.mark.parametrize("rows", [10_000, 16_384, 20_000])
+def test_ngrams_meet_in_a_row_as_seldom_as_by_chance(tokens, reach, rows):
+    ngrams = torch.cartesian_prod(*[torch.arange(tokens)] * (reach + 1))  # each n-gram as a row of the batch
+    embedding = NGramEmbedding([1] * (reach - 1) + [rows], 1).double()
+    with torch.no_grad():
+        embedding.tables[-1].copy_(torch.arange(rows)[:, None])
+        used = len(embedding(ngrams[:, -1:], ngrams[:, :-1])[0].unique())
+    assert used > 0.97 * rows * (1 - np.exp(-len(ngrams) / rows))
+
+
 @pytest.mark.parametrize("pattern", [["dense"], ["attention", "conv", "dense"]], ids=["dense", "mixed"])
 @pytest.mark.parametrize(("segment", "memory"), [(8, 5), (1, 3), (8, 0)])
 def test_models_with_ngrams_do_not_depend_on_rows_and_decode_the_same(pattern, segment, memory):
     model = build_pattern(sized(pattern), BlockConfig(16), 30, ngram_rows=[40, 60]).double().eval()
     for table in model.ngrams.tables:
+        assert not table.any()
         torch.nn.init.normal_(table, generator=generator(3))
     tokens = torch.randint(30, (1, 70), generator=generator(4))
     blocks = sum(block.reach != 0 for block in model.blocks)
@@ -60,6 +71,9 @@ def test_models_with_ngrams_do_not_depend_on_rows_and_decode_the_same(pattern, s
     for place in range(69):
         found -= decoder.read(tokens[:, place : place + 1])[0, tokens[0, place + 1]]
     torch.testing.assert_close(found, whole.sum())
+    decoder.forget_states()
+    if pattern == ["dense"]:  # attention has its own memory
+        torch.testing.assert_close(decoder.read(tokens[:, :1]), Decoder(model, 70).read(tokens[:, :1]))
 
 
 def test_auto_gives_rows_by_the_number_of_tokens_and_none_to_small_texts(small_config):

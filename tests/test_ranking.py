@@ -1,5 +1,7 @@
 """The ranking experiment: its tables, and the correction of the judgement of width."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,19 @@ def test_the_report_has_a_tau_for_each_judge_of_the_finished_jobs(ranking, tmp_p
     assert taus["alone, 1/6 of the steps"] == -1 and "separate weights, seed 1" not in taus
     shown = capsys.readouterr().out
     assert "| a d8x i | 2.9000 | 4.0000 |" in shown
+
+
+def test_a_supernet_trains_each_operation_as_often_as_a_pattern_alone(ranking, monkeypatch, small_config):
+    def open_experiment(path, overrides):
+        return small_config("search.operations=[dense,dense 8x,attention]", "train.steps=10", *overrides), None, None
+
+    def train_supernet(config, corpus, context):
+        return SimpleNamespace(supernet=SimpleNamespace(operations=config.search.operations), nll=sum)
+
+    monkeypatch.setattr(ranking, "open_experiment", open_experiment)
+    monkeypatch.setattr(ranking, "train_supernet", train_supernet)
+    judged = ranking.judge("shared", ["seed=2"], [["dense", "attention"]])
+    assert judged["steps"] == 30 and judged["nll"] == [2]
 
 
 def test_the_patterns_are_different_networks_of_one_budget(ranking, monkeypatch, small_config):

@@ -186,6 +186,11 @@ def test_a_step_of_a_narrow_dense_block_is_its_own_and_keeps_the_rest_of_a_wide_
     assert not torch.equal(narrow.expand.weight, moved)
 
 
+def test_own_units_of_a_wide_dense_block_begin_as_those_of_a_block_alone():
+    _, wide = supernet_of(1, ["dense 64", "dense 256"], CONFIG, VOCAB, True).backbone.blocks[0].candidates
+    assert wide.output.weight.shape[1] == 192 and wide.output.weight.std().item() == pytest.approx(256**-0.5, rel=0.1)
+
+
 def test_recomputation_changes_neither_the_mixture_nor_the_gates():
     """The gradients of the mixture weights and gates are bit-identical with and without recomputation."""
     weights = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.6, 0.3]], dtype=torch.float64, requires_grad=True)

@@ -30,6 +30,7 @@ FAMILY = [expand(f"a{width}" * 4 + "iiii") for width in WIDTHS]
 SHORT = 6  # trainings alone are also evaluated after 1 / SHORT of their steps
 SUPERNETS = {"separate": ["search.share_weights=false"], "shared": ["search.share_weights=true"]}
 SEEDS = (1,)  # of SuperNets
+DRAWS = 1000  # of the bootstrap that gives the standard error of tau
 
 
 def open_costs(overrides: list[str]):
@@ -107,6 +108,8 @@ def report(jobs: Jobs, patterns: list[list[str]]) -> dict:
             judges[f"{name} weights, seed {seed}, corrected"] = corrected(judged, patterns, own, family)
     judges[f"alone, 1/{SHORT} of the steps"] = [result["short_nll"] for result in alone[:count]]
     judges["FLOPs (more is better)"] = [-result["flops"] for result in alone[:count]]
+    attentions = [pattern.count("attention") for pattern in patterns]
+    judges["attention blocks (more is better)"] = [-number for number in attentions]
     print_row("pattern", "alone", *judges, header=True)
     for index in np.argsort(truth):
         print_row(abbreviate(patterns[index]), f"{truth[index]:.4f}", *(f"{v[index]:.4f}" for v in judges.values()))
@@ -115,11 +118,20 @@ def report(jobs: Jobs, patterns: list[list[str]]) -> dict:
     for name, values in widths.items():
         print_row(name, *(f"{value - values[0]:+.4f}" for value in values[1:]))
     print()
-    taus = {name: round(kendall_tau(values, truth), 3) for name, values in judges.items()}
-    print_row("judge", "Kendall's tau", "regret of its best", header=True)
+    taus, attending = {}, np.flatnonzero(attentions)
+    draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
+    print_row("judge", "Kendall's tau", "with attention only", "regret of its best", header=True)
     for name, values in judges.items():
-        print_row(name, f"{taus[name]:.3f}", f"{truth[int(np.argmin(values))] - min(truth):.4f}")
+        taus[name] = round(tau_of(values, truth), 3)
+        error = np.nanstd([tau_of(values, truth, places) for places in draws])
+        inner, regret = tau_of(values, truth, attending), truth[int(np.argmin(values))] - min(truth)
+        print_row(name, f"{taus[name]:.3f} ± {error:.3f}", f"{inner:.3f}", f"{regret:.4f}")
     return {"tau": taus}
+
+
+def tau_of(values: list[float], truth: list[float], places=slice(None)) -> float:
+    """Kendall's tau of the patterns at these places."""
+    return kendall_tau(np.array(values)[places], np.array(truth)[places])
 
 
 def main() -> None:
