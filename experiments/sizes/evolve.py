@@ -1,7 +1,7 @@
 """What a user could do without a SuperNet: an evolution whose judge is short trainings alone.
 
 `python experiments/sizes/evolve.py` draws random networks of search.yaml's space within its budget, changes the best
-ones, and trains each for a sixth of the steps (regularised evolution, arXiv 1802.01548, without the ageing). The best
+ones, and trains each for a sixth of the steps (an evolution that keeps the best). The best
 four then train for half of the steps, and the best of these is written as a pattern file. Latencies are predicted
 from a table, measured at the start. Every training is a JSON file in OUT and is not repeated. The last line is JSON.
 """
@@ -80,10 +80,10 @@ def train(pattern: list[str], overrides: list[str], part: int) -> dict:
 def main() -> None:
     from nas.costs.latency import current_costs
 
-    parser = job_parser(__doc__, "runs/evolve", "short-*")
+    parser = job_parser(__doc__, "runs/evolve", None)
     parser.add_argument("--count", type=int, default=36, help="short trainings (default: %(default)s)")
     arguments = parser.parse_intermixed_args()
-    jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
+    jobs, overrides = Jobs(arguments.out, arguments.overrides), arguments.overrides
     config, corpus, context = open_experiment(CONFIG, overrides)
     table = current_costs(config, corpus.counts(), context, arguments.out / "latency.yaml")
     table.write(arguments.out / "latency.yaml")
