@@ -96,7 +96,7 @@ def test_wrong_options_and_other_settings_are_refused_before_anything_is_written
         ({}, ["train.lr=0.5"], "train.lr (0.003 -> 0.5)"),
         ({"search_seeds": [1, 2]}, [], "search_seeds ([1] -> [1, 2])"),
         ({}, ["--run", run / "search-1"], "holds a search run, not a compare run"),
-        (window, ["--run", new], "wide: window 9999: window=9999 must be at most train.segment + train.memory, which"),
+        (window, ["--run", new], "wide: block 1: window 9999: window=9999 must be at most train.segment"),
         ({}, ["seed=3"], "seed=3: every pattern is trained with several seeds; give them with --seeds"),
         ({}, ["--workers", 2, "train.threads=null"], threads),
         ({}, ["--workers", 0], "--workers 0 must be at least 1"),

@@ -106,7 +106,7 @@ def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pat
     origin, own = f"train.init_from={trained['words']}", exported["words"] / "pattern.yaml"
     assert "has the pattern w6 d l a, not adi" in message(pattern, origin)
     told = message(own, origin, *TRAIN[1:], "model.d_ffn=32")
-    assert "has dense with d_ffn=24, not d_ffn=32; give the sizes of that model" in told
+    assert "has model.d_ffn=24, not 32; give the options of that model" in told
     assert "has model.d_model=16, not 32" in message(own, origin, *TRAIN[1:], "model.d_model=32")
     assert "holds neither best.pt nor model.safetensors" in message(own, f"train.init_from={tmp_path}")
     assert "holds neither best.pt nor" in message(own, f"train.init_from={tmp_path / 'no'}")
