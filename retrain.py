@@ -1,17 +1,17 @@
 """Stage 3: train a fixed layer pattern as an ordinary Transformer-XL, and evaluate it."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from nas.core.config import Config
+from nas.core.config import Config, flat_config
 from nas.core.config_checks import simplify
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.operations import resolve_block
-from nas.core.pattern import abbreviate, read_pattern
-from nas.core.run_folder import RESULTS
+from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_options
+from nas.core.run_folder import RESULTS, trial_file
 from nas.costs.cost_table import latency_report
 
 
@@ -21,9 +21,14 @@ def parse_arguments() -> argparse.Namespace:
     add_arguments(parser)
     eval_only = "train nothing; evaluate the run's best.pt; evaluate.segment and evaluate.memory may differ"
     beside = "at the end print the results of this finished run beside those of the present one; may be repeated"
+    until = "stop after this step and write trial-STEP.yaml with the figures on valid; --resume goes on later"
+    parser.add_argument("--until", type=int, metavar="STEP", help=until)
     parser.add_argument("--eval-only", action="store_true", help=eval_only)
     parser.add_argument("--beside", action="append", type=Path, default=[], metavar="RUN_DIR", help=beside)
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    if arguments.until is not None and (arguments.until < 1 or arguments.eval_only):
+        raise InputError(f"--until {arguments.until} must be a step from 1, without --eval-only")
+    return arguments
 
 
 def notice_other_sizes(pattern_file: dict, config: Config) -> None:
@@ -79,10 +84,11 @@ def print_results(results: dict) -> None:
 def main() -> None:
     arguments = parse_arguments()
     pattern_file = read_pattern(arguments.pattern)
-    d_model = pattern_file.get("d_model")  # overrides the configuration file, as a section.key=value does
-    config = load_config(arguments.config, [f"model.d_model={d_model}"] * (d_model is not None) + arguments.overrides)
-    if d_model not in (None, config.model.d_model):
-        print(f"NOTICE: the pattern has d_model={d_model}; it is trained with model.d_model={config.model.d_model}")
+    config = load_config(arguments.config, [*shape_options(pattern_file), *arguments.overrides])
+    values = flat_config(asdict(config))
+    for key, option in SHAPE_OPTIONS.items():
+        if pattern_file.get(key) not in (None, values[option]):
+            print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {option}={values[option]}")
     pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: block")
     notice_other_sizes(pattern_file, config)
 
@@ -104,12 +110,12 @@ def main() -> None:
         raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
-        retrain(pattern_file, config, origin, run, context, arguments.eval_only)
-        if arguments.beside:
+        retrain(pattern_file, config, origin, run, context, arguments)
+        if arguments.beside and not arguments.until:
             print_beside([*arguments.beside, run.path])
 
 
-def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only: bool) -> None:
+def retrain(pattern_file: dict, config: Config, origin, run, context, arguments: argparse.Namespace) -> None:
     """Run the stage, on each rank. origin: the weights of train.init_from, or None."""
     from nas.core.provenance import check_text, provenance
     from nas.data.corpus import Corpus
@@ -136,7 +142,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
     phase = RetrainPhase(model, corpus, config, context)
     record = provenance(config, corpus.meta, context)
 
-    if eval_only:
+    if arguments.eval_only:
         run.check_config(config)
         check_text(run.path, record)
         results = evaluate_best(phase, run, pattern_file)
@@ -148,7 +154,15 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, eval_only:
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)
         trainer, out = Trainer(phase, run), RESULTS
-        trainer.fit()
+        trainer.fit(arguments.until)
+        if arguments.until:
+            if trainer.step > arguments.until:
+                raise InputError(f"--until {arguments.until}: {run.path} is at step {trainer.step} already")
+            figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": trainer.valid}
+            run.write(trial_file(arguments.until), figures | {"wall_time_s": trainer.wall_seconds})
+        if trainer.step < phase.total_steps:
+            print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
+            return
         if (run.path / out).exists():  # an earlier call has finished the run
             results = read_yaml(run.path / out)
         else:

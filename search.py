@@ -2,6 +2,8 @@
 
 import argparse
 import time
+from dataclasses import replace
+from pathlib import Path
 
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import run_command
@@ -15,21 +17,26 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    config = load_config(arguments.config, arguments.overrides)
+    config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
-    from nas.core.run_folder import open_run
+    from nas.core.run_folder import check_unused, open_run
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
-    run = open_run(arguments.run, config, "search", arguments.resume)
-    context = set_up_device(config.seed, config.train)
+    context, share = set_up_device(config.seed, config.train), None
+    if config.search.chooses_shape:
+        from nas.shapes.choice import choose_shape
+
+        check_unused(folder, arguments.resume)
+        config, share = choose_shape(config, folder, context)
+    run = open_run(folder, config, "search", arguments.resume or share is not None)
     with process_group(context.device):
-        search(config, run, context)
+        search(config, run, context, share or 1.0)
 
 
-def search(config, run, context) -> None:
-    """Run the stage, on each rank."""
+def search(config, run, context, interleaved_share: float) -> None:
+    """Run the stage, on each rank. interleaved_share: see CostTable."""
     from nas.core.provenance import provenance
     from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME
     from nas.costs.budget import describe_budget
@@ -55,6 +62,7 @@ def search(config, run, context) -> None:
         inherit_weights(supernet, config, corpus)
     print_lines(describe_steps(config, len(corpus.tokens("train"))))
     flops, latency = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
+    flops, latency = (table and replace(table, interleaved_share=interleaved_share) for table in (flops, latency))
     costs = latency or flops
     if options.latency.source != "none":
         print_lines(describe_budget(options.latency.target, config.model.blocks, options.operations, costs))

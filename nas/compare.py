@@ -26,9 +26,9 @@ import signal
 from pathlib import Path
 
 from nas.comparison.spec import given_contenders, read_settings
-from nas.comparison.tasks import unfinished
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, run_command
+from nas.retraining.tasks import unfinished
 
 WORKERS = "runs at a time, each on the next GPU (default: one for each GPU); on the CPU 2 or more need train.threads"
 
@@ -59,7 +59,7 @@ def open_comparison(arguments: argparse.Namespace):
     settings = read_settings(arguments.comparison, changed)
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
     search = load_config(settings.search, arguments.overrides) if settings.search else None
-    given = given_contenders(settings, arguments.comparison, (search or recipe).model.blocks, recipe.model.d_model)
+    given = given_contenders(settings, arguments.comparison, (search or recipe).model.blocks, recipe)
     # Imported here because torch is slow to import, and --help and the errors above do not need it.
     from nas.comparison.comparison import Comparison
     from nas.comparison.runner import choose_workers

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,22 +117,17 @@ def test_pi_and_the_best_rule_have_a_trial_however_far_behind_they_are():
     assert choice.for_trials([*others, pi, drawn_rule, par]) == [pi, drawn_rule, *others[:2]]
 
 
-def make_trials(monkeypatch, losses, trained, every=500, steps=None, **options) -> trials.Trials:
+def make_trials(monkeypatch, losses, trained, steps=None) -> trials.Trials:
     """Trials whose losses are given for each network."""
-    config = Config(
-        train=TrainOptions(steps=24, evaluate_every=every), search=SearchOptions(retrain_steps=8, **options)
-    )
+    config = Config(train=TrainOptions(steps=24), search=SearchOptions(retrain_steps=8))
     weights = SimpleNamespace(config=config, corpus=SimpleNamespace(tokens=lambda split: [0] * 100), context=None)
 
-    def train(pattern, config, corpus, context, after_step):
-        trained.append("".join(name[0] for name in pattern))
-        assert config.train.epochs is None
-        for step in range(config.train.steps + 1):
-            nll = losses[trained[-1].replace("i", "")]
-            nll = nll[step] if isinstance(nll, list) else nll
-            after_step(step, SimpleNamespace(valid_figures=lambda nll=nll: {"nll_per_token": nll}))
+    def run_trials(given, file, folder, context):
+        trained.append([trial.name for trial in given])
+        assert file == Path("runs/one/config.yaml") and {(trial.steps, trial.until) for trial in given} == {(8, 4)}
+        return {trial.name: {"nll_per_token": losses[trial.name]} for trial in given}
 
-    monkeypatch.setattr(trials, "train_pattern", train)
+    monkeypatch.setattr(trials, "run_trials", run_trials)
     monkeypatch.setattr(trials, "load_shared_weights", lambda run: weights)
     monkeypatch.setattr(trials, "load_config", lambda path, overrides: config)
     return trials.Trials(search_run(one_hot(0, 0, 0)), steps)
@@ -143,19 +139,14 @@ def test_trials_choose_the_best_and_train_each_network_once(monkeypatch, judged)
     judged({"add": 3.0, "dad": 3.1, "ada": 5.0})
     latency = {"latency": {"source": "flops", "target": 9.0}}
     run = search_run(one_hot(0, 1, 1), one_hot(0, 1, 1), one_hot(1, 0, 1), search=latency)
-    for _ in range(2):
-        made = choice.choose_pattern([run], COSTS, 9.0, tried)
-        assert made.blocks == expand("ada") and made.trial_steps == 4 and trained == ["add", "ada", "dad"]
-        assert [one.trial_nll for one in made.candidates] == [2.4, 2.5, 2.6]
-
-
-def test_a_trial_counts_its_best_evaluation_as_a_retraining_does(monkeypatch):
-    losses = {"d": [9.0, 1.0, 2.5, 1.0, 2.4, 2.6]}
-    assert make_trials(monkeypatch, losses, [], every=2, steps=5).nll(["dense"]) == 2.4  # after 2, 4 and 5 steps
+    made = choice.choose_pattern([run], COSTS, 9.0, tried)
+    assert made.blocks == expand("ada") and made.trial_steps == 4 and trained == [["add", "ada", "dad"]]
+    assert [one.trial_nll for one in made.candidates] == [2.4, 2.5, 2.6]
+    assert tried.nlls([expand("iadd"), expand("addi")]) == [2.5, 2.5] and trained[1:] == [["add"]]
 
 
 def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
-    for given, steps, warned in ((None, 4, False), (4, 4, False), (3, 3, True)):
+    for given, steps, warned in ((None, 4, False), (4, 4, False), (3, 3, True), (9, 8, False)):
         assert make_trials(monkeypatch, {}, [], steps=given).steps == steps
         assert ("WARNING: these trials are too short" in capsys.readouterr().out) == warned
 

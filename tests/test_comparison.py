@@ -64,25 +64,26 @@ def test_a_wrong_file_gives_one_line(written, changed, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_given_contenders_are_rules_and_files_with_different_names(written, tmp_path):
+def test_given_contenders_are_rules_and_files_with_different_names(written, small_config, tmp_path):
+    recipe = small_config()
     (tmp_path / "a").mkdir()
     blocks = ["dense", "identity", "dense", "dense"]
     for file in ("mine.yaml", "a/par.yaml", "searched.yaml", "$x^$.yaml", "short.yaml", "wide.yaml"):
         content = {"format": "par-pattern/2", "blocks": blocks[:1] if file == "short.yaml" else blocks}
-        content |= {"d_model": 32 if file == "wide.yaml" else 16}
+        content |= {"d_model": 32 if file == "wide.yaml" else recipe.model.d_model}
         (tmp_path / file).write_text(yaml.safe_dump(content))
     path = written(patterns=["interleaved", "mine.yaml"])
     given = [Contender("interleaved", "given", ["attention", "dense"] * 2), Contender("mine", "given", blocks)]
-    assert given_contenders(read_settings(path, {}), path, 4, 16) == given
+    assert given_contenders(read_settings(path, {}), path, 4, recipe) == given
     for patterns, words in (
         (["interleavd"], r"neither a file nor one of .* the nearest is 'interleaved'"),
         (["par", "a/par.yaml"], "two patterns are called 'par'"),
         (["searched.yaml"], "two patterns are called 'searched'"),
         (["short.yaml"], "has 1 blocks, but model.blocks is 4"),
-        (["wide.yaml"], "has d_model=32, but model.d_model is 16; they must match"),
+        (["wide.yaml"], "has d_model=32, but model.d_model is [0-9]+; they must match"),
         (["$x^$.yaml"], "must begin with a letter or digit"),
         (["missing.yaml"], "cannot read the pattern file"),
     ):
         path = written(patterns=patterns)
         with pytest.raises(InputError, match=words):
-            given_contenders(read_settings(path, {}), path, 4, 16)
+            given_contenders(read_settings(path, {}), path, 4, recipe)

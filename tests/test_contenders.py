@@ -38,7 +38,7 @@ def comparison(tmp_path, small_yaml, monkeypatch):
             os.close(earlier.run.lock)
         path = write_comparison_yaml(tmp_path, small_yaml, **{"patterns": ["interleaved"], "budgets": None, **changed})
         settings, config = read_settings(path, {}), load_config(tmp_path / "small.yaml", ["model.blocks=6", *overrides])
-        given = given_contenders(settings, path, 6, 16)
+        given = given_contenders(settings, path, 6, config)
         opened[:] = [Comparison(settings, given, config, config, tmp_path / "run", ["model.blocks=6", *overrides])]
         opened[0].start(path.read_text())
         return opened[0]
@@ -64,6 +64,11 @@ def test_random_patterns_have_the_measured_latency_of_their_searched_pattern_and
         assert COSTS.cost(blocks) == 12.0 and blocks[0] != "dense"
         origin = read_pattern(pattern_file(more.path, name))["derived_from"]
         assert origin == {"method": "random", "at_latency_of": "addiad", "predicted_ratio": 1.0, "measured_ratio": 1.0}
+
+
+def test_a_search_that_chooses_its_shape_cannot_be_compared_yet(comparison):
+    with pytest.raises(InputError, match="needs one shape: remove"):
+        comparison("search.d_model=[8,16]", "search.latency.source=flops")
 
 
 def test_a_repeated_command_accepts_the_runs_of_a_pattern_that_spells_out_a_default_size(comparison, tmp_path):

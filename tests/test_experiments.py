@@ -31,7 +31,7 @@ def test_every_yaml_loads(path):
         settings = read_settings(path, {})
         recipe = load_config(settings.retrain, [])
         blocks = (load_config(settings.search, []) if settings.search else recipe).model.blocks
-        for contender in given_contenders(settings, path, blocks, recipe.model.d_model):
+        for contender in given_contenders(settings, path, blocks, recipe):
             simplify(contender.blocks, recipe, path)
     else:
         load_config(path, [])

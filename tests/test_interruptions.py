@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted, or run out of disk."""
 
+import json
 import random
 import shutil
 import signal
@@ -66,6 +67,23 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
         assert one["test"] == two["test"] and one["train_tokens"] == two["train_tokens"]
         first_best, second_best = (torch.load(f / "best.pt", weights_only=True)["model"] for f in (whole, killed))
         assert all(torch.equal(first_best[key], second_best[key]) for key in first_best)
+
+
+def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, pattern):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more = ["train.steps=12", "train.evaluate_every=3", "train.log_every=3", "model.dropout=0.2"]
+    succeed("retrain", pattern, small_yaml, "--run", whole, *more)
+    for until in (["--until", "3"], ["--until", "9"], []):
+        assert not (parts / "results.yaml").exists()
+        succeed("retrain", pattern, small_yaml, "--run", parts, "--resume", *until, *more)
+    assert_same_run(whole, parts, "model")
+    results, same = (yaml.safe_load((folder / "results.yaml").read_text()) for folder in (whole, parts))
+    assert results["test"] == same["test"]
+    trial = yaml.safe_load((parts / "trial-9.yaml").read_text())
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    (nll,) = (line["nll"] for line in lines if line["split"] == "valid" and line["step"] == 9)
+    assert trial["step"] == 9 and trial["of_steps"] == 12 and trial["valid"]["nll_per_token"] == nll
+    assert "--until 0 must be a step from 1" in refuse("retrain", pattern, small_yaml, "--run", whole, "--until", "0")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

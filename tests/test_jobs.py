@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from nas.comparison.tasks import Task, run_tasks
 from nas.core.errors import InputError
+from nas.retraining.tasks import Task, run_tasks
 from tests.making import load_script
 
 pytestmark = pytest.mark.slow

@@ -75,7 +75,7 @@ def test_all_spellings_of_a_block_mean_the_same():
         ),
         ("format: par-pattern/2\nblocks: []\n", "at least one block"),
         ("format: par-pattern/2\n", "at least one block"),
-        ("format: par-pattern/2\nblocks: [dense]\nd_model: 1\n", "d_model=1 must be a whole number from 2"),
+        ("format: par-pattern/2\nblocks: [dense]\nd_model: 0\n", "d_model=0 must be a whole number from 1"),
         ("format: par-pattern/1\nblocks: [dense]\n", "bad.yaml needs `format: par-pattern/2`"),
         ("blocks: [dense]\n", "bad.yaml needs `format"),
         ("dense\n", "bad.yaml needs `format"),

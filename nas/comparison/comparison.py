@@ -10,7 +10,6 @@ import numpy as np
 
 from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import RANDOM, SETTINGS, Contender, Settings, pattern_file
-from nas.comparison.tasks import Task
 from nas.core.config import Config
 from nas.core.config_checks import simplify
 from nas.core.errors import InputError
@@ -22,6 +21,7 @@ from nas.costs.cost_table import CostTable
 from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
+from nas.retraining.tasks import Task
 from nas.search.maturity import MATURE, MATURE_WITH_TRIALS, maturity_warning
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext, device_context, set_up_device
@@ -55,6 +55,8 @@ class Comparison:
         self.search, self.blocks = search, (search or recipe).model.blocks
         for contender in given:
             simplify(contender.blocks, recipe, f"{contender.name}: block")
+        if search and search.search.chooses_shape:
+            raise InputError("nas.compare needs one shape: remove search.vocab_size, d_model and blocks")
         if search and search.model.d_model != recipe.model.d_model:
             raise InputError(
                 f"the search has model.d_model={search.model.d_model}, and the trainings {recipe.model.d_model}; "

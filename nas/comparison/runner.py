@@ -8,12 +8,12 @@ import torch
 
 from nas.comparison.comparison import Comparison
 from nas.comparison.spec import RANDOM, SAME_LATENCY, SEARCHED, Contender, is_random_of, pattern_file, random_names
-from nas.comparison.tasks import run_tasks, unfinished
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import file_name, network
 from nas.core.run_folder import LATENCY
 from nas.derivation.baselines import random_patterns
+from nas.retraining.tasks import run_tasks, unfinished
 
 BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds
 

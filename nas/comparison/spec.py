@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nas.core.config import Config, flat_config
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
-from nas.core.pattern import file_name, read_pattern
+from nas.core.pattern import SHAPE_OPTIONS, file_name, read_pattern, shape_of
 from nas.derivation.baselines import RULES
 
 FORMAT = "par-comparison/1"
@@ -135,13 +136,13 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     return Settings(**content | files)
 
 
-def given_contenders(settings: Settings, path: Path, blocks: int, d_model: int) -> list[Contender]:
+def given_contenders(settings: Settings, path: Path, blocks: int, recipe: Config) -> list[Contender]:
     """The contenders that need no search: patterns by rule, with `blocks` blocks, and from files.
 
     Raises InputError if a name is unknown or used twice, or if a pattern has another number of blocks or another width.
     """
     given = [
-        Contender(name, GIVEN, RULES[name](blocks)) if name in RULES else read_contender(path, name, blocks, d_model)
+        Contender(name, GIVEN, RULES[name](blocks)) if name in RULES else read_contender(path, name, blocks, recipe)
         for name in settings.patterns
     ]
     names = [*(contender.name for contender in given), *settings.derived_names]
@@ -151,7 +152,7 @@ def given_contenders(settings: Settings, path: Path, blocks: int, d_model: int) 
     return given
 
 
-def read_contender(path: Path, name: str, blocks: int, d_model: int) -> Contender:
+def read_contender(path: Path, name: str, blocks: int, recipe: Config) -> Contender:
     """The contender in the pattern file `name`, relative to COMPARISON.yaml at `path`."""
     file, mistake = path.parent / name, f"{path}: patterns: {name!r}"
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
@@ -161,9 +162,12 @@ def read_contender(path: Path, name: str, blocks: int, d_model: int) -> Contende
         allowed = "begin with a letter or digit and consist of letters, digits, `-`, `_` and `.`"
         raise InputError(f"{mistake}: the file name must {allowed}")
     content = read_pattern(file)
-    pattern, own = content["blocks"], content.get("d_model")
-    if own not in (None, d_model):
-        raise InputError(f"{mistake} has d_model={own}, but model.d_model is {d_model}; they must match")
+    pattern = content["blocks"]
+    for key, value in shape_of(flat_config(asdict(recipe))).items():
+        if content.get(key) not in (None, value):
+            raise InputError(
+                f"{mistake} has {key}={content[key]}, but {SHAPE_OPTIONS[key]} is {value}; they must match"
+            )
     if len(pattern) != blocks:
         raise InputError(f"{mistake} has {len(pattern)} blocks, but model.blocks is {blocks}; they must match")
     return Contender(file.stem, GIVEN, pattern)

@@ -114,6 +114,12 @@ class LatencyOptions:
 class SearchOptions:
     # text, or mappings of a name to its sizes: simplify_block() checks them
     operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
+    # lists or "auto": check_shapes() checks them
+    vocab_size: Any = option([], "vocabularies to choose from before the search; auto; []: data.vocab_size")
+    d_model: Any = option([], "widths to choose from, with heads of one size; auto; []: model.d_model")
+    blocks: Any = option(None, "largest number of blocks; auto: model.blocks; null: exactly model.blocks")
+    probes: int = option(12, "networks whose shapes are tried before the search", minimum=6)
+    probe_share: float = option(0.125, "share of a training that such a network gets", above=0, maximum=1)
     method: str = option(
         "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")
     )
@@ -135,6 +141,10 @@ class SearchOptions:
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
     latency: LatencyOptions = field(default_factory=LatencyOptions)
+
+    @property
+    def chooses_shape(self) -> bool:
+        return bool(self.vocab_size or self.d_model or self.blocks)
 
     @property
     def budget(self) -> float | None:

@@ -39,6 +39,7 @@ def check(config: Config) -> None:
     if config.train.short_share and (conflict := short_segments_conflict(config)):
         raise InputError(conflict)
     check_method(values)
+    check_shapes(config)
     given = config.search.operations
     config.search.operations = simplify(given, config, "search.operations: entry")
     check_search(config, given)
@@ -138,6 +139,31 @@ def short_segments_conflict(config: Config) -> str | None:
     if config.model.grid:
         return f"train.short_share={train.short_share} does not work with model.grid; give 0"
     return None
+
+
+def check_shapes(config: Config) -> None:
+    search, data, head = config.search, config.data, config.model.d_model // config.model.heads
+    for key in ("vocab_size", "d_model"):
+        sizes = getattr(search, key)
+        if sizes != "auto" and not (isinstance(sizes, list) and all(type(size) is int and size > 1 for size in sizes)):
+            raise InputError(f"search.{key}={sizes} must be a list of whole numbers, such as [64, 128], or auto")
+        if sizes != "auto" and len({*sizes}) < len(sizes):
+            raise InputError(f"search.{key}={sizes} names a size twice")
+    for width in search.d_model if search.d_model != "auto" else []:
+        if width % head:
+            raise InputError(
+                f"search.d_model={width} must be a multiple of {head}, the channels of a head (model.heads)"
+            )
+    if search.blocks not in (None, "auto") and not (type(search.blocks) is int and search.blocks > 1):
+        raise InputError(f"search.blocks={search.blocks} must be a whole number from 2, auto or null")
+    if search.vocab_size and (data.tokenizer != "sentencepiece" or data.vocab_size is None):
+        raise InputError("search.vocab_size needs data.tokenizer=sentencepiece and a data.vocab_size, the reference's")
+    if search.chooses_shape and search.latency.source == "none":
+        raise InputError("search.vocab_size, d_model and blocks need a budget: give search.latency.source=measured")
+    if search.chooses_shape and search.weights_from:
+        raise InputError(
+            "search.weights_from has the shape of its search: remove search.vocab_size, d_model and blocks"
+        )
 
 
 ONLY_GUMBEL = ("warmup_steps", "sampling", "split", "temperature.start", "temperature.end", "latency.weight")

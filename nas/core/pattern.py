@@ -8,8 +8,10 @@ from nas.core.operations import UNIT, parse_block, spell_block, unit_of
 from nas.core.run_folder import PI
 
 FORMAT = "par-pattern/2"
+# The shape in a pattern file, and the options that it replaces
+SHAPE_OPTIONS = {"vocab_size": "data.vocab_size", "d_model": "model.d_model", "heads": "model.heads"}
 # Keys of a pattern file; derive.py writes all of them.
-KEYS = {"format", "d_model", "blocks", "sizes", "confidence", "flops_per_token", "flops_ratio_to_interleaved"}
+KEYS = {"format", *SHAPE_OPTIONS, "blocks", "sizes", "confidence", "flops_per_token", "flops_ratio_to_interleaved"}
 KEYS |= {"latency", "model", "data", "derived_from"}
 
 
@@ -55,10 +57,20 @@ def read_pattern(path: str | Path) -> dict:
         raise InputError(f"{path} needs `format: {FORMAT}` and `blocks: [attention, dense 8x, ...]`")
     for key in content.keys() - KEYS:
         raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(str(key), KEYS)!r}")
-    d_model = content.get("d_model")
-    if d_model is not None and (type(d_model) is not int or d_model < 2):
-        raise InputError(f"{path}: d_model={d_model} must be a whole number from 2")
+    for key in SHAPE_OPTIONS.keys() & content.keys():
+        if type(content[key]) is not int or content[key] < 1:
+            raise InputError(f"{path}: {key}={content[key]} must be a whole number from 1")
     return content | {"blocks": read_blocks(content.get("blocks"), path, "blocks")}
+
+
+def shape_of(values: dict) -> dict:
+    """The shape that a pattern file records. values: {dotted key: value} of every option."""
+    return {key: values[option] for key, option in SHAPE_OPTIONS.items() if values[option] is not None}
+
+
+def shape_options(content: dict) -> list[str]:
+    """The options section.key=value that a pattern file replaces in a configuration."""
+    return [f"{option}={content[key]}" for key, option in SHAPE_OPTIONS.items() if key in content]
 
 
 def read_blocks(blocks, path: Path, key: str = "pattern") -> list[str]:

@@ -21,6 +21,7 @@ PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds
 FLOPS_TABLE = "flops.yaml"
+SHAPES = "shapes"  # the folder of the choice of a shape
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 # The text is compared by its SHA-256, so its place may change.
@@ -28,6 +29,11 @@ MAY_CHANGE = ("data.source", "data.cache", "train.device", "train.compile", "tra
 
 # Options that only a search uses, so that other stages accept another value. All stages use search.latency.timing.
 ONLY_SEARCH = tuple(key for key, _ in options() if key.startswith("search.") and key != "search.latency.timing")
+
+
+def trial_file(step: int) -> str:
+    """The file of a training with its figures on valid after a step, at which it stopped."""
+    return f"trial-{step}.yaml"
 
 
 def find_weights_run(run: Path) -> Path:
@@ -162,16 +168,23 @@ def open_run(
     another value on --resume.
     """
     path = Path(path)
+    check_unused(path, resume)
     run = RunFolder(path, stage, extra or {}, may_change)
+    if run.begun:
+        run.check_config(config)
+    return run
+
+
+def check_unused(path: Path, resume: bool) -> None:
+    """Raises InputError if a run may neither start nor continue in a folder."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
-    if run.begun:
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if names & {"config.yaml", SHAPES}:
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
-        run.check_config(config)
-    elif path.exists() and {entry.name for entry in path.iterdir()} - {".lock", "config.yaml.part"}:
+    elif names - {".lock", "config.yaml.part"}:
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
-    return run
 
 
 def perplexity(nll: float) -> float:

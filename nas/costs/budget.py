@@ -30,7 +30,7 @@ def patterns_within(budget: float, blocks: int, operations: list[str], costs: Co
 
     Raises InputError, which names the lowest possible budget, if there are none.
     """
-    limit = budget * costs.cost(interleaved(blocks)) - costs.overhead
+    limit = budget * costs.reference(blocks) - costs.overhead
     try:
         return PatternLattice([costs.blocks[name] for name in operations], blocks, limit)
     except ValueError:
@@ -69,10 +69,10 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
             f"only {abbreviate(cheapest)} is within search.latency.target={budget:g}, so there is nothing to search; "
             f"give {costs.least_budget(second)} or more"
         )
-    baseline = costs.cost(interleaved(blocks))
-    share = (budget * baseline - costs.overhead) / (baseline - costs.overhead)
+    reference, baseline = costs.reference(blocks), costs.cost(interleaved(blocks))
+    share = (budget * reference - costs.overhead) / (baseline - costs.overhead)
     lines = [
-        f"search.latency.target={budget:g} is {budget * baseline:.4g} of the interleaved pattern's {baseline:.4g} "
+        f"search.latency.target={budget:g} is {budget * reference:.4g} of the reference's {reference:.4g} "
         f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
         f"{share:.0%} of what the interleaved pattern's blocks cost"
     ]

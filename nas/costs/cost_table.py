@@ -15,24 +15,37 @@ UNSTEADY = 0.5  # so does an interquartile range above this share of the median
 
 @dataclass(frozen=True)
 class CostTable:
-    """Cost of each operation in a block, and the overhead of every pattern: embedding and output layer."""
+    """Cost of each operation in a block, and the overhead of every pattern: embedding and output layer.
+
+    interleaved_share: the cost of the interleaved pattern for a text, relative to that of the reference, which has
+    another shape if the search chose one.
+    """
 
     unit: str  # FLOPS or MILLISECONDS
     overhead: float
     blocks: dict[str, float]
     holds_for: dict = field(default_factory=dict)  # sizes and, of measured costs, the device
     quartiles: dict[str, list[float]] = field(default_factory=dict)  # of measured costs
+    interleaved_share: float = 1.0
 
     def cost(self, blocks: list[str]) -> float:
         """Cost of a whole model with these blocks."""
         return self.overhead + sum(self.blocks[name] for name in blocks)
 
+    def reference(self, blocks: int) -> float:
+        """Cost of the reference for as much text: interleaved with `blocks` blocks, or a network of another shape."""
+        return self.cost(interleaved(blocks)) / self.interleaved_share
+
     def ratio(self, blocks: list[str]) -> float:
+        """Cost relative to the reference."""
+        return self.cost(blocks) / self.reference(len(blocks))
+
+    def ratio_to_interleaved(self, blocks: list[str]) -> float:
         """Cost relative to the interleaved pattern with the same number of blocks."""
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
     def fits(self, pattern: list[str], budget: float) -> bool:
-        """Whether a pattern costs at most `budget`, a ratio to the interleaved pattern's cost. Sums may be rounded."""
+        """Whether a pattern costs at most `budget`, a ratio to the reference's cost. Sums may be rounded."""
         return self.ratio(pattern) <= budget * (1 + 1e-9)
 
     def least_budget(self, blocks: list[str]) -> str:
@@ -48,12 +61,12 @@ class CostTable:
         return self.overhead + sum(pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
 
     def expected_ratio(self, pi, operations: list[str]):
-        """Expected cost relative to the interleaved pattern. PLANER (arXiv 2208.14580) penalises it."""
-        return self.expected(pi, operations) / self.cost(interleaved(len(pi)))
+        """Expected cost relative to the reference. PLANER (arXiv 2208.14580) penalises it."""
+        return self.expected(pi, operations) / self.reference(len(pi))
 
     def predict(self, blocks: list[str]) -> dict:
         """Predicted latency of a pattern in milliseconds, in the form of pattern files."""
-        return {"predicted_ms": self.cost(blocks), "predicted_ratio_to_interleaved": self.ratio(blocks)}
+        return {"predicted_ms": self.cost(blocks), "predicted_ratio_to_interleaved": self.ratio_to_interleaved(blocks)}
 
     def rows(self, blocks: int) -> list[tuple[str, str, str, str]]:
         """(name, cost, quartiles, share of the interleaved pattern's cost) of each entry, as text."""
@@ -93,7 +106,8 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
     for name in interleaved(2):
         if blocks[name] == 0:
             raise InputError(f"{path} makes no sense: {name} costs 0; remove the file to measure costs again")
-    return CostTable(content.get("unit", FLOPS), overhead, blocks, holds_for, quartiles)
+    share = content.get("interleaved_share", 1.0)
+    return CostTable(content.get("unit", FLOPS), overhead, blocks, holds_for, quartiles, share)
 
 
 def latency_report(latency: dict) -> list[str]:

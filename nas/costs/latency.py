@@ -185,6 +185,7 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
         if not changed:
             return table
         print(f"NOTICE: {file} was measured with {changed}, which differs now; measuring again")
+        return replace(measure_costs(config, counts, context), interleaved_share=table.interleaved_share)
     return measure_costs(config, counts, context)
 
 

@@ -40,8 +40,10 @@ def choose_pattern(
         candidate.nll = float(np.mean([one.nll(path) for one in weights]))
     candidates.sort(key=lambda candidate: candidate.nll)
     if trials:
-        for candidate in for_trials(candidates):
-            candidate.trial_nll = trials.nll(expand(candidate.pattern))
+        tried = for_trials(candidates)
+        nlls = trials.nlls([expand(candidate.pattern) for candidate in tried])
+        for candidate, nll in zip(tried, nlls, strict=True):
+            candidate.trial_nll = nll
         candidates.sort(key=lambda candidate: (candidate.trial_nll is None, candidate.trial_nll or candidate.nll))
     return Choice(
         blocks=expand(candidates[0].pattern),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nas.core.operations import Shape, resolve_block
-from nas.core.pattern import FORMAT
+from nas.core.pattern import FORMAT, shape_of
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence
@@ -80,16 +80,18 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     if choice.candidates:
         origin["seconds"] = round(choice.seconds)
         origin["candidates"] = [candidate_record(candidate) for candidate in choice.candidates]
+    if costs.interleaved_share != 1:
+        origin["ratio_to_reference"] = round(costs.ratio(blocks), 4)
     if choice.trial_steps:
         origin["trials"] = choice.trial_steps
     return {
         "format": FORMAT,
-        "d_model": shape.d_model,
+        **shape_of(options),
         "blocks": blocks,
         "sizes": {name: resolve_block(name, shape)[1] for name in dict.fromkeys(blocks)},
         "confidence": confidence,
         "flops_per_token": round(first.flops.cost(blocks)),
-        "flops_ratio_to_interleaved": round(first.flops.ratio(blocks), 4),
+        "flops_ratio_to_interleaved": round(first.flops.ratio_to_interleaved(blocks), 4),
         "model": first.content.get("model"),
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
         "derived_from": origin,

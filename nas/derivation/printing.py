@@ -30,6 +30,8 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     same = f" (the network {network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
     print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
+    if "ratio_to_reference" in pattern["derived_from"]:
+        print(f"{pattern['derived_from']['ratio_to_reference']:.3f} of the reference's cost for the same text")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)
     offered = any(kind_of(name).attends for name in choice.runs[0].operations)

@@ -1,17 +1,17 @@
-"""Trials: short trainings of patterns from scratch."""
+"""Trials of patterns from scratch, at the settings of a search."""
 
 import math
-from dataclasses import replace
 
 from nas.core.config_loading import load_config
-from nas.core.pattern import abbreviate, network
+from nas.core.pattern import network
 from nas.derivation.runs import SearchRun
-from nas.retraining.phase import train_pattern
+from nas.retraining.trials import Trial, run_trials
 from nas.search.maturity import retraining_steps
 from nas.search.shared_weights import load_shared_weights
 from nas.training.build import count_steps
 
 LONG_ENOUGH = 0.5  # of the retraining's steps; shorter trials may prefer patterns that learn fast
+FOLDER = "trials"  # in the run folder of a search
 
 
 class Trials:
@@ -23,30 +23,21 @@ class Trials:
     def __init__(self, run: SearchRun, steps: int | None):
         """steps: None for half of the retraining's steps. Prints a warning if fewer are given."""
         weights = load_shared_weights(run.path)
-        self.config, self.corpus, self.context = weights.config, weights.corpus, weights.context
+        self.run, self.context = run, weights.context
         trained = load_config(run.weights_run / "config.yaml", [])
-        final = retraining_steps(self.config, count_steps(trained, len(self.corpus.tokens("train"))))
-        enough = math.ceil(LONG_ENOUGH * final)
-        self.steps, self.losses = steps or enough, {}
-        print(f"trials of {self.steps:,} steps, for patterns that train for {final:,} steps (search.retrain_steps)")
+        self.final = retraining_steps(weights.config, count_steps(trained, len(weights.corpus.tokens("train"))))
+        enough = math.ceil(LONG_ENOUGH * self.final)
+        self.steps = min(steps or enough, self.final)
+        print(
+            f"trials of {self.steps:,} steps, for patterns that train for {self.final:,} steps (search.retrain_steps)"
+        )
         if self.steps < enough:
             print(f"WARNING: these trials are too short to order such patterns: give at least {enough} steps")
 
-    def nll(self, pattern: list[str]) -> float:
-        """nll per token on valid of a pattern trained from scratch, at its best evaluation.
-
-        It is evaluated every train.evaluate_every steps (0: never) and at the last step.
-        """
-        if network(pattern) not in self.losses:
-            print(f"trial of {abbreviate(pattern)}", end="  ", flush=True)
-            train = replace(self.config.train, steps=self.steps, epochs=None)
-            every, losses = train.evaluate_every or self.steps, []
-
-            def evaluate(step, phase):
-                if step and (step % every == 0 or step == self.steps):
-                    losses.append(phase.valid_figures()["nll_per_token"])
-
-            train_pattern(pattern, replace(self.config, train=train), self.corpus, self.context, evaluate)
-            self.losses[network(pattern)] = min(losses)
-            print(f"{min(losses):.4f}", flush=True)
-        return self.losses[network(pattern)]
+    def nlls(self, patterns: list[list[str]]) -> list[float]:
+        """nll per token on valid of patterns that train from scratch until the last step of the trial."""
+        names = [network(pattern).replace(" ", "") for pattern in patterns]
+        distinct = dict(zip(names, patterns, strict=True))
+        trials = [Trial(name, blocks, self.final, self.steps) for name, blocks in distinct.items()]
+        figures = run_trials(trials, self.run.path / "config.yaml", self.run.path / FOLDER, self.context)
+        return [figures[name]["nll_per_token"] for name in names]

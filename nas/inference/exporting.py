@@ -7,10 +7,11 @@ from pathlib import Path
 import jinja2
 from safetensors.torch import save
 
+from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.operations import resolve_block
-from nas.core.pattern import FORMAT, abbreviate
+from nas.core.pattern import FORMAT, abbreviate, shape_of
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
@@ -55,9 +56,9 @@ def exported_config(model: LanguageModel, digest: str) -> dict:
 
 def pattern_record(model: LanguageModel) -> dict:
     """The content of the pattern file, with the sizes that other configurations may have other defaults for."""
-    shape = model.config.shape
+    own, shape = shape_of(flat_config(asdict(model.config))), model.config.shape
     sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}
-    return {"format": FORMAT, "d_model": shape.d_model, "blocks": model.pattern, "sizes": sizes}
+    return {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes}
 
 
 def without_folder(path: str | None) -> str | None:

@@ -39,7 +39,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         "best_step": best["step"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.cost(pattern),
-        "flops_ratio_to_interleaved": costs.ratio(pattern),
+        "flops_ratio_to_interleaved": costs.ratio_to_interleaved(pattern),
         "latency": distributed.broadcast_from_main(
             lambda: measure_pattern(pattern, config, counts, context, predicted)
         ),

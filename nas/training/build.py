@@ -1,6 +1,7 @@
 """Networks, numbers of steps and streams of all phases, built from a configuration and a corpus."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +38,7 @@ def image_size(config: Config) -> int:
     return math.prod(config.model.grid)
 
 
-def resolve_auto(config: Config, corpus: Corpus) -> Config:
+def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = print) -> Config:
     """The configuration with values for the training text in place of auto: the cheapest cutoffs, and rows of n-grams.
 
     The rows are few beside the tokens, and a small text has none, because models learn it by heart by its n-grams.
@@ -46,11 +47,11 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     if model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
         cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
-        print(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
+        tell(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
         model = replace(model, cutoffs=cutoffs)
     if model.ngram_rows == "auto":
         rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
-        print(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
+        tell(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
         model = replace(model, ngram_rows=rows)
     return replace(config, model=model)
 

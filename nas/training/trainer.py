@@ -79,26 +79,30 @@ class Trainer:
         self.saved_step: int | None = None
         self.valid: dict | None = None
 
-    def fit(self) -> None:
-        """Train. Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable."""
+    def fit(self, until: int | None = None) -> None:
+        """Train to the last step, or to the step `until`, evaluate and save.
+
+        Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
+        """
         processes = distributed.world_size()
         say(self.run, f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
+        until = min(until or steps, steps)
         shown = sys.stderr.isatty() and distributed.is_main()
-        bar = tqdm(total=steps, initial=self.step, unit="step", disable=not shown, dynamic_ncols=True)
+        bar = tqdm(total=until, initial=self.step, unit="step", disable=not shown, dynamic_ncols=True)
         with StopSignal() as stop, bar, open_board(self.run, self.step) as board:
             self.board = board
             if self.step == 0:
                 self.phase.record(self.run, 0)
-            while self.step < steps:
+            while self.step < until:
                 start = time.perf_counter()
                 self.train_step()
                 bar.update()
-                last = self.step == steps
+                last = self.step == until
                 if self.due(self.options.evaluate_every) or last:
                     self.log_valid()
-                if last:
+                if self.step == steps:
                     self.phase.end()
                 if self.due(self.options.log_every) or last:
                     self.log_train()

@@ -1,0 +1,49 @@
+"""Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nas.core.errors import RunError
+from nas.core.files import read_yaml, write_yaml
+from nas.core.pattern import FORMAT
+from nas.core.run_folder import trial_file
+from nas.retraining.tasks import Task, run_tasks
+from nas.training.device import DeviceContext
+
+ROOT = Path(__file__).resolve().parents[2]  # the folder of retrain.py
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The training of a pattern for `steps` steps, of which the first `until` are run. options: section.key=value."""
+
+    name: str
+    blocks: list[str]
+    steps: int
+    until: int
+    options: list[str] = field(default_factory=list)
+
+
+def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceContext) -> dict[str, dict]:
+    """{name: figures on valid after the trial}. On a CPU as many run at a time as there are cores for their threads.
+
+    Each trial has a run folder below `folder`; those that have run already are read. Raises RunError if one fails.
+    """
+    (folder / "patterns").mkdir(parents=True, exist_ok=True)
+    tasks = [trial_task(trial, config, folder) for trial in trials]
+    workers = 1 if context.is_gpu else max(1, (os.cpu_count() or 1) // context.threads)
+    if failed := run_tasks(tasks, workers):
+        raise RunError("; ".join(f"the trial {name} failed: {reason}" for name, reason in failed.items()))
+    return {task.name: read_yaml(task.result)["valid"] for task in tasks}
+
+
+def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
+    pattern, run = folder / "patterns" / f"{trial.name}.yaml", folder / trial.name
+    if not pattern.exists():
+        write_yaml(pattern, {"format": FORMAT, "blocks": trial.blocks})
+    arguments = [pattern, config, "--run", run, "--resume", "--until", trial.until, f"train.steps={trial.steps}"]
+    command = [sys.executable, ROOT / "retrain.py", *arguments, "train.evaluate_every=0", *trial.options]
+    result = run / trial_file(trial.until)
+    return Task(trial.name, [str(part) for part in command], result, folder / "logs" / f"{trial.name}.txt")

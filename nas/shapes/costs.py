@@ -1,0 +1,77 @@
+"""Costs of interleaved networks of several shapes, for the same text."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nas.core.config import Config
+from nas.core.pattern import interleaved
+from nas.costs.cost_table import MILLISECONDS
+from nas.costs.flops import batch_shape, count_flops
+from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
+from nas.data.corpus import Corpus
+from nas.shapes.space import NetworkShape, own_shape, with_shape
+from nas.training.build import resolve_auto
+from nas.training.device import DeviceContext
+
+KILOBYTE = 1000  # bytes of text, to which costs refer
+TIMED_BLOCKS = 8  # of the networks that give the time of a block
+
+
+@dataclass(frozen=True)
+class ShapeCosts:
+    """Costs for 1,000 bytes of text.
+
+    parts: of embedding and output layer, and of a pair of attention and dense, by vocabulary and width.
+    """
+
+    unit: str
+    parts: dict[tuple[int, int], tuple[float, float]]
+    own: NetworkShape
+
+    def cost(self, shape: NetworkShape) -> float:
+        overhead, pair = self.parts[shape.vocab_size, shape.d_model]
+        return overhead + shape.blocks / 2 * pair
+
+    def ratio(self, shape: NetworkShape) -> float:
+        """Cost relative to that of the configuration's own shape."""
+        return self.cost(shape) / self.cost(self.own)
+
+
+def shape_costs(
+    config: Config, corpora: dict[int, Corpus], shapes: list[NetworkShape], context: DeviceContext
+) -> ShapeCosts:
+    """The costs of the vocabularies and widths of these shapes. corpora: of each vocabulary."""
+    own, measured = own_shape(config), config.search.latency.source == "measured"
+    batch, segment, _ = batch_shape(config)
+    configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
+    for size, d_model in sorted({shape[:2] for shape in (*shapes, own)}):
+        shaped = with_shape(config, NetworkShape(size, d_model, own.blocks))
+        configs[size, d_model] = resolve_auto(shaped, corpora[size], tell=lambda text: None)
+    parts = (measured_parts if measured else counted_parts)(configs, counts, context)
+    for (size, d_model), values in parts.items():
+        text = corpora[size].meta["splits"]["train"]
+        segments = KILOBYTE * text["tokens"] / text["bytes"] / (batch * segment)
+        parts[size, d_model] = tuple(segments * value for value in values)
+    return ShapeCosts(MILLISECONDS if measured else "FLOPs", parts, own)
+
+
+def counted_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
+    """FLOPs of ShapeCosts.parts for a batch of segments."""
+    parts = {}
+    for key, config in configs.items():
+        table, (batch, segment, _) = count_flops(config, counts[key[0]], interleaved(2)), batch_shape(config)
+        costs = table.overhead, sum(table.blocks[name] for name in interleaved(2))
+        parts[key] = tuple(batch * segment * cost for cost in costs)
+    return parts
+
+
+def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
+    """Milliseconds of ShapeCosts.parts for a batch of segments."""
+    print(f"measuring {len(configs)} pairs of vocabulary and width, with 0 and {TIMED_BLOCKS} blocks", flush=True)
+    works, patterns = {}, ([], interleaved(TIMED_BLOCKS))
+    for key, config in configs.items():
+        for pattern, work in zip(patterns, segment_works(patterns, config, counts[key[0]], context), strict=True):
+            works[key, len(pattern)] = work
+    times = {name: float(np.median(taken)) * 1e3 for name, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
+    return {key: (times[key, 0], (times[key, TIMED_BLOCKS] - times[key, 0]) * 2 / TIMED_BLOCKS) for key in configs}

@@ -1,0 +1,66 @@
+"""Shapes of networks: vocabulary, width and number of blocks.
+
+A candidate has a value for each of them. Networks of different vocabularies are compared by bytes of text.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
+
+from nas.core.config import Config
+
+BYTES_PER_PIECE = 1000  # of the training text, in the largest vocabulary that `auto` tries
+VOCABULARIES = 1000, 2000, 4000, 8000, 16_000, 32_000
+WIDTHS = 1, 1.5, 2, 3, 4  # multiples of model.d_model
+DEPTHS = 2, 3, 4, 6, 8, 12, 16, 24, 32, 48
+
+
+class NetworkShape(NamedTuple):
+    """vocab_size: pieces of the tokenizer; blocks: of the network."""
+
+    vocab_size: int
+    d_model: int
+    blocks: int
+
+    def __str__(self) -> str:
+        return f"{self.vocab_size}-{self.blocks}x{self.d_model}"
+
+
+def own_shape(config: Config) -> NetworkShape:
+    """The shape of the configuration itself, which is the reference of budgets."""
+    return NetworkShape(config.data.vocab_size, config.model.d_model, config.model.blocks)
+
+
+def options_of(shape: NetworkShape, config: Config) -> list[str]:
+    """The options section.key=value that give a configuration another shape. Heads keep their number of channels."""
+    heads = shape.d_model * config.model.heads // config.model.d_model
+    sizes = f"model.d_model={shape.d_model}", f"model.heads={heads}", f"model.blocks={shape.blocks}"
+    return [f"data.vocab_size={shape.vocab_size}", *sizes]
+
+
+def with_shape(config: Config, shape: NetworkShape) -> Config:
+    """The configuration with another shape."""
+    heads = shape.d_model * config.model.heads // config.model.d_model
+    model = replace(config.model, d_model=shape.d_model, heads=heads, blocks=shape.blocks)
+    return replace(config, data=replace(config.data, vocab_size=shape.vocab_size), model=model)
+
+
+def candidate_shapes(config: Config, text_bytes: int) -> list[NetworkShape]:
+    """All shapes of search.vocab_size, search.d_model and search.blocks. text_bytes: of the training text."""
+    own, given, head = own_shape(config), config.search, config.model.d_model // config.model.heads
+    sizes = [size for size in VOCABULARIES if size * BYTES_PER_PIECE <= text_bytes]
+    widths = [round(own.d_model * factor / head) * head for factor in WIDTHS]
+    largest = own.blocks if given.blocks in ("auto", None) else given.blocks
+    return [
+        NetworkShape(*values)
+        for values in itertools.product(
+            choose(given.vocab_size, sizes, own.vocab_size),
+            choose(given.d_model, widths, own.d_model),
+            [own.blocks] if given.blocks is None else sorted({*(n for n in DEPTHS if n < largest), largest}),
+        )
+    ]
+
+
+def choose(given, automatic: list[int], own: int) -> list[int]:
+    """The values of a size: those given, those for `auto`, or the configuration's own if none are given."""
+    return automatic if given == "auto" else sorted({*given}) or [own]

@@ -1,0 +1,128 @@
+"""The choice of the shape: candidates, costs, the law, and the search that begins with it."""
+
+import itertools
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments.helpers import ArrayCorpus
+from nas.core.config import Config
+from nas.core.pattern import interleaved
+from nas.costs.flops import count_flops
+from nas.shapes.choice import frontier, spread
+from nas.shapes.costs import shape_costs
+from nas.shapes.law import Law, Point
+from nas.shapes.space import NetworkShape, candidate_shapes, options_of, with_shape
+from nas.training.device import device_context
+from tests.processes import ROOT, refuse, succeed
+
+CPU = device_context(Config().train)
+
+
+def test_candidates_are_all_given_sizes_or_the_automatic_ones_that_the_text_allows(small_config):
+    config = small_config("data.vocab_size=500", "model.d_model=16", "model.heads=2", "model.blocks=6")
+    config.search.vocab_size, config.search.d_model, config.search.blocks = [700, 500], "auto", 5
+    found = candidate_shapes(config, 10**9)
+    assert {shape.vocab_size for shape in found} == {500, 700} and {shape.blocks for shape in found} == {2, 3, 4, 5}
+    assert {shape.d_model for shape in found} == {16, 24, 32, 48, 64} and len(found) == 2 * 4 * 5
+    config.search.vocab_size, config.search.d_model, config.search.blocks = "auto", [], None
+    assert candidate_shapes(config, 4_100_000) == [NetworkShape(size, 16, 6) for size in (1000, 2000, 4000)]
+
+
+def test_a_shape_keeps_the_channels_of_a_head(small_config):
+    config, shape = small_config("model.d_model=16", "model.heads=2"), NetworkShape(900, 24, 3)
+    shaped = with_shape(config, shape)
+    assert (shaped.data.vocab_size, shaped.model.d_model, shaped.model.heads, shaped.model.blocks) == (900, 24, 3, 3)
+    assert small_config("model.d_model=16", "model.heads=2", *options_of(shape, config)) == shaped
+
+
+def test_costs_count_a_text_in_any_vocabulary(small_config):
+    """A vocabulary that needs half of the tokens halves the cost of blocks."""
+    config = small_config("data.vocab_size=40", "model.blocks=4", "search.latency.source=flops")
+    corpora = {40: ArrayCorpus(40, train=np.arange(8000) % 40, valid=np.arange(9))}
+    corpora[80] = ArrayCorpus(80, train=np.arange(4000) % 80, valid=np.arange(9))
+    corpora[80].meta["splits"]["train"]["bytes"] = 8000
+    shapes = [NetworkShape(40, 16, 4), NetworkShape(80, 16, 6), NetworkShape(80, 32, 2)]
+    costs = shape_costs(config, corpora, shapes, CPU)
+    for shape in shapes:
+        table = count_flops(with_shape(config, shape), corpora[shape.vocab_size].counts())
+        expected = table.cost(interleaved(shape.blocks)) * {40: 1000, 80: 500}[shape.vocab_size]
+        assert costs.cost(shape) == pytest.approx(expected, rel=1e-12)
+    assert costs.ratio(shapes[0]) == 1
+
+
+def test_the_widest_of_each_vocabulary_and_depth_are_probed_far_from_each_other():
+    shapes = [NetworkShape(*values) for values in itertools.product((1000, 2000, 4000), (32, 64), (2, 4, 8))]
+    assert frontier(shapes) == [NetworkShape(size, 64, blocks) for size in (1000, 2000, 4000) for blocks in (2, 4, 8)]
+    first, *others = spread(frontier(shapes), 5)
+    assert first == NetworkShape(2000, 64, 4)
+    corners = {(size, 64, blocks) for size in (1000, 4000) for blocks in (2, 8)}
+    assert {*others} == corners
+
+
+def true_loss(shape: NetworkShape, text: float) -> float:
+    size, width, blocks = shape
+    return 0.9 + 8 * size**-0.3 + 3 * width**-0.5 + 0.3 * blocks**-0.7 + 0.25 * text**-0.35 * (size / 2000) ** 0.1
+
+
+def test_the_law_finds_the_best_shape_of_a_known_law_from_the_first_eighth_of_trainings():
+    generator = np.random.default_rng(0)
+    shapes = [NetworkShape(*v) for v in itertools.product((1000, 2000, 4000, 8000), (64, 96, 128, 192), (2, 4, 8, 12))]
+    fitting = [shape for shape in shapes if shape.d_model**1.3 * shape.blocks < 2500]
+    probes = spread(frontier(fitting), 12)
+    points = [
+        Point(shape, text, true_loss(shape, text) * (1 + 0.002 * generator.normal()))
+        for shape in probes
+        for text in np.linspace(0.03, 0.125, 7)
+    ]
+    law = Law(points)
+    truth = np.array([true_loss(shape, 1.0) for shape in fitting])
+    assert truth[int(np.argmin(law.predict(fitting)))] - truth.min() < 0.005
+
+
+SHAPES = [
+    *("data.tokenizer=sentencepiece", "data.vocab_size=310", "search.vocab_size=[300,310]", "search.d_model=[8,16,24]"),
+    *("search.blocks=auto", "search.latency.source=flops", "search.latency.target=0.9", "search.probes=6"),
+    *("search.probe_share=0.5", "search.retrain_steps=60"),
+]
+
+
+@pytest.mark.slow
+def test_a_search_chooses_its_shape_again_after_a_kill_and_its_pattern_needs_no_other_option(tmp_path, small_yaml):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shown = succeed("search", small_yaml, "--run", whole, *SHAPES)
+    assert "5 probes, each 0.5 of a training: about 2.5 trainings" in shown
+    choice = yaml.safe_load((whole / "shapes" / "choice.yaml").read_text())
+    shape = choice["shapes"][0]
+    assert {key: shape[key] for key in choice["shape"]} == choice["shape"] and shape["ratio"] <= 0.9
+    assert choice["ratio"] == shape["ratio"]
+    command = [sys.executable, "search.py", small_yaml, "--run", killed, *SHAPES]
+    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(killed.glob("shapes/*/trial-*.yaml")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *SHAPES)
+    succeed("search", small_yaml, "--run", killed, "--resume", *SHAPES)
+    assert yaml.safe_load((killed / "shapes" / "choice.yaml").read_text()) == choice
+    assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
+    succeed("derive", whole)
+    pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
+    assert {key: pattern[key] for key in ("vocab_size", "d_model")} == {k: shape[k] for k in ("vocab_size", "d_model")}
+    assert pattern["heads"] == pattern["d_model"] // 8 and len(pattern["blocks"]) == shape["blocks"]
+    run = ["--run", tmp_path / "run", "data.tokenizer=sentencepiece", "train.steps=4"]
+    shown = succeed("retrain", whole / "pattern.yaml", small_yaml, *run)
+    assert f"a vocabulary of {shape['vocab_size']}\n" in shown and f"d_model {shape['d_model']}\n" in shown
+
+
+@pytest.mark.slow
+def test_a_budget_that_no_shape_meets_names_the_least(tmp_path, small_yaml):
+    message = refuse("search", small_yaml, "--run", tmp_path / "run", *SHAPES, "search.latency.target=0.01")
+    assert message.startswith("error: no shape is within search.latency.target=0.01: the cheapest, 3")
+    assert "give at least that" in message and not (tmp_path / "run").exists()
