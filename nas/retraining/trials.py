@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder of retrain.py
 
 @dataclass(frozen=True)
 class Trial:
-    """The training of a pattern for `steps` steps, of which the first `until` are run. options: section.key=value."""
+    """A training of `steps` steps that stops after `until` of them. options: section.key=value."""
 
     name: str
     blocks: list[str]
