@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -110,8 +111,8 @@ def run_probes(
 ) -> list[Point]:
     """The losses of probes, while they train for a part of their steps.
 
-    A loss is the mean over an eighth of these steps; the first is left out, because the learning rate rises. Losses on
-    text that is read for the first time need no held-out text.
+    A loss is the mean over an eighth of these steps. Those from the warm-up are left out, because shapes differ
+    otherwise in it. Losses on text that is read for the first time need no held-out text.
     """
     own, share = corpora[config.data.vocab_size], config.search.probe_share
     whole = retraining_steps(config, count_steps(config, len(own.tokens("train"))))
@@ -127,7 +128,8 @@ def run_probes(
     for shape in probes:
         scale = bits_per_nat(corpora[shape.vocab_size])
         lines = [line for line in read_metrics(folder / str(shape)) if line["split"] == "train"]
-        points += [Point(shape, line["step"] / steps[shape.vocab_size], line["nll"] * scale) for line in lines[1:]]
+        later = [line for before, line in pairwise(lines) if before["step"] >= config.train.warmup_steps]
+        points += [Point(shape, line["step"] / steps[shape.vocab_size], line["nll"] * scale) for line in later or lines]
     return points
 
 
