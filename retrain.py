@@ -10,7 +10,7 @@ from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.operations import resolve_block
-from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_options
+from nas.core.pattern import SHAPE_OPTIONS, abbreviate, differing_shape, read_pattern, shape_options
 from nas.core.run_folder import RESULTS, trial_file
 from nas.costs.cost_table import latency_report
 
@@ -86,9 +86,9 @@ def main() -> None:
     pattern_file = read_pattern(arguments.pattern)
     config = load_config(arguments.config, [*shape_options(pattern_file), *arguments.overrides])
     values = flat_config(asdict(config))
-    for key, option in SHAPE_OPTIONS.items():
-        if pattern_file.get(key) not in (None, values[option]):
-            print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {option}={values[option]}")
+    for key in differing_shape(pattern_file, values):
+        option = SHAPE_OPTIONS[key]
+        print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {option}={values[option]}")
     pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: block")
     notice_other_sizes(pattern_file, config)
 
@@ -126,7 +126,6 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     from nas.retraining.weights import set_weights
     from nas.training.build import build_fixed, passes_warning, resolve_auto, warmup_warning
     from nas.training.distributed import first_on_each_node
-    from nas.training.trainer import Trainer
 
     data = config.data
     if config.train.init_from and not origin:  # the run goes on, and the folder of the origin may be gone
@@ -153,30 +152,41 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
         passes = passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train")))
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)
-        trainer, out = Trainer(phase, run), RESULTS
-        trainer.fit(arguments.until)
-        if arguments.until:
-            if trainer.step > arguments.until:
-                raise InputError(f"--until {arguments.until}: {run.path} is at step {trainer.step} already")
-            figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": trainer.valid}
-            run.write(trial_file(arguments.until), figures | {"wall_time_s": trainer.wall_seconds})
-        if trainer.step < phase.total_steps:
-            print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
+        results, out = train(phase, run, pattern_file, arguments.until), RESULTS
+        if results is None:
             return
-        if (run.path / out).exists():  # an earlier call has finished the run
-            results = read_yaml(run.path / out)
-        else:
-            results = evaluate_best(phase, run, pattern_file) | {
-                "train_steps": trainer.step,
-                "train_tokens": trainer.tokens,
-                "wall_time_s": trainer.wall_seconds,
-                "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
-            }
-        test = results["test"]  # written again, because restoring the checkpoint removed its line
-        run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     run.write(out, results)
     print_results(results)
     print(f"written to {run.path / out}")
+
+
+def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
+    """Train to the end. Returns the content of results.yaml, or None if the training stops earlier, at step `until`."""
+    from nas.retraining.results import evaluate_best
+    from nas.training.trainer import Trainer
+
+    trainer = Trainer(phase, run)
+    trainer.fit(until)
+    if until:
+        if trainer.step > until:
+            raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
+        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": trainer.valid}
+        run.write(trial_file(until), figures | {"wall_time_s": trainer.wall_seconds})
+    if trainer.step < phase.total_steps:
+        print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
+        return None
+    if (run.path / RESULTS).exists():  # an earlier call has finished the run
+        results = read_yaml(run.path / RESULTS)
+    else:
+        results = evaluate_best(phase, run, pattern_file) | {
+            "train_steps": trainer.step,
+            "train_tokens": trainer.tokens,
+            "wall_time_s": trainer.wall_seconds,
+            "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
+        }
+    test = results["test"]  # written again, because restoring the checkpoint removed its line
+    run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
+    return results
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Several processes may share OUT, each with its own --only. The last line is JSON
 
 import itertools
 import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -19,77 +18,67 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
+from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import interleaved
+from nas.shapes.space import NetworkShape, options_of, own_shape
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
 PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
-REFERENCE = 2000, 64, 12
-HEAD = 32  # channels of a head
 LARGEST = 1.1  # ratio of the time per byte to the reference's: slower shapes are not trained
 BUDGETS = 0.4, 0.65, 1.0
 WINDOWS = 64  # equal parts of a training, whose losses are kept
 ROUNDS = 20
 
 
-def name_of(shape: tuple[int, int, int]) -> str:
-    return "{}-{}x{}".format(*shape[:1], shape[2], shape[1])
-
-
-def options_of(shape: tuple[int, int, int]) -> list[str]:
-    pieces, width, blocks = shape
-    sizes = f"model.d_model={width}", f"model.heads={width // HEAD}", f"model.blocks={blocks}"
-    return [f"data.vocab_size={pieces}", *sizes]
-
-
-def train(shape: tuple[int, int, int], overrides: list[str]) -> dict:
+def train(shape: NetworkShape, overrides: list[str]) -> dict:
     """Train the interleaved network of a shape; its figures on valid, and the losses of the training, in bits per byte.
 
     Each loss is the mean over an equal part of the steps.
     """
     from nas.retraining.phase import RetrainPhase
+    from nas.shapes.choice import bits_per_nat
     from nas.training.build import build_fixed
 
-    config, corpus, context = open_experiment(CONFIG, [*options_of(shape), *overrides])
+    config, corpus, context = open_experiment(CONFIG, [*options_of(shape, load_config(CONFIG, [])), *overrides])
     began = time.monotonic()
-    phase = RetrainPhase(build_fixed(interleaved(shape[-1]), config, corpus.vocab_size), corpus, config, context)
+    phase = RetrainPhase(build_fixed(interleaved(shape.blocks), config, corpus.vocab_size), corpus, config, context)
     nlls = [float(phase.step(step)[0]) for step in range(1, phase.total_steps + 1)]
     phase.end()
-    valid, about = phase.valid_figures(), corpus.meta["splits"]["train"]
-    scale = about["tokens"] / about["bytes"] / math.log(2)
-    losses = [float(part.mean()) * scale for part in np.array_split(nlls, WINDOWS)]
+    valid = phase.valid_figures()
+    losses = [float(part.mean()) * bits_per_nat(corpus) for part in np.array_split(nlls, WINDOWS)]
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}
     return figures | {"steps": phase.total_steps, "losses": losses, "seconds": time.monotonic() - began}
 
 
-def measure(shapes: list[tuple[int, int, int]], overrides: list[str]) -> dict[str, float]:
+def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float]:
     """{name: the time per byte of text of inference, as a ratio to the reference's}"""
     from nas.costs.latency import segment_works, timed_rounds
 
     works, tokens_per_byte = {}, {}
     for shape in shapes:
-        config, corpus, context = open_experiment(CONFIG, [*options_of(shape), *overrides])
-        (works[shape],) = segment_works([interleaved(shape[-1])], config, corpus.counts(), context)
+        config, corpus, context = open_experiment(CONFIG, [*options_of(shape, load_config(CONFIG, [])), *overrides])
+        (works[shape],) = segment_works([interleaved(shape.blocks)], config, corpus.counts(), context)
         about = corpus.meta["splits"]["valid"]
         tokens_per_byte[shape] = about["tokens"] / about["bytes"]
-    times = timed_rounds(works, ROUNDS)
+    times, own = timed_rounds(works, ROUNDS), own_shape(load_config(CONFIG, []))
     return {
-        name_of(shape): float(np.median(taken / times[REFERENCE])) * tokens_per_byte[shape] / tokens_per_byte[REFERENCE]
+        str(shape): float(np.median(taken / times[own])) * tokens_per_byte[shape] / tokens_per_byte[own]
         for shape, taken in times.items()
     }
 
 
-def report(jobs: Jobs, shapes: list[tuple[int, int, int]], ratios: dict[str, float]) -> dict:
+def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float]) -> dict:
     """Print the table of the finished trainings. Returns the content of the last line: the best shapes."""
-    rows = [(ratios[name_of(shape)], shape, result) for shape in shapes if (result := jobs.get(name_of(shape)))]
+    rows = [(ratios[str(shape)], shape, result) for shape in shapes if (result := jobs.get(str(shape)))]
     names = "pieces", "d_model", "blocks", "time per byte", "word perplexity", "bits per byte", "seconds"
     print_row(*names, header=True)
-    for ratio, (pieces, width, blocks), result in sorted(rows):
+    for ratio, shape, result in sorted(rows):
         figures = f"{result['word_perplexity']:.2f}", f"{result['bits_per_byte']:.4f}", f"{result['seconds']:.0f}"
-        print_row(pieces, width, blocks, f"{ratio:.3f}", *figures)
+        print_row(*shape, f"{ratio:.3f}", *figures)
     best = {}
     for budget in BUDGETS:
-        fitting = [(result["word_perplexity"], name_of(shape)) for ratio, shape, result in rows if ratio <= budget]
+        fitting = [(result["word_perplexity"], str(shape)) for ratio, shape, result in rows if ratio <= budget]
         if fitting:
             best[str(budget)] = min(fitting)[::-1]
     return {"missing": len(shapes) - len(rows), "best": best}
@@ -100,13 +89,13 @@ def main() -> None:
     parser.add_argument("--latency", action="store_true", help="measure the latencies, which choose what is trained")
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
-    shapes = list(itertools.product(PIECES, WIDTHS, BLOCKS))
+    shapes = [NetworkShape(*sizes) for sizes in itertools.product(PIECES, WIDTHS, BLOCKS)]
     if arguments.latency:
         (arguments.out / "latency.json").unlink(missing_ok=True)
     ratios = jobs.do("latency", lambda: measure(shapes, overrides))
-    shapes = [shape for shape in shapes if ratios[name_of(shape)] <= LARGEST]
-    for shape in sorted(shapes, key=lambda shape: -ratios[name_of(shape)]):
-        jobs.do(name_of(shape), lambda: train(shape, overrides))  # noqa: B023
+    shapes = [shape for shape in shapes if ratios[str(shape)] <= LARGEST]
+    for shape in sorted(shapes, key=lambda shape: -ratios[str(shape)]):
+        jobs.do(str(shape), lambda: train(shape, overrides))  # noqa: B023
     print(json.dumps(report(jobs, shapes, ratios)))
 
 

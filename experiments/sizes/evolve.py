@@ -1,9 +1,9 @@
 """What a user could do without a SuperNet: an evolution whose judge is short trainings alone.
 
 `python experiments/sizes/evolve.py` draws random networks of search.yaml's space within its budget, changes the best
-ones, and trains each for a sixth of the steps (an evolution that keeps the best). The best
-four then train for half of the steps, and the best of these is written as a pattern file. Latencies are predicted
-from a table, measured at the start. Every training is a JSON file in OUT and is not repeated. The last line is JSON.
+ones, and trains each for a sixth of the steps (an evolution that keeps the best). The best four then train for half of
+the steps, and the best of these is written as a pattern file. Latencies are predicted from a table, measured at the
+start. Every training is a JSON file in OUT and is not repeated. The last line is JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from experiments.helpers import open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.core.errors import run_command
 from nas.core.files import write_yaml
-from nas.core.pattern import FORMAT, abbreviate, file_name, interleaved
+from nas.core.pattern import FORMAT, abbreviate, file_name
 from nas.costs.cost_table import CostTable
 
 CONFIG = Path(__file__).with_name("search.yaml")
@@ -35,7 +35,7 @@ class Evolution:
         self.generator = random.Random(0)
 
     def fits(self, pattern: list[str]) -> bool:
-        return LEAST * self.highest <= self.costs.cost(pattern) <= self.highest if pattern else False
+        return bool(pattern) and LEAST * self.highest <= self.costs.cost(pattern) <= self.highest
 
     def draw(self) -> list[str]:
         """A random network: first the number of blocks, then shares of the operations, then each block."""
@@ -64,14 +64,12 @@ class Evolution:
         return child
 
 
-def train(pattern: list[str], overrides: list[str], part: int) -> dict:
-    """nll on valid after 1 / part of search.retrain_steps."""
+def train(pattern: list[str], overrides: list[str], steps: int) -> dict:
+    """nll on valid after some steps."""
     from nas.retraining.phase import train_pattern
     from nas.training.evaluation import evaluate_split
 
-    config, *_ = open_experiment(CONFIG, overrides)
-    steps = f"train.steps={config.search.retrain_steps // part}"
-    config, corpus, context = open_experiment(CONFIG, [*overrides, steps])
+    config, corpus, context = open_experiment(CONFIG, [*overrides, f"train.steps={steps}"])
     model = train_pattern(pattern, config, corpus, context)
     valid = evaluate_split(config, model, model.blocks, corpus, "valid", context)
     return {"pattern": abbreviate(pattern), "nll": valid["nll_per_token"]}
@@ -87,7 +85,7 @@ def main() -> None:
     config, corpus, context = open_experiment(CONFIG, overrides)
     table = current_costs(config, corpus.counts(), context, arguments.out / "latency.yaml")
     table.write(arguments.out / "latency.yaml")
-    reference = table.cost(interleaved(config.model.blocks))
+    reference, steps = table.reference(config.model.blocks), config.search.retrain_steps
     highest = config.search.latency.target * reference
     evolution = Evolution(config.search.operations, config.model.blocks, table, highest)
     found: dict[tuple[str, ...], float] = {}
@@ -96,12 +94,12 @@ def main() -> None:
         parent = list(evolution.generator.choice(parents)) if len(found) >= RANDOM else None
         pattern = evolution.change(parent) if parent else evolution.draw()
         if tuple(pattern) not in found:
-            result = jobs.do(f"short-{file_name(pattern)}", lambda: train(pattern, overrides, SHORT))  # noqa: B023
+            result = jobs.do(f"short-{file_name(pattern)}", lambda: train(pattern, overrides, steps // SHORT))  # noqa: B023
             found[tuple(pattern)] = result["nll"]
     print_row("pattern", "of the latency, predicted", f"nll, 1/{SHORT} of the steps", f"nll, 1/{LONG}", header=True)
     finals = {}
     for pattern in sorted(found, key=found.get)[:FINAL]:
-        result = jobs.do(f"long-{file_name(pattern)}", lambda: train(list(pattern), overrides, LONG))  # noqa: B023
+        result = jobs.do(f"long-{file_name(pattern)}", lambda: train(list(pattern), overrides, steps // LONG))  # noqa: B023
         finals[pattern] = result["nll"]
         ratio = f"{table.cost(list(pattern)) / reference:.3f}"
         print_row(abbreviate(list(pattern)), ratio, f"{found[pattern]:.4f}", f"{finals[pattern]:.4f}")

@@ -1,6 +1,5 @@
 """The run folder of a comparison, its patterns, and the tasks that train them."""
 
-import sys
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -21,12 +20,11 @@ from nas.costs.cost_table import CostTable
 from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.retraining.tasks import Task
+from nas.retraining.tasks import Task, script_task
 from nas.search.maturity import MATURE, MATURE_WITH_TRIALS, maturity_warning
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext, device_context, set_up_device
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 REPORT_ROUNDS = 60  # for the latencies in the report
 
 
@@ -125,11 +123,7 @@ class Comparison:
         return list(tasks.values())
 
     def task(self, name: str, script: str, arguments: list, result: Path) -> Task:
-        file = ROOT / script
-        if file.is_relative_to(Path.cwd()):  # so that the command in provenance.yaml also works in other checkouts
-            file = file.relative_to(Path.cwd())
-        command = [sys.executable, str(file), *map(str, arguments)]
-        return Task(name, command, result, self.path / "logs" / f"{name}.txt")
+        return script_task(name, script, arguments, result, self.path / "logs" / f"{name}.txt")
 
     def write_pattern(self, contender: Contender, **origin) -> None:
         """Write a pattern file that does not exist yet. Raises InputError if its name belongs to another pattern."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from nas.core.config import Config, flat_config
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
-from nas.core.pattern import SHAPE_OPTIONS, file_name, read_pattern, shape_of
+from nas.core.pattern import SHAPE_OPTIONS, differing_shape, file_name, read_pattern
 from nas.derivation.baselines import RULES
 
 FORMAT = "par-comparison/1"
@@ -162,12 +162,10 @@ def read_contender(path: Path, name: str, blocks: int, recipe: Config) -> Conten
         allowed = "begin with a letter or digit and consist of letters, digits, `-`, `_` and `.`"
         raise InputError(f"{mistake}: the file name must {allowed}")
     content = read_pattern(file)
-    pattern = content["blocks"]
-    for key, value in shape_of(flat_config(asdict(recipe))).items():
-        if content.get(key) not in (None, value):
-            raise InputError(
-                f"{mistake} has {key}={content[key]}, but {SHAPE_OPTIONS[key]} is {value}; they must match"
-            )
+    pattern, values = content["blocks"], flat_config(asdict(recipe))
+    for key in differing_shape(content, values):
+        option = SHAPE_OPTIONS[key]
+        raise InputError(f"{mistake} has {key}={content[key]}, but {option} is {values[option]}; they must match")
     if len(pattern) != blocks:
         raise InputError(f"{mistake} has {len(pattern)} blocks, but model.blocks is {blocks}; they must match")
     return Contender(file.stem, GIVEN, pattern)

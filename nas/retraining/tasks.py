@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 POLL_S = 0.2
 PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # only Linux has it
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -26,6 +28,14 @@ class Task:
     command: list[str]
     result: Path
     log: Path
+
+
+def script_task(name: str, script: str, arguments: list, result: Path, log: Path) -> Task:
+    """The task of a script of the four stages."""
+    file = ROOT / script
+    if file.is_relative_to(Path.cwd()):  # so that the command in provenance.yaml also works in other checkouts
+        file = file.relative_to(Path.cwd())
+    return Task(name, [sys.executable, str(file), *map(str, arguments)], result, log)
 
 
 def unfinished(tasks: list[Task]) -> list[Task]:

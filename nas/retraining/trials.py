@@ -1,7 +1,6 @@
 """Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,10 +8,8 @@ from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import trial_file
-from nas.retraining.tasks import Task, run_tasks
+from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext
-
-ROOT = Path(__file__).resolve().parents[2]  # the folder of retrain.py
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,6 @@ def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     if not pattern.exists():
         write_yaml(pattern, {"format": FORMAT, "blocks": trial.blocks})
     arguments = [pattern, config, "--run", run, "--resume", "--until", trial.until, f"train.steps={trial.steps}"]
-    command = [sys.executable, ROOT / "retrain.py", *arguments, "train.evaluate_every=0", *trial.options]
-    result = run / trial_file(trial.until)
-    return Task(trial.name, [str(part) for part in command], result, folder / "logs" / f"{trial.name}.txt")
+    arguments += ["train.evaluate_every=0", *trial.options]
+    log = folder / "logs" / f"{trial.name}.txt"
+    return script_task(trial.name, "retrain.py", arguments, run / trial_file(trial.until), log)

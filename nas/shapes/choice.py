@@ -49,10 +49,10 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     if world_size() > 1:
         raise InputError("the shape is chosen by one process: start the search without torchrun, and continue with it")
     own, budget = own_shape(config), config.search.latency.target
-    text = Corpus(prepare(config.data, print)).meta["splits"]["train"]
-    shapes = candidate_shapes(config, text["bytes"])
-    sizes = sorted({shape.vocab_size for shape in (*shapes, own)})
-    corpora = {size: Corpus(prepare(replace(config.data, vocab_size=size), print)) for size in sizes}
+    corpora = {own.vocab_size: Corpus(prepare(config.data, print))}
+    shapes = candidate_shapes(config, corpora[own.vocab_size].meta["splits"]["train"]["bytes"])
+    for size in sorted({shape.vocab_size for shape in shapes} - corpora.keys()):
+        corpora[size] = Corpus(prepare(replace(config.data, vocab_size=size), print))
     costs = shape_costs(config, corpora, shapes, context)
     fitting = [shape for shape in shapes if costs.ratio(shape) <= budget]
     if not fitting:

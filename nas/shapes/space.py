@@ -33,7 +33,7 @@ def own_shape(config: Config) -> NetworkShape:
 
 def options_of(shape: NetworkShape, config: Config) -> list[str]:
     """The options section.key=value that give a configuration another shape. Heads keep their number of channels."""
-    heads = shape.d_model * config.model.heads // config.model.d_model
+    heads = with_shape(config, shape).model.heads
     sizes = f"model.d_model={shape.d_model}", f"model.heads={heads}", f"model.blocks={shape.blocks}"
     return [f"data.vocab_size={shape.vocab_size}", *sizes]
 
