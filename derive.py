@@ -8,8 +8,9 @@ import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import write_text, write_yaml
-from nas.core.run_folder import LATENCY, PATTERN
+from nas.core.files import read_yaml, write_text, write_yaml
+from nas.core.pattern import abbreviate
+from nas.core.run_folder import CHOICE, LATENCY, PATTERN
 from nas.costs.budget import read_budgets
 from nas.derivation.pattern_record import pattern_record
 from nas.derivation.printing import pareto_table, print_choice, print_notices
@@ -20,8 +21,9 @@ AUTO = -1  # trials of enough steps
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
-    "--latency-budget": "highest cost, as a ratio R to the interleaved pattern's: in milliseconds if the run has a "
-    "latency.yaml (see python -m nas.latency), else in FLOPs. pi is learned anew for other budgets than the search's",
+    "--latency-budget": "highest cost, as a ratio R to the reference's: in milliseconds if the run has a latency.yaml "
+    "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. pi is learned anew "
+    "for other budgets than the search's",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--trials": "train four candidates from scratch for STEPS steps each (default: half of search.retrain_steps), and "
     "derive the best on valid: pi's pattern, the best rule, and the best others; give it after RUN_DIR",
@@ -54,7 +56,8 @@ def main() -> None:
     for notice in check_seeds(runs):
         print(f"NOTICE: {notice}")
     out = arguments.out or runs[0].path / (PATTERN if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
-    files = [out.with_stem(f"{out.stem}-{budget:g}") for budget in arguments.budgets] if arguments.pareto else [out]
+    names = [str(budget).removesuffix(".0") for budget in arguments.budgets]
+    files = [out.with_stem(f"{out.stem}-{name}") for name in names] if arguments.pareto else [out]
     for file in filter(Path.exists, () if arguments.force else files):  # before minutes are spent on its content
         raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
 
@@ -65,7 +68,8 @@ def main() -> None:
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None
     if arguments.budgets:
-        budgets, costs = arguments.budgets, latency.table if latency else runs[0].flops
+        costs = latency.table if latency else runs[0].flops
+        budgets = [costs.as_ratio(budget, len(runs[0].pi)) for budget in arguments.budgets]
     else:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
     can_judge = all(run.judges_patterns for run in runs)
@@ -84,13 +88,19 @@ def main() -> None:
         write_yaml(file, pattern)
         patterns.append(pattern)
         if arguments.pareto:
-            print(f"\nbudget {budget:g}:")
+            print(f"\nbudget {budget:.4g}:")
         print_choice(choice, pattern, costs)
         print(f"written to {file}")
     if arguments.pareto:
         table = pareto_table(patterns, costs.unit)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
+    if (runs[0].path / CHOICE).exists():
+        from nas.reporting.shape_figure import shapes_figure
+
+        found = [(abbreviate(one["blocks"]), costs.per_kilobyte(costs.cost(one["blocks"])), None) for one in patterns]
+        shapes_figure(read_yaml(runs[0].path / CHOICE), found, out.with_name("shapes.png"))
+        print(f"written to {out.with_name('shapes.png')}")
     print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
 
 

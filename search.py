@@ -42,7 +42,7 @@ def search(config, run, context, interleaved_share: float) -> None:
     from nas.costs.budget import describe_budget
     from nas.costs.flops import count_flops
     from nas.costs.latency import search_latency
-    from nas.data.corpus import Corpus
+    from nas.data.corpus import Corpus, bytes_per_token
     from nas.data.preprocess import prepare
     from nas.data.vocabulary import VOCABULARY
     from nas.search.maturity import describe_steps
@@ -62,13 +62,17 @@ def search(config, run, context, interleaved_share: float) -> None:
         inherit_weights(supernet, config, corpus)
     print_lines(describe_steps(config, len(corpus.tokens("train"))))
     flops, latency = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
-    flops, latency = (table and replace(table, interleaved_share=interleaved_share) for table in (flops, latency))
+    about = {"interleaved_share": interleaved_share, "bytes_per_token": bytes_per_token(corpus)}
+    flops, latency = (table and replace(table, **about) for table in (flops, latency))
     costs = latency or flops
     if options.latency.source != "none":
-        print_lines(describe_budget(options.latency.target, config.model.blocks, options.operations, costs))
+        budget = costs.as_ratio(options.latency.target, config.model.blocks)
+        print_lines(describe_budget(budget, config.model.blocks, options.operations, costs))
 
     run.start(config, provenance(config, corpus.meta, context))
     run.save(VOCABULARY, corpus.vocabulary)
+    if options.latency.source != "none":
+        options.latency.target = budget  # now that config.yaml has it as it was given
     run.write(FLOPS_TABLE, flops.to_dict())
     if latency:
         run.write(LATENCY, latency.to_dict())

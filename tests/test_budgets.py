@@ -8,7 +8,7 @@ import pytest
 
 from nas.core.errors import InputError
 from nas.costs.budget import describe_budget, likeliest_path, read_budgets
-from nas.costs.cost_table import FLOPS, CostTable
+from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.lattice import PatternLattice
 from tests.making import COSTS, NAMES
 
@@ -40,9 +40,20 @@ def test_a_lattice_of_many_blocks_and_operations_has_few_nodes():
 
 def test_budgets_are_positive_numbers():
     assert read_budgets("1,0.5,0.65,1.0,0.65000001") == [0.5, 0.65, 1.0]
-    for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1", "10.5", "0.5,20"):
+    assert read_budgets("2.5ms, 0.7,2.5 ms") == [0.7, "2.5ms"]
+    for bad in ("", "x", "0.5;0.6", "0", "-1", "nan", "inf", "0.5,,1", "10.5", "0.5,20", "2.5s"):
         with pytest.raises(InputError, match="is not a budget: give ratios"):
             read_budgets(bad)
+
+
+def test_a_time_for_a_text_is_a_budget():
+    """A batch of 50 tokens, each of 4 bytes, takes 20 ms, so that 1,000 bytes take 100 ms."""
+    times = replace(COSTS, unit=MILLISECONDS, holds_for={"batch_size": 5, "segment": 10}, bytes_per_token=4.0)
+    assert times.as_ratio("60ms", 2) == pytest.approx(0.6) and times.as_ratio(0.7, 2) == 0.7
+    assert replace(times, interleaved_share=0.5).as_ratio("60ms", 2) == pytest.approx(0.3)  # of a slower reference
+    assert times.for_text(20.0) == "100 ms for 1,000 bytes of text"
+    with pytest.raises(InputError, match="a budget of 60ms needs measured costs"):
+        COSTS.as_ratio("60ms", 2)
 
 
 def test_a_budget_is_described_and_warns_if_it_has_no_room_for_attention():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import latency
@@ -215,8 +216,10 @@ def test_latency_files_hold_predicted_and_measured_values(small_config, counts, 
     timed(sums(TRUE))
     table = CostTable(MILLISECONDS, 4.0, {"attention": 3.0, "dense": 1.25, "identity": 0.125})
     pattern = ["attention", "identity"]
-    measured = measure_pattern(pattern, small_config(), counts, CPU, table.predict(pattern))
+    corpus = ArrayCorpus(len(counts), train=np.repeat(np.arange(len(counts)), counts), valid=np.arange(9))
+    measured = measure_pattern(pattern, small_config(), corpus, CPU, table.predict(pattern))
     assert measured["predicted_ms"] == measured["median_ms"] == 7.125
+    assert measured["ms_per_1000_bytes"] == pytest.approx(7.125 / (16 * 8 / 1000))  # a token is a byte
     assert measured["ratio_to_interleaved"] == pytest.approx(7.125 / 8.25)
     assert (measured["batch_size"], measured["segment"], measured["memory"]) == (16, 8, 8)
 

@@ -13,7 +13,7 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.pattern import interleaved
 from nas.costs.flops import count_flops
-from nas.shapes.choice import frontier, spread
+from nas.shapes.choice import PROBES, first_probes
 from nas.shapes.costs import shape_costs
 from nas.shapes.law import Law, Point
 from nas.shapes.space import NetworkShape, candidate_shapes, options_of, with_shape
@@ -27,10 +27,11 @@ def test_candidates_are_all_given_sizes_or_the_automatic_ones_that_the_text_allo
     config = small_config("data.vocab_size=500", "model.d_model=16", "model.heads=2", "model.blocks=6")
     config.search.vocab_size, config.search.d_model, config.search.blocks = [700, 500], "auto", 5
     found = candidate_shapes(config, 10**9)
-    assert {shape.vocab_size for shape in found} == {500, 700} and {shape.blocks for shape in found} == {2, 3, 4, 5}
-    assert {shape.d_model for shape in found} == {16, 24, 32, 48, 64} and len(found) == 2 * 4 * 5
+    assert {shape.vocab_size for shape in found} == {500, 700} and {shape.blocks for shape in found} == {2, 3, 4, 5, 6}
+    assert {shape.d_model for shape in found} == {16, 24, 32, 48, 64} and len(found) == 2 * 4 * 5 + 1
+    assert found[-1] == NetworkShape(500, 16, 6)  # the reference
     config.search.vocab_size, config.search.d_model, config.search.blocks = "auto", [], None
-    assert candidate_shapes(config, 4_100_000) == [NetworkShape(size, 16, 6) for size in (1000, 2000, 4000)]
+    assert candidate_shapes(config, 2_500_000) == [NetworkShape(size, 16, 6) for size in (1000, 2000, 4000, 500)]
 
 
 def test_a_shape_keeps_the_channels_of_a_head(small_config):
@@ -57,11 +58,12 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
 
 def test_the_widest_of_each_vocabulary_and_depth_are_probed_far_from_each_other():
     shapes = [NetworkShape(*values) for values in itertools.product((1000, 2000, 4000), (32, 64), (2, 4, 8))]
-    assert frontier(shapes) == [NetworkShape(size, 64, blocks) for size in (1000, 2000, 4000) for blocks in (2, 4, 8)]
-    first, *others = spread(frontier(shapes), 5)
+    found = first_probes(shapes)
+    assert len(found) == len({*found}) == PROBES and {shape.d_model for shape in found} == {64}
+    first, *others = found[:5]
     assert first == NetworkShape(2000, 64, 4)
-    corners = {(size, 64, blocks) for size in (1000, 4000) for blocks in (2, 8)}
-    assert {*others} == corners
+    assert {*others} == {(size, 64, blocks) for size in (1000, 4000) for blocks in (2, 8)}  # the corners
+    assert {*first_probes(shapes[:4])} == {*shapes[:4]}  # narrower ones too, if there are few shapes
 
 
 def true_loss(shape: NetworkShape, text: float) -> float:
@@ -73,7 +75,7 @@ def test_the_law_finds_the_best_shape_of_a_known_law_from_the_first_eighth_of_tr
     generator = np.random.default_rng(0)
     shapes = [NetworkShape(*v) for v in itertools.product((1000, 2000, 4000, 8000), (64, 96, 128, 192), (2, 4, 8, 12))]
     fitting = [shape for shape in shapes if shape.d_model**1.3 * shape.blocks < 2500]
-    probes = spread(frontier(fitting), 12)
+    probes = first_probes(fitting)
     points = [
         Point(shape, text, true_loss(shape, text) * (1 + 0.002 * generator.normal()))
         for shape in probes
@@ -86,8 +88,8 @@ def test_the_law_finds_the_best_shape_of_a_known_law_from_the_first_eighth_of_tr
 
 SHAPES = [
     *("data.tokenizer=sentencepiece", "data.vocab_size=310", "search.vocab_size=[300,310]", "search.d_model=[8,16,24]"),
-    *("search.blocks=auto", "search.latency.source=flops", "search.latency.target=0.9", "search.probes=6"),
-    *("search.probe_share=0.5", "search.retrain_steps=60"),
+    *("search.blocks=auto", "search.latency.source=flops", "search.latency.target=0.9"),
+    "search.retrain_steps=60",
 ]
 
 
@@ -95,11 +97,11 @@ SHAPES = [
 def test_a_search_chooses_its_shape_again_after_a_kill_and_its_pattern_needs_no_other_option(tmp_path, small_yaml):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *SHAPES)
-    assert "5 probes, each 0.5 of a training: about 2.5 trainings" in shown
+    assert "5 probes of shapes, each 0.125 of a training" in shown and "4 probes of shapes, each 0.25" in shown
     choice = yaml.safe_load((whole / "shapes" / "choice.yaml").read_text())
-    shape = choice["shapes"][0]
-    assert {key: shape[key] for key in choice["shape"]} == choice["shape"] and shape["ratio"] <= 0.9
-    assert choice["ratio"] == shape["ratio"]
+    shape = next(shape for shape in choice["shapes"] if shape["ratio"] <= 0.9)
+    assert {key: shape[key] for key in choice["shape"]} == choice["shape"]
+    assert choice["ratio"] == shape["ratio"] and shape["behind"] == shape["interval"] == 0
     command = [sys.executable, "search.py", small_yaml, "--run", killed, *SHAPES]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
@@ -112,7 +114,7 @@ def test_a_search_chooses_its_shape_again_after_a_kill_and_its_pattern_needs_no_
     succeed("search", small_yaml, "--run", killed, "--resume", *SHAPES)
     assert yaml.safe_load((killed / "shapes" / "choice.yaml").read_text()) == choice
     assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
-    succeed("derive", whole)
+    assert f"written to {whole / 'shapes.png'}" in succeed("derive", whole)
     pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
     assert {key: pattern[key] for key in ("vocab_size", "d_model")} == {k: shape[k] for k in ("vocab_size", "d_model")}
     assert pattern["heads"] == pattern["d_model"] // 8 and len(pattern["blocks"]) == shape["blocks"]

@@ -105,7 +105,10 @@ class LatencyOptions:
     timing: str = option(
         "inference", "a forward pass (evaluate.*) or a training step (train.*)", choices=("inference", "training")
     )
-    target: float = option(0.65, "highest (gumbel: expected) cost, as a ratio to the interleaved pattern's", above=0)
+    # float or "2.5ms": check_budget() checks it
+    target: Any = option(
+        0.65, "highest (gumbel: expected) cost: a ratio to the reference's, or 2.5ms for 1,000 bytes of text"
+    )
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 
 
@@ -118,8 +121,6 @@ class SearchOptions:
     vocab_size: Any = option([], "vocabularies to choose from before the search; auto; []: data.vocab_size")
     d_model: Any = option([], "widths to choose from, with heads of one size; auto; []: model.d_model")
     blocks: Any = option(None, "largest number of blocks; auto: model.blocks; null: exactly model.blocks")
-    probes: int = option(12, "networks whose shapes are tried before the search", minimum=6)
-    probe_share: float = option(0.125, "share of a training that such a network gets", above=0, maximum=1)
     method: str = option(
         "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")
     )
@@ -148,7 +149,7 @@ class SearchOptions:
 
     @property
     def budget(self) -> float | None:
-        """The budget within which a search draws paths, a ratio to the interleaved pattern's cost; None: none."""
+        """The budget within which a search draws paths, a ratio to the reference's cost; None: none."""
         return self.latency.target if self.method == "single_path" and self.latency.source != "none" else None
 
 

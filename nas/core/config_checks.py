@@ -2,11 +2,13 @@
 
 import math
 import operator
+import re
 from dataclasses import asdict
 
 from nas.core.config import (
     SHORT_PARTS,
     Config,
+    LatencyOptions,
     ModelOptions,
     TrainOptions,
     default_of,
@@ -16,6 +18,7 @@ from nas.core.config import (
 from nas.core.errors import InputError, nearest
 from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block, weight_groups
 
+MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -39,6 +42,7 @@ def check(config: Config) -> None:
     if config.train.short_share and (conflict := short_segments_conflict(config)):
         raise InputError(conflict)
     check_method(values)
+    check_budget(config.search.latency)
     check_shapes(config)
     given = config.search.operations
     config.search.operations = simplify(given, config, "search.operations: entry")
@@ -139,6 +143,22 @@ def short_segments_conflict(config: Config) -> str | None:
     if config.model.grid:
         return f"train.short_share={train.short_share} does not work with model.grid; give 0"
     return None
+
+
+def milliseconds(budget: float | str) -> float | None:
+    """The time of a budget such as 2.5ms, for 1,000 bytes of text; None if the budget is a ratio."""
+    absolute = MILLISECONDS.fullmatch(budget) if isinstance(budget, str) else None
+    return float(absolute[1]) if absolute else None
+
+
+def check_budget(options: LatencyOptions) -> None:
+    budget, absolute = options.target, milliseconds(options.target)
+    if absolute is None and not (isinstance(budget, (int, float)) and 0 < budget < math.inf):
+        raise InputError(
+            f"search.latency.target={budget} must be a ratio above 0, such as 0.65, or a time such as 2.5ms"
+        )
+    if absolute and options.source != "measured":
+        raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
 
 
 def check_shapes(config: Config) -> None:

@@ -21,7 +21,7 @@ PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds
 FLOPS_TABLE = "flops.yaml"
-SHAPES = "shapes"  # the folder of the choice of a shape
+SHAPES, CHOICE = "shapes", "shapes/choice.yaml"  # the folder of the choice of a shape, and the choice
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 # The text is compared by its SHA-256, so its place may change.

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError
 from nas.core.operations import kind_of
 from nas.core.pattern import abbreviate, interleaved
@@ -11,22 +12,24 @@ from nas.costs.lattice import PatternLattice
 LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
 
 
-def read_budgets(text: str) -> list[float]:
-    """Parse `0.5,0.65,1` into increasing ratios to the interleaved pattern's cost. Raises InputError."""
-    try:
-        budgets = sorted({round(float(part), 4) for part in text.split(",")})  # rounded for file names
+def read_budgets(text: str) -> list[float | str]:
+    """Parse `0.5,0.65,2.5ms` into increasing ratios to the reference's cost, and times. Raises InputError."""
+    parts = [part.strip() for part in text.split(",")]
+    times = {part.replace(" ", "") for part in parts if milliseconds(part)}
+    try:  # rounded for file names
+        ratios = {round(float(part), 4) for part in parts if milliseconds(part) is None}
     except ValueError:
-        budgets = []
-    if not budgets or not all(0 < budget <= LARGEST for budget in budgets):
+        ratios = {0.0}
+    if not all(0 < ratio <= LARGEST for ratio in ratios):
         raise InputError(
-            f"{text!r} is not a budget: give ratios to the interleaved pattern's cost, such as 0.65 or 0.5,0.65,1, "
-            f"of at most {LARGEST}"
+            f"{text!r} is not a budget: give ratios to the reference's cost, such as 0.65 or 0.5,0.65,1, of at most "
+            f"{LARGEST}, or milliseconds for 1,000 bytes of text, such as 2.5ms"
         )
-    return budgets
+    return [*sorted(ratios), *sorted(times)]
 
 
 def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:
-    """The patterns whose cost is at most `budget`, a ratio to the interleaved pattern's cost.
+    """The patterns whose cost is at most `budget`, a ratio to the reference's cost.
 
     Raises InputError, which names the lowest possible budget, if there are none.
     """
@@ -36,15 +39,15 @@ def patterns_within(budget: float, blocks: int, operations: list[str], costs: Co
     except ValueError:
         cheapest = costs.cheapest(operations, blocks)
         raise InputError(
-            f"no pattern fits a budget of {budget:g}: the cheapest costs {costs.least_budget(cheapest)} of the "
-            "interleaved pattern; give at least that"
+            f"no pattern fits a budget of {budget:.4g}: the cheapest costs {costs.least_budget(cheapest)} of the "
+            "reference; give at least that"
         ) from None
 
 
 def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
     """The likeliest operation of each block under pi [N, O]; with a budget, the likeliest path within it.
 
-    budget: a ratio to the interleaved pattern's cost. Raises InputError if no pattern is within it.
+    budget: a ratio to the reference's cost. Raises InputError if no pattern is within it.
     """
     if budget is None:
         return pi.argmax(axis=1).tolist()
@@ -66,21 +69,21 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
     others = [name for name in operations if name != cheapest[0]]
     if others and costs.ratio(second := [*costs.cheapest(others, 1), *cheapest[1:]]) > budget:
         raise InputError(
-            f"only {abbreviate(cheapest)} is within search.latency.target={budget:g}, so there is nothing to search; "
+            f"only {abbreviate(cheapest)} is within search.latency.target={budget:.4g}, so there is nothing to search; "
             f"give {costs.least_budget(second)} or more"
         )
     reference, baseline = costs.reference(blocks), costs.cost(interleaved(blocks))
     share = (budget * reference - costs.overhead) / (baseline - costs.overhead)
     lines = [
-        f"search.latency.target={budget:g} is {budget * reference:.4g} of the reference's {reference:.4g} "
-        f"{costs.unit}; embedding and output layer take {costs.overhead:.4g}, so the blocks may cost "
-        f"{share:.0%} of what the interleaved pattern's blocks cost"
+        f"search.latency.target={budget:.4g} of the reference is {costs.for_text(budget * reference)}; embedding and "
+        f"output layer take {costs.overhead / (budget * reference):.0%} of it, so the blocks may cost {share:.0%} of "
+        "what the interleaved pattern's blocks cost"
     ]
     if attending := [name for name in operations if kind_of(name).attends]:
         pattern = [*costs.cheapest(attending, 1), *costs.cheapest(operations, blocks - 1)]
         if costs.ratio(pattern) > budget:
             lines.append(
-                f"WARNING: no pattern within search.latency.target={budget:g} has an attention block; give "
+                f"WARNING: no pattern within search.latency.target={budget:.4g} has an attention block; give "
                 f"search.latency.target={costs.least_budget(pattern)} or more"
             )
     return lines

@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
@@ -19,6 +20,7 @@ class CostTable:
 
     interleaved_share: the cost of the interleaved pattern for a text, relative to that of the reference, which has
     another shape if the search chose one.
+    bytes_per_token: of the training text; None: unknown.
     """
 
     unit: str  # FLOPS or MILLISECONDS
@@ -27,6 +29,7 @@ class CostTable:
     holds_for: dict = field(default_factory=dict)  # sizes and, of measured costs, the device
     quartiles: dict[str, list[float]] = field(default_factory=dict)  # of measured costs
     interleaved_share: float = 1.0
+    bytes_per_token: float | None = None
 
     def cost(self, blocks: list[str]) -> float:
         """Cost of a whole model with these blocks."""
@@ -35,6 +38,28 @@ class CostTable:
     def reference(self, blocks: int) -> float:
         """Cost of the reference for as much text: interleaved with `blocks` blocks, or a network of another shape."""
         return self.cost(interleaved(blocks)) / self.interleaved_share
+
+    def per_kilobyte(self, cost: float) -> float:
+        """A cost for 1,000 bytes of text, instead of a token or, in milliseconds, a batch of segments."""
+        tokens = self.holds_for["batch_size"] * self.holds_for["segment"] if self.unit == MILLISECONDS else 1
+        return cost * 1000 / (tokens * self.bytes_per_token)
+
+    def as_ratio(self, budget: float | str, blocks: int) -> float:
+        """A budget, which may be such as 2.5ms, as a ratio to the reference's cost. Raises InputError without times."""
+        time = milliseconds(budget)
+        if time is None:
+            return budget
+        if self.unit != MILLISECONDS or self.bytes_per_token is None:
+            raise InputError(
+                f"a budget of {budget} needs measured costs: give a ratio, or search.latency.source=measured"
+            )
+        return time / self.per_kilobyte(self.reference(blocks))
+
+    def for_text(self, cost: float) -> str:
+        """A cost as text: for 1,000 bytes, if the table knows its text."""
+        if self.bytes_per_token is None:
+            return f"{cost:.4g} {self.unit}"
+        return f"{self.per_kilobyte(cost):.4g} {self.unit.split()[0]} for 1,000 bytes of text"
 
     def ratio(self, blocks: list[str]) -> float:
         """Cost relative to the reference."""
@@ -106,8 +131,8 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
     for name in interleaved(2):
         if blocks[name] == 0:
             raise InputError(f"{path} makes no sense: {name} costs 0; remove the file to measure costs again")
-    share = content.get("interleaved_share", 1.0)
-    return CostTable(content.get("unit", FLOPS), overhead, blocks, holds_for, quartiles, share)
+    text = {key: content[key] for key in ("interleaved_share", "bytes_per_token") if key in content}
+    return CostTable(content.get("unit", FLOPS), overhead, blocks, holds_for, quartiles, **text)
 
 
 def latency_report(latency: dict) -> list[str]:
@@ -119,6 +144,8 @@ def latency_report(latency: dict) -> list[str]:
     measured, ratio = latency["median_ms"], latency["ratio_to_interleaved"]
     shape = f"{latency['batch_size']} x {latency['segment']} tokens, memory {latency['memory']}"
     line = f"latency ({latency['timing']}, {shape}): measured {measured:.2f} ms, {ratio:.2f} of the interleaved pattern"
+    if per_kilobyte := latency.get("ms_per_1000_bytes"):
+        line += f"; {per_kilobyte:.4g} ms for 1,000 bytes of text"
     low, high = latency.get("quartiles_ms", (measured, measured))
     warning = f"WARNING: the latency varies too much, quartiles {low:.2f} and {high:.2f} ms: stop other programs."
     unsteady = [warning] if high - low > UNSTEADY * measured else []

@@ -17,6 +17,7 @@ from nas.core.provenance import processor
 from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
+from nas.data.corpus import Corpus, bytes_per_token
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 from nas.training.distributed import broadcast_from_main
@@ -185,7 +186,8 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
         if not changed:
             return table
         print(f"NOTICE: {file} was measured with {changed}, which differs now; measuring again")
-        return replace(measure_costs(config, counts, context), interleaved_share=table.interleaved_share)
+        same = {"interleaved_share": table.interleaved_share, "bytes_per_token": table.bytes_per_token}
+        return replace(measure_costs(config, counts, context), **same)
     return measure_costs(config, counts, context)
 
 
@@ -217,13 +219,15 @@ def measure_models(
 
 
 def measure_pattern(
-    pattern: list[str], config: Config, counts: np.ndarray, context: DeviceContext, predicted: dict
+    pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext, predicted: dict
 ) -> dict:
     """The measured latency of a pattern, in the form of the files, merged with CostTable.predict(), or with {}."""
-    _, measured = measure_models([interleaved(len(pattern)), pattern], config, counts, context)
-    shape = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
+    _, measured = measure_models([interleaved(len(pattern)), pattern], config, corpus.counts(), context)
+    batch, segment, memory = batch_shape(config)
+    shape = {"batch_size": batch, "segment": segment, "memory": memory}
     timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}
-    return measured | predicted | timing
+    per_text = {"ms_per_1000_bytes": measured["median_ms"] * 1000 / (batch * segment * bytes_per_token(corpus))}
+    return measured | per_text | predicted | timing
 
 
 def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, context: DeviceContext) -> dict:

@@ -21,14 +21,14 @@ class RunLatency:
 
     def __init__(self, run: Path):
         file = run / LATENCY
-        self.config, self.counts = load_config(run / "config.yaml", []), None
+        self.config, self.corpus = load_config(run / "config.yaml", []), None
         self.context = set_up_device(self.config.seed, self.config.train)
         self.measured: dict[tuple[str, ...], dict] = {}
         try:
             corpus = Corpus(prepare(self.config.data))
             check_text(run, data_digests(corpus.meta))
-            self.counts = corpus.counts()
-            self.table = current_costs(self.config, self.counts, self.context, file)
+            self.table = current_costs(self.config, corpus.counts(), self.context, file)
+            self.corpus = corpus
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             self.table = read_costs(file, self.config.search.operations)
@@ -38,7 +38,7 @@ class RunLatency:
         key = tuple(pattern)
         if key not in self.measured:
             latency = self.table.predict(pattern)
-            if self.counts is not None:
-                latency = measure_pattern(pattern, self.config, self.counts, self.context, latency)
+            if self.corpus:
+                latency = measure_pattern(pattern, self.config, self.corpus, self.context, latency)
             self.measured[key] = latency | {"holds_for": self.table.holds_for}
         return dict(self.measured[key])

@@ -30,3 +30,9 @@ class Corpus:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.load(self.folder / VOCABULARY)
+
+
+def bytes_per_token(corpus: Corpus) -> float:
+    """Bytes of the original training text that a token stands for, on average."""
+    text = corpus.meta["splits"]["train"]
+    return text["bytes"] / text["tokens"]

@@ -30,8 +30,7 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     same = f" (the network {network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
     print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
-    if "ratio_to_reference" in pattern["derived_from"]:
-        print(f"{pattern['derived_from']['ratio_to_reference']:.3f} of the reference's cost for the same text")
+    print(f"{costs.ratio(blocks):.3f} of the reference's cost; {costs.for_text(costs.cost(blocks))}")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)
     offered = any(kind_of(name).attends for name in choice.runs[0].operations)
@@ -108,17 +107,18 @@ def print_spread(choice: Choice, costs: CostTable) -> None:
 def pareto_table(patterns: list[dict], unit: str) -> str:
     """Markdown: a row per budget, with the predicted and, if there is one, the measured cost of its pattern."""
     rows = [
-        f"Budgets and ratios are relative to the interleaved pattern's cost, in {unit}.",
+        f"Budgets are relative to the reference's cost, and ratios to that of as many interleaved blocks, in {unit}.",
         "",
-        "| budget | pattern | attending blocks | predicted ratio | measured ratio | predicted ms | ms | SuperNet nll |",
-        "|---|---|---|---|---|---|---|---|",
+        "| budget | pattern | attending blocks | predicted ratio | measured ratio | predicted ms | ms | "
+        "ms for 1,000 bytes | SuperNet nll |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for pattern in patterns:
         latency, origin = pattern.get("latency") or {}, pattern["derived_from"]
         ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
-        values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f"}
+        values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f", "ms_per_1000_bytes": ".3f"}
         cells = [
-            f"{origin['latency_budget']:g}",
+            f"{origin['latency_budget']:.4g}",
             abbreviate(pattern["blocks"]),
             str(sum(kind_of(name).attends for name in pattern["blocks"])),
             f"{ratio:.3f}",
@@ -134,7 +134,7 @@ def print_notices(runs: list[SearchRun], budget: float | None, ratio: float) -> 
     target = runs[0].target
     if budget is None and target and abs(ratio / target - 1) >= TARGET_TOLERANCE:
         print(
-            f"NOTICE: the search's target is {target:g} of the interleaved pattern's cost, and this pattern costs "
+            f"NOTICE: the search's target is {target:.4g} of the reference's cost, and this pattern costs "
             f"{ratio:.2f}. The target applies to the average over pi; give --latency-budget for the pattern itself."
         )
     if len(runs) == 1:

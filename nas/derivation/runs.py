@@ -68,8 +68,10 @@ class SearchRun:
 
     @property
     def target(self) -> float | None:
-        """search.latency.target, a ratio to the interleaved pattern's cost; None if cost played no role."""
-        return self.options["search.latency.target"] if self.options["search.latency.source"] != "none" else None
+        """search.latency.target as a ratio to the reference's cost; None if cost played no role."""
+        if self.options["search.latency.source"] == "none":
+            return None
+        return self.costs.as_ratio(self.options["search.latency.target"], len(self.pi))
 
     @property
     def budget(self) -> float | None:

@@ -14,9 +14,9 @@ from nas.core.config_loading import derived_defaults
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.operations import OPERATIONS, unit_of
-from nas.core.pattern import read_pattern
+from nas.core.pattern import abbreviate, read_pattern
 from nas.core.provenance import git_commit
-from nas.core.run_folder import LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS, read_metrics, read_pi
+from nas.core.run_folder import CHOICE, LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS, read_metrics, read_pi
 from nas.costs.cost_table import CostTable, latency_report, read_costs
 from nas.derivation.runs import current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
@@ -131,12 +131,24 @@ def comparison_section(run: Path) -> dict:
 SECTIONS = {"search": search_section, "retrain": training_section, "compare": comparison_section}
 
 
-def section(run: Path) -> dict:
-    """The section of a run. Raises InputError if the folder holds no run, or a damaged one."""
+def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
+    """The networks of the trainings among these runs, for shapes_figure()."""
+    found = [read_yaml(run / RESULTS) for run in runs if (run / RESULTS).exists()]
+    keys = [("latency", "ms_per_1000_bytes"), ("valid", "bits_per_byte")]
+    return [(abbreviate(results["pattern"]), *(results[one][other] for one, other in keys)) for results in found]
+
+
+def section(run: Path, runs: list[Path]) -> dict:
+    """The section of a run. Raises InputError if the folder holds no run, or a damaged one. runs: all of the page."""
     if not (run / "config.yaml").is_file() or not (run / "provenance.yaml").is_file():
         raise InputError(f"{run} is not a run folder: give the --run folder of search.py, retrain.py or nas.compare")
     stage = read_yaml(run / "config.yaml")["stage"]
-    return {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}
+    content = {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}
+    if (run / CHOICE).exists():
+        from nas.reporting.shape_figure import shapes_figure
+
+        content["shapes"] = data_uri(shapes_figure, read_yaml(run / CHOICE), trained_networks(runs))
+    return content
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:
@@ -148,7 +160,7 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
-        runs=list(map(section, runs)),
+        runs=[section(run, runs) for run in runs],
         operations=list(OPERATIONS),
         colours_of=colours_of,
         unit_of=unit_of,

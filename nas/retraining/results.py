@@ -41,7 +41,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         "flops_per_token": costs.cost(pattern),
         "flops_ratio_to_interleaved": costs.ratio_to_interleaved(pattern),
         "latency": distributed.broadcast_from_main(
-            lambda: measure_pattern(pattern, config, counts, context, predicted)
+            lambda: measure_pattern(pattern, config, corpus, context, predicted)
         ),
         "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
     }

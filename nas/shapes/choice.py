@@ -8,22 +8,27 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.config import Config
+from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import SHAPES, read_metrics
-from nas.data.corpus import Corpus
+from nas.core.run_folder import CHOICE, SHAPES, read_metrics
+from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.retraining.trials import Trial, run_trials
 from nas.search.maturity import retraining_steps
-from nas.shapes.costs import KILOBYTE, shape_costs
+from nas.shapes.costs import ShapeCosts, shape_costs
 from nas.shapes.law import Law, Point
 from nas.shapes.space import NetworkShape, candidate_shapes, options_of, own_shape, with_shape
 from nas.training.build import count_steps
 from nas.training.device import DeviceContext
 
-CONFIG, CHOICE = "config.yaml", "choice.yaml"
-LINES = 8  # losses of a probe
+CONFIG, COSTS = "config.yaml", "costs.yaml"
+PROBES, SHARE = 8, 1 / 8  # networks of the first round, and the share of a training that each gets
+FINALISTS, LONGER = 4, 1 / 4  # the same of the second round, which takes the best by the law
+LINES = 8  # losses of a probe of the first round
+SHOWN = 6  # shapes
+NORMAL_95 = 1.96
 
 
 def choose_shape(config: Config, run: Path, context: DeviceContext) -> tuple[Config, float]:
@@ -32,67 +37,74 @@ def choose_shape(config: Config, run: Path, context: DeviceContext) -> tuple[Con
     The choice is recorded in the run folder, so that a resumed run repeats it. Raises InputError if no shape is within
     the budget, and RunError if a probe fails.
     """
-    folder = run / SHAPES
-    if not (folder / CHOICE).exists():
-        write_yaml(folder / CHOICE, find_shape(config, folder, context))
-    choice = read_yaml(folder / CHOICE)
-    shape, ratio = NetworkShape(**choice["shape"]), choice["ratio"]
-    print(
-        f"shape: {shape.vocab_size:,} pieces, {shape.blocks} blocks of width {shape.d_model}; its interleaved network "
-        f"takes {choice['cost']:.4g} {choice['unit']}, {ratio:.3f} of the reference's {choice['reference_cost']:.4g}"
-    )
-    return with_shape(config, shape), ratio
+    if not (run / CHOICE).exists():
+        write_yaml(run / CHOICE, find_shape(config, run / SHAPES, context))
+    choice = read_yaml(run / CHOICE)
+    print(shapes_table(choice))
+    return with_shape(config, NetworkShape(**choice["shape"])), choice["ratio"]
+
+
+def shapes_table(choice: dict) -> str:
+    """The best shapes by the law, a line for each. choice: the content of choice.yaml."""
+    fitting = [shape for shape in choice["shapes"] if shape["ratio"] <= choice["budget"]]
+    rows = [f"shapes within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}:"]
+    for shape in fitting[:SHOWN]:
+        sizes = f"{shape['vocab_size']:,} pieces, {shape['blocks']} x {shape['d_model']}"
+        behind = f"{shape['behind']:+.1%} ± {shape['interval']:.1%}"
+        cost = f"{shape['cost']:.4g}, {shape['ratio']:.3f}"
+        rows.append(f"  {sizes:<26}{cost:<16}{shape['bits_per_byte']:.4f} bits per byte, {behind}")
+    return "\n".join(rows)
 
 
 def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     """The content of choice.yaml."""
     if world_size() > 1:
         raise InputError("the shape is chosen by one process: start the search without torchrun, and continue with it")
-    own, budget = own_shape(config), config.search.latency.target
-    corpora = {own.vocab_size: Corpus(prepare(config.data, print))}
-    shapes = candidate_shapes(config, corpora[own.vocab_size].meta["splits"]["train"]["bytes"])
-    for size in sorted({shape.vocab_size for shape in shapes} - corpora.keys()):
-        corpora[size] = Corpus(prepare(replace(config.data, vocab_size=size), print))
-    costs = shape_costs(config, corpora, shapes, context)
+    corpora, shapes = candidate_corpora(config)
+    own, file = own_shape(config), folder / COSTS
+    costs = ShapeCosts.read(file, own) if file.exists() else shape_costs(config, corpora, shapes, context)
+    absolute = milliseconds(config.search.latency.target)
+    budget = absolute / costs.cost(own) if absolute else config.search.latency.target
     fitting = [shape for shape in shapes if costs.ratio(shape) <= budget]
     if not fitting:
         least = min(shapes, key=costs.cost)
         raise InputError(
-            f"no shape is within search.latency.target={budget:g}: the cheapest, {least}, costs "
-            f"{costs.ratio(least):.3f} of the configuration's own shape; give at least that, or smaller sizes"
+            f"no shape is within search.latency.target={config.search.latency.target}: the cheapest, {least}, costs "
+            f"{costs.ratio(least):.3f} of the reference, {costs.cost(least):.4g} {costs.unit} for 1,000 bytes of text; "
+            "give at least that, or smaller sizes"
         )
-    widest, count = frontier(fitting), config.search.probes
-    probes = spread(widest, count)
-    if others := [shape for shape in fitting if shape not in widest]:
-        probes += spread(others, count - len(probes))
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / CONFIG, asdict(config))
-    points = run_probes(config, probes, corpora, folder, context)
-    law = Law(points)
-    losses = dict(zip(fitting, law.predict(fitting).tolist(), strict=True))
-    best = min(fitting, key=losses.get)
-    return {
-        "format": "par-shape/1",
-        "shape": best._asdict(),
-        "reference": own._asdict(),
-        "unit": f"{costs.unit} for {KILOBYTE:,} bytes of text",
-        "cost": costs.cost(best),
-        "reference_cost": costs.cost(own),
-        "ratio": costs.ratio(best),
-        "probes": [{**point.shape._asdict(), "text": point.text, "bits_per_byte": point.loss} for point in points],
-        "shapes": [
-            {**shape._asdict(), "ratio": costs.ratio(shape), "bits_per_byte": losses[shape]}
-            for shape in sorted(fitting, key=losses.get)
-        ],
-    }
+    write_yaml(file, costs.to_dict())
+    probes = Probes(config, corpora, folder, context)
+    probes.run(first_probes(fitting), SHARE)
+    law = Law(probes.points())
+    probes.run([fitting[index] for index in np.argsort(law.predict(fitting))[:FINALISTS]], LONGER)
+    return choice_record(Law(probes.points()), probes, costs, budget, shapes)
 
 
-def frontier(shapes: list[NetworkShape]) -> list[NetworkShape]:
-    """The widest shape of each vocabulary and number of blocks."""
+def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[NetworkShape]]:
+    """The text in each vocabulary, and the candidates. `auto` leaves out vocabularies that the text does not allow."""
+    own, corpora = own_shape(config), {}
+    corpora[own.vocab_size] = Corpus(prepare(config.data, print))
+    shapes = candidate_shapes(config, corpora[own.vocab_size].meta["splits"]["train"]["bytes"])
+    for size in sorted({shape.vocab_size for shape in shapes} - corpora.keys()):
+        try:
+            corpora[size] = Corpus(prepare(replace(config.data, vocab_size=size), print))
+        except InputError:
+            if config.search.vocab_size != "auto":
+                raise
+    return corpora, [shape for shape in shapes if shape.vocab_size in corpora]
+
+
+def first_probes(fitting: list[NetworkShape]) -> list[NetworkShape]:
+    """The shapes of the first round: the widest of each vocabulary and number of blocks, and then others."""
     widest = {}
-    for shape in sorted(shapes, key=lambda shape: shape.d_model):
+    for shape in sorted(fitting, key=lambda shape: shape.d_model):
         widest[shape.vocab_size, shape.blocks] = shape
-    return list(widest.values())
+    probes = spread(list(widest.values()), PROBES)
+    others = [shape for shape in fitting if shape not in probes]
+    return probes + (spread(others, PROBES - len(probes)) if others else [])
 
 
 def spread(shapes: list[NetworkShape], count: int) -> list[NetworkShape]:
@@ -106,34 +118,83 @@ def spread(shapes: list[NetworkShape], count: int) -> list[NetworkShape]:
     return [shapes[index] for index in chosen]
 
 
-def run_probes(
-    config: Config, probes: list[NetworkShape], corpora: dict[int, Corpus], folder: Path, context: DeviceContext
-) -> list[Point]:
-    """The losses of probes, while they train for a part of their steps.
+class Probes:
+    """First parts of the trainings of interleaved networks, each of which reads the text of a whole training once.
 
-    A loss is the mean over an eighth of these steps. Those from the warm-up are left out, because shapes differ
-    otherwise in it. Losses on text that is read for the first time need no held-out text.
+    valid: bits per byte on valid, by shape and share of the training.
     """
-    own, share = corpora[config.data.vocab_size], config.search.probe_share
-    whole = retraining_steps(config, count_steps(config, len(own.tokens("train"))))
-    steps = {size: round(whole * len(one.tokens("train")) / len(own.tokens("train"))) for size, one in corpora.items()}
-    print(f"{len(probes)} probes, each {share:g} of a training: about {share * len(probes):.1f} trainings", flush=True)
-    trials = []
-    for shape in probes:
-        until = round(share * steps[shape.vocab_size])
-        options = [*options_of(shape, config), f"train.log_every={max(1, until // LINES)}"]
-        trials.append(Trial(str(shape), interleaved(shape.blocks), steps[shape.vocab_size], until, options))
-    run_trials(trials, folder / CONFIG, folder, context)
-    points = []
-    for shape in probes:
-        scale = bits_per_nat(corpora[shape.vocab_size])
-        lines = [line for line in read_metrics(folder / str(shape)) if line["split"] == "train"]
-        later = [line for before, line in pairwise(lines) if before["step"] >= config.train.warmup_steps]
-        points += [Point(shape, line["step"] / steps[shape.vocab_size], line["nll"] * scale) for line in later or lines]
-    return points
+
+    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
+        self.config, self.corpora, self.folder, self.context = config, corpora, folder, context
+        tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
+        own = config.data.vocab_size
+        whole = retraining_steps(config, count_steps(config, tokens[own]))
+        self.steps = {size: round(whole * count / tokens[own]) for size, count in tokens.items()}  # for equal text
+        self.valid: dict[tuple[NetworkShape, float], dict] = {}
+
+    def run(self, shapes: list[NetworkShape], share: float) -> None:
+        """Train each shape until a share of its steps. Raises RunError if one fails."""
+        print(f"{len(shapes)} probes of shapes, each {share:g} of a training", flush=True)
+        trials = []
+        for shape in shapes:
+            steps = self.steps[shape.vocab_size]
+            options = [*options_of(shape, self.config), f"train.log_every={max(1, int(SHARE * steps / LINES))}"]
+            trials.append(Trial(str(shape), interleaved(shape.blocks), steps, round(share * steps), options))
+        figures = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
+        self.valid |= {(shape, share): figures[str(shape)] for shape in shapes}
+
+    def points(self) -> list[Point]:
+        """The losses of the trainings: means over their logged steps.
+
+        Those from the warm-up are left out, because shapes differ otherwise in it. Losses on text that is read for the
+        first time need no held-out text.
+        """
+        points = []
+        for shape in dict.fromkeys(shape for shape, _ in self.valid):
+            steps, bits = self.steps[shape.vocab_size], bits_per_nat(self.corpora[shape.vocab_size])
+            lines = [line for line in read_metrics(self.folder / str(shape)) if line["split"] == "train"]
+            later = [line for before, line in pairwise(lines) if before["step"] >= self.config.train.warmup_steps]
+            points += [Point(shape, line["step"] / steps, line["nll"] * bits) for line in later or lines]
+        return points
+
+
+def choice_record(law: Law, probes: Probes, costs: ShapeCosts, budget: float, shapes: list[NetworkShape]) -> dict:
+    """The content of choice.yaml. Its losses are those on valid that the law predicts for the end of a training."""
+    own = costs.own
+    figures, tried = list(probes.valid.values()), [law.predict([shape], share)[0] for shape, share in probes.valid]
+    about = figures[0]
+    to_valid = math.exp(np.mean(np.log([one["bits_per_byte"] for one in figures]) - np.log(tried)))
+    bits = dict(zip(shapes, (law.predict(shapes) * to_valid).tolist(), strict=True))
+    best = min((shape for shape in shapes if costs.ratio(shape) <= budget), key=bits.get)
+    intervals = dict(zip(shapes, (NORMAL_95 * law.errors(shapes, best)).tolist(), strict=True))
+    return {
+        "format": "par-shape/1",
+        "shape": best._asdict(),
+        "reference": own._asdict(),
+        "budget": budget,
+        "unit": f"{costs.unit} for 1,000 bytes of text",
+        "cost": costs.cost(best),
+        "reference_cost": costs.cost(own),
+        "ratio": costs.ratio(best),
+        "bytes_per_word": about["bytes"] / about["words"] if about["word_perplexity_comparable"] else None,
+        "probes": [
+            {**shape._asdict(), "share": share, "bits_per_byte": one["bits_per_byte"]}
+            for (shape, share), one in probes.valid.items()
+        ],
+        "shapes": [
+            {
+                **shape._asdict(),
+                "cost": costs.cost(shape),
+                "ratio": costs.ratio(shape),
+                "bits_per_byte": bits[shape],
+                "behind": bits[shape] / bits[best] - 1,
+                "interval": intervals[shape],
+            }
+            for shape in sorted(shapes, key=bits.get)
+        ],
+    }
 
 
 def bits_per_nat(corpus: Corpus) -> float:
     """Bits per byte of a loss of one nat per token."""
-    text = corpus.meta["splits"]["train"]
-    return text["tokens"] / text["bytes"] / math.log(2)
+    return 1 / (bytes_per_token(corpus) * math.log(2))

@@ -1,20 +1,21 @@
 """Costs of interleaved networks of several shapes, for the same text."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from nas.core.config import Config
+from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import MILLISECONDS
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
-from nas.data.corpus import Corpus
+from nas.data.corpus import Corpus, bytes_per_token
 from nas.shapes.space import NetworkShape, own_shape, with_shape
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext
 
-KILOBYTE = 1000  # bytes of text, to which costs refer
 TIMED_BLOCKS = 8  # of the networks that give the time of a block
 
 
@@ -28,6 +29,15 @@ class ShapeCosts:
     unit: str
     parts: dict[tuple[int, int], tuple[float, float]]
     own: NetworkShape
+
+    def to_dict(self) -> dict:
+        """The content of costs.yaml."""
+        return {"unit": self.unit, "parts": [[list(key), list(parts)] for key, parts in self.parts.items()]}
+
+    @classmethod
+    def read(cls, path: Path, own: NetworkShape) -> "ShapeCosts":
+        content = read_yaml(path)
+        return cls(content["unit"], {tuple(key): tuple(parts) for key, parts in content["parts"]}, own)
 
     def cost(self, shape: NetworkShape) -> float:
         overhead, pair = self.parts[shape.vocab_size, shape.d_model]
@@ -50,8 +60,7 @@ def shape_costs(
         configs[size, d_model] = resolve_auto(shaped, corpora[size], tell=lambda text: None)
     parts = (measured_parts if measured else counted_parts)(configs, counts, context)
     for (size, d_model), values in parts.items():
-        text = corpora[size].meta["splits"]["train"]
-        segments = KILOBYTE * text["tokens"] / text["bytes"] / (batch * segment)
+        segments = 1000 / (bytes_per_token(corpora[size]) * batch * segment)
         parts[size, d_model] = tuple(segments * value for value in values)
     return ShapeCosts(MILLISECONDS if measured else "FLOPs", parts, own)
 

@@ -58,7 +58,9 @@ class Law:
             errors = (self.losses(features) / losses - 1) / NOISE
             return np.concatenate([errors, (values - PRIOR[free]) / SPREAD[free]])
 
-        self.coefficients[free] = least_squares(residuals, PRIOR[free]).x
+        found = least_squares(residuals, PRIOR[free])
+        self.coefficients[free] = found.x
+        self.covariance = np.linalg.inv(found.jac.T @ found.jac)
 
     def features(self, shapes: list[NetworkShape], text: np.ndarray) -> np.ndarray:
         """[P, 5]"""
@@ -67,6 +69,14 @@ class Law:
 
     def losses(self, features: np.ndarray) -> np.ndarray:
         return np.exp(features @ self.coefficients.T).sum(axis=1)
+
+    def errors(self, shapes: list[NetworkShape], other: NetworkShape) -> np.ndarray:
+        """Standard errors [P] of how much the losses of shapes after a training differ from another's, relative."""
+        features = self.features([*shapes, other], np.ones(len(shapes) + 1))
+        terms = np.exp(features @ self.coefficients.T)
+        slopes = (terms[:, :, None] * features[:, None, :])[:, SPREAD > 0] / terms.sum(axis=1, keepdims=True)
+        slopes = slopes[:-1] - slopes[-1]
+        return np.sqrt(np.einsum("pi,ij,pj->p", slopes, self.covariance, slopes))
 
     def predict(self, shapes: list[NetworkShape], text: float = 1.0) -> np.ndarray:
         """Losses [P] of shapes after a share of the text of a training."""

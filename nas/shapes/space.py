@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nas.core.config import Config
 
-BYTES_PER_PIECE = 1000  # of the training text, in the largest vocabulary that `auto` tries
+BYTES_PER_PIECE = 600  # of the training text, in the largest vocabulary that `auto` tries
 VOCABULARIES = 1000, 2000, 4000, 8000, 16_000, 32_000
 WIDTHS = 1, 1.5, 2, 3, 4  # multiples of model.d_model
 DEPTHS = 2, 3, 4, 6, 8, 12, 16, 24, 32, 48
@@ -46,19 +46,20 @@ def with_shape(config: Config, shape: NetworkShape) -> Config:
 
 
 def candidate_shapes(config: Config, text_bytes: int) -> list[NetworkShape]:
-    """All shapes of search.vocab_size, search.d_model and search.blocks. text_bytes: of the training text."""
+    """All shapes of search.vocab_size, search.d_model and search.blocks, and the reference.
+
+    text_bytes: of the training text.
+    """
     own, given, head = own_shape(config), config.search, config.model.d_model // config.model.heads
     sizes = [size for size in VOCABULARIES if size * BYTES_PER_PIECE <= text_bytes]
     widths = [round(own.d_model * factor / head) * head for factor in WIDTHS]
     largest = own.blocks if given.blocks in ("auto", None) else given.blocks
-    return [
-        NetworkShape(*values)
-        for values in itertools.product(
-            choose(given.vocab_size, sizes, own.vocab_size),
-            choose(given.d_model, widths, own.d_model),
-            [own.blocks] if given.blocks is None else sorted({*(n for n in DEPTHS if n < largest), largest}),
-        )
-    ]
+    choices = (
+        choose(given.vocab_size, sizes, own.vocab_size),
+        choose(given.d_model, widths, own.d_model),
+        [own.blocks] if given.blocks is None else sorted({*(n for n in DEPTHS if n < largest), largest}),
+    )
+    return list(dict.fromkeys([*(NetworkShape(*values) for values in itertools.product(*choices)), own]))
 
 
 def choose(given, automatic: list[int], own: int) -> list[int]:

@@ -1,0 +1,76 @@
+"""The figure of a choice of the shape: quality over cost for the same text."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+
+from nas.reporting.style import GREY, NAVY, RED, new_figure, save, tidy
+
+BEYOND = 1.6  # times the larger of budget and reference: costlier shapes are not drawn
+LABEL = {"textcoords": "offset points", "xytext": (6, 6), "fontsize": 8}
+
+
+def name_of(shape: dict) -> str:
+    return f"{shape['vocab_size']:,}: {shape['blocks']} x {shape['d_model']}"
+
+
+def lower_left(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no cheaper point equals in quality, by increasing cost."""
+    front = []
+    for cost, value in sorted(points):
+        if not front or value < front[-1][1]:
+            front.append((cost, value))
+    return front
+
+
+def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]], path: Path) -> None:
+    """Draw the shapes' word perplexities by the law, the probes, the budget, the reference and the chosen shape.
+
+    Args:
+        choice: the content of choice.yaml. Without a comparable word perplexity the figure shows bits per byte.
+        networks: name, cost for 1,000 bytes of text, and bits per byte on valid, which is None before a training.
+    """
+    per_word = choice["bytes_per_word"]
+
+    def quality(bits: float) -> float:
+        return math.exp(bits * math.log(2) * per_word) if per_word else bits
+
+    limit = BEYOND * max(1.0, choice["budget"]) * choice["reference_cost"]
+    shapes = [shape for shape in choice["shapes"] if shape["cost"] <= limit]
+    sizes = sorted({shape["vocab_size"] for shape in shapes})
+    colours = dict(zip(sizes, plt.get_cmap("viridis_r")(np.linspace(0.1, 0.9, len(sizes))), strict=True))
+    probed = {tuple(probe[key] for key in choice["shape"]) for probe in choice["probes"]}
+    figure, axes = new_figure(7.5, 4.8)
+    for shape in shapes:
+        ring = tuple(shape[key] for key in choice["shape"]) in probed
+        style = {"edgecolors": "black" if ring else "none", "color": colours[shape["vocab_size"]], "zorder": 2 + ring}
+        axes.scatter(shape["cost"], quality(shape["bits_per_byte"]), s=34, linewidths=1.2, **style)
+    front = lower_left([(shape["cost"], quality(shape["bits_per_byte"])) for shape in shapes])
+    axes.step(*zip(*front, strict=True), where="post", color=GREY, linewidth=1, linestyle=":", zorder=1)
+    for key, title, marker, colour in (("reference", "reference", "s", NAVY), ("shape", "chosen", "*", RED)):
+        shape = next(one for one in choice["shapes"] if choice[key].items() <= one.items())
+        point = shape["cost"], quality(shape["bits_per_byte"])
+        axes.scatter(*point, s=130, marker=marker, facecolors="none", edgecolors=colour, linewidths=1.6, zorder=4)
+        axes.annotate(f"{title} {name_of(shape)}", point, color=colour, **LABEL)
+    for name, cost, bits in networks:
+        if bits is None:
+            axes.axvline(cost, color=RED, linewidth=1, zorder=0)
+            axes.annotate(name, (cost, 0.9), xycoords=("data", "axes fraction"), color=RED, **LABEL)
+            continue
+        axes.scatter(cost, quality(bits), s=50, marker="D", color=RED, zorder=5)
+        axes.annotate(name, (cost, quality(bits)), color=RED, **LABEL)
+    axes.axvline(choice["budget"] * choice["reference_cost"], color=GREY, linewidth=1, linestyle="--", zorder=0)
+    axes.set(xlabel=choice["unit"], ylabel=("word perplexity" if per_word else "bits per byte") + " on valid")
+    axes.set_xlim(0, None)
+    dot = {"marker": "o", "linestyle": ""}
+    handles = [Line2D([], [], color=colours[size], label=f"{size:,} pieces", **dot) for size in sizes]
+    handles += [Line2D([], [], color="black", markerfacecolor="none", label="probe", **dot)]
+    handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
+    if networks:
+        handles += [Line2D([], [], color=RED, marker="D", linestyle="", label="trained")]
+    figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=len(handles))
+    tidy(axes)
+    save(figure, path)
