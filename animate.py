@@ -41,14 +41,13 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     history = pi_figures.pi_history(lines)
     if len(history) == 1:
         raise InputError(f"{run}: pi has not changed until step {lines[-1]['step']}; let the search continue")
-    pi, over_time, entropy = (run / f"{name}.png" for name in ("pi", "pi_over_time", "entropy"))
+    pi, over_time = (run / f"{name}.png" for name in ("pi", "pi_over_time"))
     pi_figures.final_pi(history, pi)
     pi_figures.pi_over_time(history, over_time)
-    pi_figures.entropy_over_time(history, entropy)
     pattern = draw_pattern(run, current_pattern(run))
     frames = pi_figures.animate(history, gif)
     print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
-    return [*draw_curves(run), pi, over_time, entropy, pattern, gif]
+    return [*draw_curves(run), pi, over_time, pattern, gif]
 
 
 def draw_curves(run: Path) -> list[Path]:

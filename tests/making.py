@@ -44,7 +44,7 @@ TRAIN = ["train.steps=12", "model.cutoffs=[5,20]", "model.tie_embeddings=true", 
 KINDS = {
     "words": [],
     "bytes": ["data.tokenizer=bytes"],
-    "sentencepiece": ["data.tokenizer=sentencepiece", "data.vocab_size=310"],
+    "sentencepiece": ["data.tokenizer=bpe", "data.vocab_size=310"],
 }
 
 NAMES = ["attention", "dense", "identity"]

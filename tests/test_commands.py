@@ -52,7 +52,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
 
     shown = succeed("animate", "out/search", **here)
     assert "13 frames of 13 logged steps" in shown
-    for name in ("pi.gif", "pi.png", "pi_over_time.png", "entropy.png", "learning_curves.png", "pattern.png"):
+    for name in ("pi.gif", "pi.png", "pi_over_time.png", "learning_curves.png", "pattern.png"):
         assert (tmp_path / "out/search" / name).stat().st_size > 1000
     picture, derived = tmp_path / "out/search/pattern.png", tmp_path / "out/search/pattern.yaml"
     before = picture.read_bytes()

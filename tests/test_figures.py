@@ -121,7 +121,7 @@ def test_the_animation_pauses_on_its_last_frame_and_loops(tmp_path):
 def test_still_figures_are_drawn_with_a_colour_for_each_operation(tmp_path, blocks):
     lines = history(4, blocks)
     metrics = [{"tokens": 100, "split": split, "nll": 5.0} for split in ("train", "train", "valid")]
-    for draw in (pi_figures.final_pi, pi_figures.pi_over_time, pi_figures.entropy_over_time):
+    for draw in (pi_figures.final_pi, pi_figures.pi_over_time):
         draw(lines, tmp_path / f"{draw.__name__}.png")
     curves.learning_curves(metrics, tmp_path / "curves.png")
     pi_figures.pattern_strip(["attention", "window 32 heads=2", "identity"] * blocks, tmp_path / "strip.png")

@@ -21,7 +21,7 @@ PATTERN = ["attention", "window 5", "dense", "linear", "conv", "sparse_strided"]
 CPU = DeviceContext(torch.device("cpu"), "fp32", False, 1)
 
 
-@pytest.fixture(params=["words", "bytes", "sentencepiece"])
+@pytest.fixture(params=["words", "bytes", "bpe"])
 def model(request, small_config, text_folder, cache):
     return model_of(small_config, text_folder, cache, tokenizer=request.param)
 
@@ -196,7 +196,7 @@ def test_the_pieces_of_a_stream_join_to_the_decoded_text(model):
 
 
 def test_a_character_of_several_tokens_is_written_once_it_is_complete(small_config, text_folder, cache):
-    model = model_of(small_config, text_folder, cache, tokenizer="sentencepiece")
+    model = model_of(small_config, text_folder, cache, tokenizer="bpe")
     ids = model.tokenizer.encode("a 好 b")
     writer = TextWriter(model.tokenizer, ids[:0])
     pieces = [writer.write(int(token)) for token in ids]

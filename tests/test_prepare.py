@@ -28,14 +28,19 @@ def piece_model(text_folder, tmp_path_factory) -> Path:
     """A .model file, such as a user may provide."""
     lines = training_lines(iter([(text_folder / "train.txt").read_bytes()]), 1)
     path = tmp_path_factory.mktemp("model") / "mine.model"
-    path.write_bytes(SentencePieceTokenizer.train(lines, 300, keep_newline=True).files["tokenizer.model"])
+    path.write_bytes(SentencePieceTokenizer.train(lines, "unigram", 300, keep_newline=True).files["tokenizer.model"])
     return path
 
 
 @pytest.mark.parametrize("chunk", [64, 1 << 20])
 @pytest.mark.parametrize(
     "choice",
-    [{"tokenizer": "sentencepiece", "vocab_size": 310}, {"tokenizer": "bytes"}, {"tokenizer": "model"}],
+    [
+        {"tokenizer": "bpe", "vocab_size": 310},
+        {"tokenizer": "unigram", "vocab_size": 310},
+        {"tokenizer": "bytes"},
+        {"tokenizer": "model"},
+    ],
     ids=lambda choice: choice["tokenizer"],
 )
 def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_model, monkeypatch):
@@ -45,6 +50,13 @@ def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_mode
     for split in ("train", "valid", "test"):
         assert corpus.vocabulary.decode(corpus.tokens(split)) == (text_folder / f"{split}.txt").read_bytes()
         assert corpus.meta["splits"][split]["lossless"]
+
+
+def test_bpe_has_pieces_for_indentation_and_reads_unk_as_text():
+    lines = ["        return <unk> , and", "        and <unk> , return"] * 50
+    pieces = SentencePieceTokenizer.train(iter(lines), "bpe", 300, keep_newline=True).processor
+    found = pieces.encode("        and <unk> ,", out_type=str)
+    assert found[:2] == ["▁" * 8, "and"] and found[-1] == "▁," and not any("<0x" in piece for piece in found)
 
 
 LOSSY = [  # options, what decoding gives, and whether the words are kept

@@ -1,7 +1,7 @@
 """Speed and memory of tokenising a text: `python experiments/bench/prepare.py [--megabytes 100]`.
 
 Regime: one text file of random words with skewed frequencies (Zipf). `python -m nas.prepare` prepares it in an empty
-cache, in a new process for each tokenizer. The sentencepiece tokenizer first learns 8,000 pieces. Time and peak
+cache, in a new process for each tokenizer. The bpe tokenizer first learns 8,000 pieces. Time and peak
 resident memory are those of the whole process. The last line is JSON: {"megabytes", "rows": [{"tokenizer", "tokens",
 "seconds", "tokens_per_s", "peak_mb"}]}.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-TOKENIZERS = {"sentencepiece": 8000, "words": 50_000, "bytes": 8000}  # vocabulary sizes
+TOKENIZERS = {"bpe": 8000, "words": 50_000, "bytes": 8000}  # vocabulary sizes
 
 
 def make_text(path: Path, megabytes: float) -> None:

@@ -24,7 +24,7 @@ from nas.core.pattern import interleaved
 from nas.shapes.space import NetworkShape, options_of, own_shape
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
-PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000, 16_000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
+PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000, 16_000, 32_000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
 LARGEST = 1.02  # ratio of the time per byte to the reference's: slower shapes are not trained
 BUDGETS = 0.4, 0.65, 1.0
 WINDOWS = 64  # equal parts of a training, whose losses are kept

@@ -7,6 +7,7 @@ from nas.core.operations import Shape
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
+PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
 AUTO = "cutoffs", "ngram_rows"  # options of the model that may be auto, until the text is known
 OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
@@ -22,7 +23,7 @@ def option(default, help, **allowed):
 @dataclass
 class DataOptions:
     source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder of .txt or .bin, a file")
-    tokenizer: str = option("sentencepiece", "sentencepiece (trained on train), bytes, words, a .model or vocabulary")
+    tokenizer: str = option("bpe", "bpe or unigram (trained on train), bytes, words, a .model file or vocabulary")
     vocab_size: int | None = option(None, "pieces (null: at most 8000) or words (null: all)", minimum=2)
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
     newline: str = option("keep", "keep line ends; drop: word perplexity is not comparable", choices=("keep", "drop"))

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict
 
 from nas.core.config import (
+    PIECES,
     SHORT_PARTS,
     Config,
     LatencyOptions,
@@ -101,9 +102,7 @@ def check_grid(config: Config) -> None:
     grid, data = config.model.grid, config.data
     if grid and (len(grid) != 3 or min(grid) < 1):
         raise InputError(f"model.grid={grid} must be rows, columns and channels, such as [32, 32, 3], or []")
-    if grid and (
-        data.tokenizer in ("sentencepiece", "words") or data.newline != "keep"
-    ):  # a path is checked when it is read
+    if grid and (data.tokenizer in (*PIECES, "words") or data.newline != "keep"):  # a path is checked when it is read
         raise InputError(f"model.grid={grid} counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
 
 
@@ -176,8 +175,8 @@ def check_shapes(config: Config) -> None:
             )
     if search.blocks not in (None, "auto") and not (type(search.blocks) is int and search.blocks > 1):
         raise InputError(f"search.blocks={search.blocks} must be a whole number from 2, auto or null")
-    if search.vocab_size and (data.tokenizer != "sentencepiece" or data.vocab_size is None):
-        raise InputError("search.vocab_size needs data.tokenizer=sentencepiece and a data.vocab_size, the reference's")
+    if search.vocab_size and (data.tokenizer not in PIECES or data.vocab_size is None):
+        raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram, and data.vocab_size of the reference")
     if search.chooses_shape and search.latency.source == "none":
         raise InputError("search.vocab_size, d_model and blocks need a budget: give search.latency.source=measured")
     if search.chooses_shape and search.weights_from:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.core.config import DataOptions
+from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.data.sources import find_text
@@ -59,7 +59,7 @@ def corpus_digest(texts: dict[str, Path], options: DataOptions) -> str:
         "format": FORMAT,
         "text": {split: sha256_of(path) for split, path in texts.items()},
         "tokenizer": sha256_of(file) if file.is_file() else options.tokenizer,
-        "vocab_size": options.vocab_size if options.tokenizer in ("sentencepiece", "words") else None,
+        "vocab_size": options.vocab_size if options.tokenizer in (*PIECES, "words") else None,
         "lowercase": options.lowercase,
         "newline": options.newline,
     }
@@ -99,13 +99,13 @@ def make_tokenizer(train: Path, options: DataOptions):
     if options.tokenizer == "words":
         text = (chunk.decode("utf-8") for chunk in read_chunks(train, options))
         return WordTokenizer.train(text, options.vocab_size, keep_newline)
-    if options.tokenizer == "sentencepiece":
+    if options.tokenizer in PIECES:
         lines = training_lines(read_chunks(train, options), train.stat().st_size)
-        return SentencePieceTokenizer.train(lines, options.vocab_size, keep_newline)
+        return SentencePieceTokenizer.train(lines, options.tokenizer, options.vocab_size, keep_newline)
     path = Path(options.tokenizer).expanduser()
     if not path.is_file():
         raise InputError(
-            f"data.tokenizer={options.tokenizer} must be sentencepiece, bytes, words, a .model file or a "
+            f"data.tokenizer={options.tokenizer} must be bpe, unigram, bytes, words, a .model file or a "
             "vocabulary folder that exists"
         )
     try:

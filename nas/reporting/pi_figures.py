@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from nas.core.operations import OPERATIONS, unit_of
-from nas.reporting.style import GREY, NAVY, RED, colours_of, new_figure, save, tidy
+from nas.reporting.style import colours_of, new_figure, save, tidy
 from nas.search.history import TIE, entropy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
@@ -157,21 +157,6 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     title = mean_of_seeds(history[-1]) or None
     style = {"ncols": len(operations), "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
     figure.legend(handles=handles, loc="outside upper center", **style)
-    save(figure, path)
-
-
-def entropy_over_time(history: list[dict], path: Path) -> None:
-    """The entropy of each block's pi, and the mean over blocks."""
-    values, steps = entropy(np.array([line["pi"] for line in history])), [line["step"] for line in history]
-    figure, axes = new_figure(6, 3.4)
-    axes.plot(steps, values, color=GREY, linewidth=0.8)
-    axes.plot(steps, values.mean(axis=1), color=NAVY, linewidth=2.2, label="mean of the blocks")
-    axes.set_title(mean_of_seeds(history[-1]), fontsize=9)
-    uniform = math.log(len(history[0]["operations"]))
-    axes.axhline(uniform, color=RED, linestyle="--", linewidth=1, label="uniform")
-    axes.set(xlabel="step", ylabel="entropy of pi (nats)", ylim=(0, uniform * 1.08 or 1))
-    axes.legend(frameon=False, fontsize=9)
-    tidy(axes)
     save(figure, path)
 
 

@@ -173,7 +173,6 @@ def choice_record(law: Law, probes: Probes, costs: ShapeCosts, budget: float, sh
         "reference": own._asdict(),
         "budget": budget,
         "unit": f"{costs.unit} for 1,000 bytes of text",
-        "cost": costs.cost(best),
         "reference_cost": costs.cost(own),
         "ratio": costs.ratio(best),
         "bytes_per_word": about["bytes"] / about["words"] if about["word_perplexity_comparable"] else None,

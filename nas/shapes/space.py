@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nas.core.config import Config
 
-BYTES_PER_PIECE = 600  # of the training text, in the largest vocabulary that `auto` tries
+BYTES_PER_PIECE = 300  # of the training text, in the largest vocabulary that `auto` tries
 VOCABULARIES = 1000, 2000, 4000, 8000, 16_000, 32_000
 WIDTHS = 1, 1.5, 2, 3, 4  # multiples of model.d_model
 DEPTHS = 2, 3, 4, 6, 8, 12, 16, 24, 32, 48
