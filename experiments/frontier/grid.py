@@ -1,11 +1,12 @@
 """Interleaved networks of a grid of shapes, each trained to the end: `python experiments/frontier/grid.py`.
 
-A shape is a vocabulary, a width and a number of blocks. The table has for each shape, on valid: word perplexity, bits
-per byte, and the time per byte of text as a ratio to the reference, which is the shape of frontier.yaml. --latency
+A shape is a vocabulary, a width and a number of blocks. OUT/grid.csv has for each shape, on valid: word perplexity,
+bits per byte, and the time per byte of text as a ratio to the reference, which is the shape of frontier.yaml. --latency
 measures these times; nothing else should run then. Every finished training is a JSON file in OUT and is not repeated.
-Several processes may share OUT, each with its own --only. The last line is JSON.
+Several processes may share OUT, each with its own --only. The last line is JSON: the best shape of each budget.
 """
 
+import csv
 import itertools
 import json
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment, print_row
+from experiments.helpers import open_experiment
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -25,7 +26,6 @@ from nas.shapes.space import NetworkShape, options_of, own_shape
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
 PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000, 16_000, 32_000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
-LARGEST = 1.02  # ratio of the time per byte to the reference's: slower shapes are not trained
 BUDGETS = 0.4, 0.65, 1.0
 WINDOWS = 64  # equal parts of a training, whose losses are kept
 ROUNDS = 20
@@ -54,13 +54,13 @@ def train(shape: NetworkShape, overrides: list[str]) -> dict:
 def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float]:
     """{name: the time per byte of text of inference, as a ratio to the reference's}"""
     from nas.costs.latency import segment_works, timed_rounds
+    from nas.data.corpus import bytes_per_token
 
     works, tokens_per_byte = {}, {}
     for shape in shapes:
         config, corpus, context = open_experiment(CONFIG, [*options_of(shape, load_config(CONFIG, [])), *overrides])
         (works[shape],) = segment_works([interleaved(shape.blocks)], config, corpus.counts(), context)
-        about = corpus.meta["splits"]["valid"]
-        tokens_per_byte[shape] = about["tokens"] / about["bytes"]
+        tokens_per_byte[shape] = 1 / bytes_per_token(corpus)
     times, own = timed_rounds(works, ROUNDS), own_shape(load_config(CONFIG, []))
     return {
         str(shape): float(np.median(taken / times[own])) * tokens_per_byte[shape] / tokens_per_byte[own]
@@ -69,14 +69,16 @@ def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float
 
 
 def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float]) -> dict:
-    """Print the table of the finished trainings. Returns the content of the last line: the best shapes."""
+    """Write grid.csv of the finished trainings. Returns the content of the last line: the best shapes."""
     rows = [(ratios[str(shape)], shape, result) for shape in shapes if (result := jobs.get(str(shape)))]
-    names = "pieces", "d_model", "blocks", "time per byte", "word perplexity", "bits per byte", "seconds"
-    print_row(*names, header=True)
-    for ratio, shape, result in sorted(rows):
-        figures = f"{result['word_perplexity']:.2f}", f"{result['bits_per_byte']:.4f}", f"{result['seconds']:.0f}"
-        print_row(*shape, f"{ratio:.3f}", *figures)
-    best = {}
+    with open(jobs.folder / "grid.csv", "w", newline="") as file:
+        table, best = csv.writer(file), {}
+        table.writerow(
+            ["vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity", "bits_per_byte", "steps"]
+        )
+        for ratio, shape, result in sorted(rows):
+            figures = round(result["word_perplexity"], 2), round(result["bits_per_byte"], 4), result["steps"]
+            table.writerow([*shape, round(ratio, 3), *figures])
     for budget in BUDGETS:
         fitting = [(result["word_perplexity"], str(shape)) for ratio, shape, result in rows if ratio <= budget]
         if fitting:
@@ -87,13 +89,14 @@ def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float]) -> 
 def main() -> None:
     parser = job_parser(__doc__, "runs/grid", "8000-*")
     parser.add_argument("--latency", action="store_true", help="measure the latencies, which choose what is trained")
+    parser.add_argument("--largest", type=float, default=1.02, help="ratio of the slowest shapes that are trained")
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
     shapes = [NetworkShape(*sizes) for sizes in itertools.product(PIECES, WIDTHS, BLOCKS)]
     if arguments.latency:
         (arguments.out / "latency.json").unlink(missing_ok=True)
     ratios = jobs.do("latency", lambda: measure(shapes, overrides))
-    shapes = [shape for shape in shapes if ratios[str(shape)] <= LARGEST]
+    shapes = [shape for shape in shapes if ratios[str(shape)] <= arguments.largest]
     for shape in sorted(shapes, key=lambda shape: -ratios[str(shape)]):
         jobs.do(str(shape), lambda: train(shape, overrides))  # noqa: B023
     print(json.dumps(report(jobs, shapes, ratios)))
