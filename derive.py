@@ -98,7 +98,8 @@ def main() -> None:
     if (runs[0].path / CHOICE).exists():
         from nas.reporting.shape_figure import shapes_figure
 
-        found = [(abbreviate(one["blocks"]), costs.per_kilobyte(costs.cost(one["blocks"])), None) for one in patterns]
+        own = runs[0].costs  # in the unit of the choice
+        found = [(abbreviate(one["blocks"]), own.per_kilobyte(own.cost(one["blocks"])), None) for one in patterns]
         shapes_figure(read_yaml(runs[0].path / CHOICE), found, out.with_name("shapes.png"))
         print(f"written to {out.with_name('shapes.png')}")
     print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))

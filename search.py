@@ -40,6 +40,7 @@ def search(config, run, context, interleaved_share: float) -> None:
     from nas.core.provenance import provenance
     from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME
     from nas.costs.budget import describe_budget
+    from nas.costs.cost_table import read_costs
     from nas.costs.flops import count_flops
     from nas.costs.latency import search_latency
     from nas.data.corpus import Corpus, bytes_per_token
@@ -62,6 +63,8 @@ def search(config, run, context, interleaved_share: float) -> None:
         inherit_weights(supernet, config, corpus)
     print_lines(describe_steps(config, len(corpus.tokens("train"))))
     flops, latency = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
+    if options.weights_from:
+        interleaved_share = read_costs(Path(options.weights_from) / FLOPS_TABLE, []).interleaved_share
     about = {"interleaved_share": interleaved_share, "bytes_per_token": bytes_per_token(corpus)}
     flops, latency = (table and replace(table, **about) for table in (flops, latency))
     costs = latency or flops

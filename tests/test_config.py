@@ -96,9 +96,15 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.d_model=[64,64]", "search.d_model=.* names a size twice"),
         ("search.d_model=[50]", "search.d_model=50 must be a multiple of 32, the channels of a head"),
         ("search.blocks=1", "search.blocks=1 must be a whole number from 2, auto or null"),
-        ("search.vocab_size=[900]", "search.vocab_size needs data.tokenizer=bpe or unigram, and"),
+        (
+            "search.vocab_size=[900] search.latency.source=flops data.tokenizer=words data.vocab_size=9",
+            "search.vocab_size needs data.tokenizer",
+        ),
         ("search.blocks=auto search.latency.source=flops search.weights_from=x", "weights_from has the shape of its"),
         ("search.blocks=auto", "need a budget: give search.latency.source=measured"),
+        ("search.blocks=auto search.latency.source=flops", "d_model and blocks need data.vocab_size"),
+        ("search.latency.target=0ms", "search.latency.target=0ms must be a ratio above 0, such as 0.65, or a time"),
+        ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
         ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
     ],
 )

@@ -9,6 +9,7 @@ Several processes may share OUT, each with its own --only. The last line is JSON
 import csv
 import itertools
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,9 @@ from experiments.helpers import open_experiment
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
+from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
+from nas.core.run_folder import CHOICE, RESULTS
 from nas.shapes.space import NetworkShape, options_of, own_shape
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
@@ -68,8 +71,8 @@ def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float
     }
 
 
-def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float]) -> dict:
-    """Write grid.csv of the finished trainings. Returns the content of the last line: the best shapes."""
+def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float], folders: list[Path]) -> dict:
+    """Write grid.csv of the finished trainings, and grid.png. Returns the content of the last line: the best shapes."""
     rows = [(ratios[str(shape)], shape, result) for shape in shapes if (result := jobs.get(str(shape)))]
     with open(jobs.folder / "grid.csv", "w", newline="") as file:
         table, best = csv.writer(file), {}
@@ -83,13 +86,39 @@ def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float]) -> 
         fitting = [(result["word_perplexity"], str(shape)) for ratio, shape, result in rows if ratio <= budget]
         if fitting:
             best[str(budget)] = min(fitting)[::-1]
+    if folders:
+        draw(rows, folders, jobs.folder / "grid.png")
     return {"missing": len(shapes) - len(rows), "best": best}
+
+
+def draw(rows: list[tuple], folders: list[Path], path: Path) -> None:
+    """Draw the grid over its times, and the networks that run.py found. folders: of run.py."""
+    from nas.reporting.shape_figure import shapes_figure
+
+    choices = [read_yaml(folder / "search" / CHOICE) for folder in folders]
+    found = [read_yaml(folder / "training" / RESULTS) for folder in folders]
+    networks = [
+        (f"found within {choice['budget']:g}", one["latency"]["ms_per_1000_bytes"], one["valid"]["word_perplexity"])
+        for choice, one in zip(choices, found, strict=True)
+    ]
+    best, first = min(words for _, _, words in networks), choices[0]
+    shapes = [
+        {
+            **shape._asdict(),
+            "cost": ratio * first["reference_cost"],
+            "behind": math.log(result["word_perplexity"]) / math.log(best) - 1,
+        }
+        for ratio, shape, result in rows
+    ]
+    shapes_figure({**first, "shapes": shapes, "probes": [], "shape": first["reference"]}, networks, path)
 
 
 def main() -> None:
     parser = job_parser(__doc__, "runs/grid", "8000-*")
     parser.add_argument("--latency", action="store_true", help="measure the latencies, which choose what is trained")
     parser.add_argument("--largest", type=float, default=1.02, help="ratio of the slowest shapes that are trained")
+    found = "folder of a finished run.py, to draw in OUT/grid.png; may be repeated"
+    parser.add_argument("--found", type=Path, action="append", default=[], metavar="FOLDER", help=found)
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
     shapes = [NetworkShape(*sizes) for sizes in itertools.product(PIECES, WIDTHS, BLOCKS)]
@@ -99,7 +128,7 @@ def main() -> None:
     shapes = [shape for shape in shapes if ratios[str(shape)] <= arguments.largest]
     for shape in sorted(shapes, key=lambda shape: -ratios[str(shape)]):
         jobs.do(str(shape), lambda: train(shape, overrides))  # noqa: B023
-    print(json.dumps(report(jobs, shapes, ratios)))
+    print(json.dumps(report(jobs, shapes, ratios, arguments.found)))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def milliseconds(budget: float | str) -> float | None:
 
 def check_budget(options: LatencyOptions) -> None:
     budget, absolute = options.target, milliseconds(options.target)
-    if absolute is None and not (isinstance(budget, (int, float)) and 0 < budget < math.inf):
+    if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(
             f"search.latency.target={budget} must be a ratio above 0, such as 0.65, or a time such as 2.5ms"
         )
@@ -175,14 +175,16 @@ def check_shapes(config: Config) -> None:
             )
     if search.blocks not in (None, "auto") and not (type(search.blocks) is int and search.blocks > 1):
         raise InputError(f"search.blocks={search.blocks} must be a whole number from 2, auto or null")
-    if search.vocab_size and (data.tokenizer not in PIECES or data.vocab_size is None):
-        raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram, and data.vocab_size of the reference")
+    if search.vocab_size and data.tokenizer not in PIECES:
+        raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram")
     if search.chooses_shape and search.latency.source == "none":
         raise InputError("search.vocab_size, d_model and blocks need a budget: give search.latency.source=measured")
     if search.chooses_shape and search.weights_from:
         raise InputError(
             "search.weights_from has the shape of its search: remove search.vocab_size, d_model and blocks"
         )
+    if search.chooses_shape and data.vocab_size is None:
+        raise InputError("search.vocab_size, d_model and blocks need data.vocab_size, which the reference has")
 
 
 ONLY_GUMBEL = ("warmup_steps", "sampling", "split", "temperature.start", "temperature.end", "latency.weight")

@@ -15,9 +15,9 @@ LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
 def read_budgets(text: str) -> list[float | str]:
     """Parse `0.5,0.65,2.5ms` into increasing ratios to the reference's cost, and times. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
-    times = {part.replace(" ", "") for part in parts if milliseconds(part)}
+    times = {time for part in parts if (time := milliseconds(part))}
     try:  # rounded for file names
-        ratios = {round(float(part), 4) for part in parts if milliseconds(part) is None}
+        ratios = {round(float(part), 4) for part in parts if not milliseconds(part)}
     except ValueError:
         ratios = {0.0}
     if not all(0 < ratio <= LARGEST for ratio in ratios):
@@ -25,7 +25,7 @@ def read_budgets(text: str) -> list[float | str]:
             f"{text!r} is not a budget: give ratios to the reference's cost, such as 0.65 or 0.5,0.65,1, of at most "
             f"{LARGEST}, or milliseconds for 1,000 bytes of text, such as 2.5ms"
         )
-    return [*sorted(ratios), *sorted(times)]
+    return [*sorted(ratios), *(f"{time:g}ms" for time in sorted(times))]
 
 
 def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:

@@ -186,8 +186,6 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
         if not changed:
             return table
         print(f"NOTICE: {file} was measured with {changed}, which differs now; measuring again")
-        same = {"interleaved_share": table.interleaved_share, "bytes_per_token": table.bytes_per_token}
-        return replace(measure_costs(config, counts, context), **same)
     return measure_costs(config, counts, context)
 
 

@@ -1,11 +1,12 @@
 """Latency of patterns at the settings of a search run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
 from nas.core.provenance import check_text, data_digests
-from nas.core.run_folder import LATENCY
+from nas.core.run_folder import FLOPS_TABLE, LATENCY
 from nas.costs.cost_table import read_costs
 from nas.costs.latency import current_costs, measure_pattern
 from nas.data.corpus import Corpus
@@ -27,11 +28,13 @@ class RunLatency:
         try:
             corpus = Corpus(prepare(self.config.data))
             check_text(run, data_digests(corpus.meta))
-            self.table = current_costs(self.config, corpus.counts(), self.context, file)
+            table = current_costs(self.config, corpus.counts(), self.context, file)
             self.corpus = corpus
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
-            self.table = read_costs(file, self.config.search.operations)
+            table = read_costs(file, self.config.search.operations)
+        about = read_costs(run / FLOPS_TABLE, [])
+        self.table = replace(table, interleaved_share=about.interleaved_share, bytes_per_token=about.bytes_per_token)
 
     def of(self, pattern: list[str]) -> dict:
         """Predicted and measured latency, and the conditions of both, in the form of pattern files."""

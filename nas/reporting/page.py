@@ -17,7 +17,7 @@ from nas.core.operations import OPERATIONS, unit_of
 from nas.core.pattern import abbreviate, read_pattern
 from nas.core.provenance import git_commit
 from nas.core.run_folder import CHOICE, LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS, read_metrics, read_pi
-from nas.costs.cost_table import CostTable, latency_report, read_costs
+from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
 from nas.derivation.runs import current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
 
@@ -134,8 +134,11 @@ SECTIONS = {"search": search_section, "retrain": training_section, "compare": co
 def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
     """The networks of the trainings among these runs, for shapes_figure()."""
     found = [read_yaml(run / RESULTS) for run in runs if (run / RESULTS).exists()]
-    keys = [("latency", "ms_per_1000_bytes"), ("valid", "bits_per_byte")]
-    return [(abbreviate(results["pattern"]), *(results[one][other] for one, other in keys)) for results in found]
+    return [
+        (abbreviate(one["pattern"]), one["latency"]["ms_per_1000_bytes"], one["valid"]["word_perplexity"])
+        for one in found
+        if one["valid"]["word_perplexity_comparable"]
+    ]
 
 
 def section(run: Path, runs: list[Path]) -> dict:
@@ -147,7 +150,9 @@ def section(run: Path, runs: list[Path]) -> dict:
     if (run / CHOICE).exists():
         from nas.reporting.shape_figure import shapes_figure
 
-        content["shapes"] = data_uri(shapes_figure, read_yaml(run / CHOICE), trained_networks(runs))
+        choice = read_yaml(run / CHOICE)
+        trained = trained_networks(runs) if choice["unit"].startswith(MILLISECONDS) else []
+        content["shapes"] = data_uri(shapes_figure, choice, trained)
     return content
 
 

@@ -1,6 +1,5 @@
 """The figure of a choice of the shape: quality over cost for the same text."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +26,19 @@ def lower_left(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]], path: Path) -> None:
-    """Draw the shapes' word perplexities by the law, the probes, the budget, the reference and the chosen shape.
+    """Draw the shapes' losses by the law over their costs, the probes, the budget, the reference and the chosen shape.
+
+    Without a trained network, the losses are relative to that of the chosen shape. Otherwise they become word
+    perplexities, such that the chosen shape has that of the best network.
 
     Args:
-        choice: the content of choice.yaml. Without a comparable word perplexity the figure shows bits per byte.
-        networks: name, cost for 1,000 bytes of text, and bits per byte on valid, which is None before a training.
+        choice: the content of choice.yaml.
+        networks: name, cost for 1,000 bytes of text, and word perplexity on valid, which is None before a training.
     """
-    per_word = choice["bytes_per_word"]
+    anchor = min((words for _, _, words in networks if words), default=None)
 
-    def quality(bits: float) -> float:
-        return math.exp(bits * math.log(2) * per_word) if per_word else bits
+    def quality(shape: dict) -> float:  # the logarithm of the word perplexity is proportional to the loss
+        return anchor ** (1 + shape["behind"]) if anchor else 100 * shape["behind"]
 
     limit = BEYOND * max(1.0, choice["budget"]) * choice["reference_cost"]
     shapes = [shape for shape in choice["shapes"] if shape["cost"] <= limit]
@@ -47,29 +49,30 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
     for shape in shapes:
         ring = tuple(shape[key] for key in choice["shape"]) in probed
         style = {"edgecolors": "black" if ring else "none", "color": colours[shape["vocab_size"]], "zorder": 2 + ring}
-        axes.scatter(shape["cost"], quality(shape["bits_per_byte"]), s=34, linewidths=1.2, **style)
-    front = lower_left([(shape["cost"], quality(shape["bits_per_byte"])) for shape in shapes])
+        axes.scatter(shape["cost"], quality(shape), s=34, linewidths=1.2, **style)
+    front = lower_left([(shape["cost"], quality(shape)) for shape in shapes])
     axes.step(*zip(*front, strict=True), where="post", color=GREY, linewidth=1, linestyle=":", zorder=1)
     for key, title, marker, colour in (("reference", "reference", "s", NAVY), ("shape", "chosen", "*", RED)):
         shape = next(one for one in choice["shapes"] if choice[key].items() <= one.items())
-        point = shape["cost"], quality(shape["bits_per_byte"])
+        point = shape["cost"], quality(shape)
         axes.scatter(*point, s=130, marker=marker, facecolors="none", edgecolors=colour, linewidths=1.6, zorder=4)
         axes.annotate(f"{title} {name_of(shape)}", point, color=colour, **LABEL)
-    for name, cost, bits in networks:
-        if bits is None:
+    for name, cost, words in networks:
+        if words is None:
             axes.axvline(cost, color=RED, linewidth=1, zorder=0)
             axes.annotate(name, (cost, 0.9), xycoords=("data", "axes fraction"), color=RED, **LABEL)
             continue
-        axes.scatter(cost, quality(bits), s=50, marker="D", color=RED, zorder=5)
-        axes.annotate(name, (cost, quality(bits)), color=RED, **LABEL)
+        axes.scatter(cost, words, s=50, marker="D", color=RED, zorder=5)
+        axes.annotate(name, (cost, words), color=RED, **LABEL)
     axes.axvline(choice["budget"] * choice["reference_cost"], color=GREY, linewidth=1, linestyle="--", zorder=0)
-    axes.set(xlabel=choice["unit"], ylabel=("word perplexity" if per_word else "bits per byte") + " on valid")
+    label = "word perplexity on valid" if anchor else "loss behind that of the chosen shape, by the law (%)"
+    axes.set(xlabel=choice["unit"], ylabel=label)
     axes.set_xlim(0, None)
     dot = {"marker": "o", "linestyle": ""}
     handles = [Line2D([], [], color=colours[size], label=f"{size:,} pieces", **dot) for size in sizes]
     handles += [Line2D([], [], color="black", markerfacecolor="none", label="probe", **dot)]
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
-    if networks:
+    if anchor:
         handles += [Line2D([], [], color=RED, marker="D", linestyle="", label="trained")]
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=len(handles))
     tidy(axes)

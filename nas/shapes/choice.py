@@ -12,7 +12,7 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import CHOICE, SHAPES, read_metrics
+from nas.core.run_folder import CHOICE, SHAPES, open_run, read_metrics
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.retraining.trials import Trial, run_trials
@@ -23,7 +23,7 @@ from nas.shapes.space import NetworkShape, candidate_shapes, options_of, own_sha
 from nas.training.build import count_steps
 from nas.training.device import DeviceContext
 
-CONFIG, COSTS = "config.yaml", "costs.yaml"
+CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "shapes"
 PROBES, SHARE = 8, 1 / 8  # networks of the first round, and the share of a training that each gets
 FINALISTS, LONGER = 4, 1 / 4  # the same of the second round, which takes the best by the law
 LINES = 8  # losses of a probe of the first round
@@ -37,6 +37,8 @@ def choose_shape(config: Config, run: Path, context: DeviceContext) -> tuple[Con
     The choice is recorded in the run folder, so that a resumed run repeats it. Raises InputError if no shape is within
     the budget, and RunError if a probe fails.
     """
+    if (run / SHAPES / CONFIG).exists():
+        open_run(run / SHAPES, config, STAGE, resume=True)  # an InputError, if an earlier call had other options
     if not (run / CHOICE).exists():
         write_yaml(run / CHOICE, find_shape(config, run / SHAPES, context))
     choice = read_yaml(run / CHOICE)
@@ -52,19 +54,24 @@ def shapes_table(choice: dict) -> str:
         sizes = f"{shape['vocab_size']:,} pieces, {shape['blocks']} x {shape['d_model']}"
         behind = f"{shape['behind']:+.1%} ± {shape['interval']:.1%}"
         cost = f"{shape['cost']:.4g}, {shape['ratio']:.3f}"
-        rows.append(f"  {sizes:<26}{cost:<16}{shape['bits_per_byte']:.4f} bits per byte, {behind}")
+        rows.append(f"  {sizes:<26}{cost:<18}loss {behind}")
     return "\n".join(rows)
 
 
 def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     """The content of choice.yaml."""
+    if config.search.vocab_size and (config.train.epochs is None or config.search.retrain_steps):
+        raise InputError(
+            "search.vocab_size needs train.epochs, and neither train.steps nor search.retrain_steps, so that all "
+            "vocabularies read the same text"
+        )
     if world_size() > 1:
         raise InputError("the shape is chosen by one process: start the search without torchrun, and continue with it")
     corpora, shapes = candidate_corpora(config)
     own, file = own_shape(config), folder / COSTS
     costs = ShapeCosts.read(file, own) if file.exists() else shape_costs(config, corpora, shapes, context)
     absolute = milliseconds(config.search.latency.target)
-    budget = absolute / costs.cost(own) if absolute else config.search.latency.target
+    budget = absolute / costs.cost(own) if absolute is not None else config.search.latency.target
     fitting = [shape for shape in shapes if costs.ratio(shape) <= budget]
     if not fitting:
         least = min(shapes, key=costs.cost)
@@ -74,7 +81,7 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
             "give at least that, or smaller sizes"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / CONFIG, asdict(config))
+    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     write_yaml(file, costs.to_dict())
     probes = Probes(config, corpora, folder, context)
     probes.run(first_probes(fitting), SHARE)
@@ -121,7 +128,7 @@ def spread(shapes: list[NetworkShape], count: int) -> list[NetworkShape]:
 class Probes:
     """First parts of the trainings of interleaved networks, each of which reads the text of a whole training once.
 
-    valid: bits per byte on valid, by shape and share of the training.
+    valid: figures on valid, by shape and share of the training.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
@@ -147,49 +154,51 @@ class Probes:
         """The losses of the trainings: means over their logged steps.
 
         Those from the warm-up are left out, because shapes differ otherwise in it. Losses on text that is read for the
-        first time need no held-out text.
+        first time need no held-out text. Nor do those count that an interrupted call wrote after the given share.
         """
-        points = []
-        for shape in dict.fromkeys(shape for shape, _ in self.valid):
+        points, shares = [], {}
+        for shape, share in self.valid:
+            shares[shape] = max(share, shares.get(shape, 0))
+        for shape, share in shares.items():
             steps, bits = self.steps[shape.vocab_size], bits_per_nat(self.corpora[shape.vocab_size])
             lines = [line for line in read_metrics(self.folder / str(shape)) if line["split"] == "train"]
-            later = [line for before, line in pairwise(lines) if before["step"] >= self.config.train.warmup_steps]
-            points += [Point(shape, line["step"] / steps, line["nll"] * bits) for line in later or lines]
+            spans = [(a["step"], b["step"], b["nll"]) for a, b in pairwise([{"step": 0}, *lines])]
+            spans = [span for span in spans if span[1] <= round(share * steps)]
+            later = [span for span in spans if span[0] >= self.config.train.warmup_steps]
+            points += [Point(shape, (a + b) / 2 / steps, nll * bits) for a, b, nll in later or spans]
         return points
 
 
 def choice_record(law: Law, probes: Probes, costs: ShapeCosts, budget: float, shapes: list[NetworkShape]) -> dict:
-    """The content of choice.yaml. Its losses are those on valid that the law predicts for the end of a training."""
-    own = costs.own
-    figures, tried = list(probes.valid.values()), [law.predict([shape], share)[0] for shape, share in probes.valid]
-    about = figures[0]
-    to_valid = math.exp(np.mean(np.log([one["bits_per_byte"] for one in figures]) - np.log(tried)))
-    bits = dict(zip(shapes, (law.predict(shapes) * to_valid).tolist(), strict=True))
-    best = min((shape for shape in shapes if costs.ratio(shape) <= budget), key=bits.get)
+    """The content of choice.yaml.
+
+    `behind` is the relative difference of a shape's loss, at the end of a training, to that of the best shape within
+    the budget. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
+    """
+    losses = dict(zip(shapes, law.predict(shapes).tolist(), strict=True))
+    best = min((shape for shape in shapes if costs.ratio(shape) <= budget), key=losses.get)
     intervals = dict(zip(shapes, (NORMAL_95 * law.errors(shapes, best)).tolist(), strict=True))
     return {
         "format": "par-shape/1",
         "shape": best._asdict(),
-        "reference": own._asdict(),
+        "reference": costs.own._asdict(),
         "budget": budget,
         "unit": f"{costs.unit} for 1,000 bytes of text",
-        "reference_cost": costs.cost(own),
+        "reference_cost": costs.cost(costs.own),
         "ratio": costs.ratio(best),
-        "bytes_per_word": about["bytes"] / about["words"] if about["word_perplexity_comparable"] else None,
         "probes": [
-            {**shape._asdict(), "share": share, "bits_per_byte": one["bits_per_byte"]}
-            for (shape, share), one in probes.valid.items()
+            {**shape._asdict(), "share": share, "bits_per_byte": figures["bits_per_byte"]}
+            for (shape, share), figures in probes.valid.items()
         ],
         "shapes": [
             {
                 **shape._asdict(),
                 "cost": costs.cost(shape),
                 "ratio": costs.ratio(shape),
-                "bits_per_byte": bits[shape],
-                "behind": bits[shape] / bits[best] - 1,
+                "behind": losses[shape] / losses[best] - 1,
                 "interval": intervals[shape],
             }
-            for shape in sorted(shapes, key=bits.get)
+            for shape in sorted(shapes, key=losses.get)
         ],
     }
 

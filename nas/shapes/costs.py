@@ -23,11 +23,11 @@ TIMED_BLOCKS = 8  # of the networks that give the time of a block
 class ShapeCosts:
     """Costs for 1,000 bytes of text.
 
-    parts: of embedding and output layer, and of a pair of attention and dense, by vocabulary and width.
+    parts: of embedding and output layer, attention and dense, by vocabulary and width.
     """
 
     unit: str
-    parts: dict[tuple[int, int], tuple[float, float]]
+    parts: dict[tuple[int, int], tuple[float, float, float]]
     own: NetworkShape
 
     def to_dict(self) -> dict:
@@ -40,8 +40,8 @@ class ShapeCosts:
         return cls(content["unit"], {tuple(key): tuple(parts) for key, parts in content["parts"]}, own)
 
     def cost(self, shape: NetworkShape) -> float:
-        overhead, pair = self.parts[shape.vocab_size, shape.d_model]
-        return overhead + shape.blocks / 2 * pair
+        overhead, attention, dense = self.parts[shape.vocab_size, shape.d_model]
+        return overhead + (shape.blocks + 1) // 2 * attention + shape.blocks // 2 * dense
 
     def ratio(self, shape: NetworkShape) -> float:
         """Cost relative to that of the configuration's own shape."""
@@ -70,7 +70,7 @@ def counted_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceC
     parts = {}
     for key, config in configs.items():
         table, (batch, segment, _) = count_flops(config, counts[key[0]], interleaved(2)), batch_shape(config)
-        costs = table.overhead, sum(table.blocks[name] for name in interleaved(2))
+        costs = table.overhead, *(table.blocks[name] for name in interleaved(2))
         parts[key] = tuple(batch * segment * cost for cost in costs)
     return parts
 
@@ -78,9 +78,13 @@ def counted_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceC
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
     """Milliseconds of ShapeCosts.parts for a batch of segments."""
     print(f"measuring {len(configs)} pairs of vocabulary and width, with 0 and {TIMED_BLOCKS} blocks", flush=True)
-    works, patterns = {}, ([], interleaved(TIMED_BLOCKS))
-    for key, config in configs.items():
-        for pattern, work in zip(patterns, segment_works(patterns, config, counts[key[0]], context), strict=True):
-            works[key, len(pattern)] = work
-    times = {name: float(np.median(taken)) * 1e3 for name, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
-    return {key: (times[key, 0], (times[key, TIMED_BLOCKS] - times[key, 0]) * 2 / TIMED_BLOCKS) for key in configs}
+    works, parts, patterns = {}, {}, ([], *([name] * TIMED_BLOCKS for name in interleaved(2)))
+    with context.fork_rng():
+        for key, config in configs.items():
+            for index, work in enumerate(segment_works(patterns, config, counts[key[0]], context)):
+                works[key, index] = work
+        times = timed_rounds(works, ROUNDS, SECONDS)
+    for key in configs:
+        none, attention, dense = (float(np.median(times[key, index])) * 1e3 for index in range(3))
+        parts[key] = none, (attention - none) / TIMED_BLOCKS, (dense - none) / TIMED_BLOCKS
+    return parts

@@ -64,4 +64,4 @@ def candidate_shapes(config: Config, text_bytes: int) -> list[NetworkShape]:
 
 def choose(given, automatic: list[int], own: int) -> list[int]:
     """The values of a size: those given, those for `auto`, or the configuration's own if none are given."""
-    return automatic if given == "auto" else sorted({*given}) or [own]
+    return (automatic if given == "auto" else sorted({*given})) or [own]
