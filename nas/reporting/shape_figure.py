@@ -63,9 +63,13 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
             axes.annotate(name, (cost, 0.9), xycoords=("data", "axes fraction"), color=RED, **LABEL)
             continue
         axes.scatter(cost, words, s=50, marker="D", color=RED, zorder=5)
-        axes.annotate(name, (cost, words), color=RED, **LABEL)
+        axes.annotate(name, (cost, words), color=RED, **{**LABEL, "xytext": (6, -12)})
     axes.axvline(choice["budget"] * choice["reference_cost"], color=GREY, linewidth=1, linestyle="--", zorder=0)
-    label = "word perplexity on valid" if anchor else "loss behind that of the chosen shape, by the law (%)"
+    label = (
+        "word perplexity on valid; of shapes, by the law"
+        if anchor
+        else "loss behind that of the chosen shape, by the law (%)"
+    )
     axes.set(xlabel=choice["unit"], ylabel=label)
     axes.set_xlim(0, None)
     dot = {"marker": "o", "linestyle": ""}
@@ -74,6 +78,6 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
     if anchor:
         handles += [Line2D([], [], color=RED, marker="D", linestyle="", label="trained")]
-    figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=len(handles))
+    figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=4)
     tidy(axes)
     save(figure, path)
