@@ -15,7 +15,7 @@ from nas.core.pattern import interleaved
 from nas.costs.flops import count_flops
 from nas.shapes.choice import PROBES, first_probes
 from nas.shapes.costs import shape_costs
-from nas.shapes.law import Law, Point
+from nas.shapes.law import SPREAD, Law, Point
 from nas.shapes.space import NetworkShape, candidate_shapes, options_of, with_shape
 from nas.training.device import device_context
 from tests.processes import ROOT, refuse, succeed
@@ -82,6 +82,14 @@ def test_the_law_finds_the_best_shape_of_a_known_law_from_the_first_eighth_of_tr
         for text in np.linspace(0.03, 0.125, 7)
     ]
     law = Law(points)
+    errors = law.errors(fitting, fitting[0])
+    assert errors[0] == 0 and (errors[1:] > 0).all()
+    law.coefficients[SPREAD > 0] += 1e-3 * (direction := law.covariance[0])
+    moved = law.predict(fitting)
+    law.coefficients[SPREAD > 0] -= 1e-3 * direction
+    before = law.predict(fitting)
+    change = np.log(moved / before) - np.log(moved / before)[0]
+    assert (abs(change) <= 1e-3 * np.sqrt(law.covariance[0, 0]) * errors * 1.01).all()  # Cauchy-Schwarz
     truth = np.array([true_loss(shape, 1.0) for shape in fitting])
     assert truth[int(np.argmin(law.predict(fitting)))] - truth.min() < 0.005
 
@@ -111,9 +119,14 @@ def test_a_search_chooses_its_shape_again_after_a_kill_and_its_pattern_needs_no_
     process.kill()
     process.wait()
     assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *SHAPES)
+    changed = refuse("search", small_yaml, "--run", killed, "--resume", *SHAPES, "train.lr=0.5")
+    assert "was started with another configuration: train.lr (" in changed
     succeed("search", small_yaml, "--run", killed, "--resume", *SHAPES)
     assert yaml.safe_load((killed / "shapes" / "choice.yaml").read_text()) == choice
     assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
+    (killed / "shapes" / "choice.yaml").unlink()  # as after a kill in the last round, whose losses the first has not
+    succeed("search", small_yaml, "--run", killed, "--resume", *SHAPES)
+    assert yaml.safe_load((killed / "shapes" / "choice.yaml").read_text()) == choice
     assert f"written to {whole / 'shapes.png'}" in succeed("derive", whole)
     pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
     assert {key: pattern[key] for key in ("vocab_size", "d_model")} == {k: shape[k] for k in ("vocab_size", "d_model")}
