@@ -17,13 +17,7 @@ SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the la
 
 
 def gated_delta(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    chunk: int,
-    state: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, chunk: int, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule (arXiv 2412.06464, section 3.3). For each position of a stream:
 

@@ -76,12 +76,7 @@ class AdaptiveSoftmax(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        vocab_size: int,
-        cutoffs: list[int],
-        div_value: int = 1,
-        weight: nn.Parameter | None = None,
+        self, d_model: int, vocab_size: int, cutoffs: list[int], div_value: int = 1, weight: nn.Parameter | None = None
     ):
         super().__init__()
         cluster_bounds = [0, *cutoffs, vocab_size]

@@ -107,9 +107,7 @@ class LatencyOptions:
         "inference", "a forward pass (evaluate.*) or a training step (train.*)", choices=("inference", "training")
     )
     # float or "2.5ms": check_budget() checks it
-    target: Any = option(
-        0.65, "highest (gumbel: expected) cost: a ratio to the reference's, or 2.5ms for 1,000 bytes of text"
-    )
+    target: Any = option(0.65, "highest (gumbel: expected) cost: ratio to the reference's, or 2.5ms per 1,000 bytes")
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 
 
@@ -133,9 +131,7 @@ class SearchOptions:
     retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
     share_weights: bool = option(False, "attentions share weights, and narrow dense blocks are parts of wide ones")
     arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
-    warmup_steps: int | None = option(
-        None, "gumbel: first steps, with uniform pi (null: a quarter, as in the paper)", minimum=0
-    )
+    warmup_steps: int | None = option(None, "gumbel: first steps, with uniform pi (null: a quarter)", minimum=0)
     sampling: str = option("soft", "gumbel: mix all operations (the paper), or draw one", choices=("soft", "hard"))
     split: str = option(
         "heldout", "gumbel: text of the logits: held out (the paper) or the weights'", choices=("heldout", "shared")
@@ -149,8 +145,8 @@ class SearchOptions:
         return bool(self.vocab_size or self.d_model or self.blocks)
 
     @property
-    def budget(self) -> float | None:
-        """The budget within which a search draws paths, a ratio to the reference's cost; None: none."""
+    def budget(self) -> float | str | None:
+        """The budget within which a search draws paths, as search.latency.target; None: none."""
         return self.latency.target if self.method == "single_path" and self.latency.source != "none" else None
 
 

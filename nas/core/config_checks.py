@@ -19,7 +19,7 @@ from nas.core.config import (
 from nas.core.errors import InputError, nearest
 from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block, weight_groups
 
-MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
+TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -146,7 +146,7 @@ def short_segments_conflict(config: Config) -> str | None:
 
 def milliseconds(budget: float | str) -> float | None:
     """The time of a budget such as 2.5ms, for 1,000 bytes of text; None if the budget is a ratio."""
-    absolute = MILLISECONDS.fullmatch(budget) if isinstance(budget, str) else None
+    absolute = TIME.fullmatch(budget) if isinstance(budget, str) else None
     return float(absolute[1]) if absolute else None
 
 

@@ -45,7 +45,10 @@ class CostTable:
         return cost * 1000 / (tokens * self.bytes_per_token)
 
     def as_ratio(self, budget: float | str, blocks: int) -> float:
-        """A budget, which may be such as 2.5ms, as a ratio to the reference's cost. Raises InputError without times."""
+        """A budget, which may be such as 2.5ms, as a ratio to the reference's cost.
+
+        Raises InputError if the table is not in milliseconds, or does not know its text.
+        """
         time = milliseconds(budget)
         if time is None:
             return budget

@@ -69,9 +69,8 @@ def operation_flops(block: str, config: Config) -> float:
     if operation.carries_state:
         _, state = operation.step(x, None)
         run = partial(operation.step, x, state)
-    with FlopCounterMode(
-        display=False, custom_mapping={torch.ops.aten.linalg_solve_triangular: solver_flops}
-    ) as counter:
+    mapping = {torch.ops.aten.linalg_solve_triangular: solver_flops}
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         run()
     return counter.get_total_flops() / (batch * segment)
 

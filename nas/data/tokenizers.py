@@ -18,9 +18,7 @@ from nas.core.errors import InputError
 
 # Of BPE: spaces may be a piece, for indentation; <unk> in the text is text.
 OPTIONS = {"bpe": {"allow_whitespace_only_pieces": True, "unk_piece": "\u2047"}}
-TRAINING_BYTES = (
-    20_000_000  # a tokenizer of pieces learns from about this much text, spread evenly over the train split
-)
+TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spread evenly over the train split
 DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
 UNKNOWN = "<unk>"

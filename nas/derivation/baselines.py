@@ -91,7 +91,7 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
     attentions also exist with each other attention in place of full attention. A rule of which not even one block fits
     is left out.
 
-    budget: a ratio to the interleaved pattern's cost.
+    budget: a ratio to the reference's cost.
     """
     plain = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
     plain["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]

@@ -41,7 +41,7 @@ class Choice:
 
     Args:
         blocks: the operation of each block.
-        budget: a ratio to the interleaved pattern's cost; None: none.
+        budget: a ratio to the reference's cost; None: none.
         runs: the runs, with the pi of this budget.
         candidates: the best first; empty if there was no choice but the likeliest pattern.
         trial_steps: of each trial; None: there were no trials.
@@ -80,8 +80,6 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     if choice.candidates:
         origin["seconds"] = round(choice.seconds)
         origin["candidates"] = [candidate_record(candidate) for candidate in choice.candidates]
-    if costs.interleaved_share != 1:
-        origin["ratio_to_reference"] = round(costs.ratio(blocks), 4)
     if choice.trial_steps:
         origin["trials"] = choice.trial_steps
     return {

@@ -168,11 +168,8 @@ def pattern_strip(blocks: list[str], path: Path) -> None:
     figure, axes = new_figure(width, 1.2 + 0.25 * math.ceil(len(colours) / columns))
     for index, name in enumerate(blocks):
         axes.add_patch(Rectangle((index + 0.04, 0), 0.92, 1, color=colours[name]))
-        style = {
-            "color": "black" if np.mean(to_rgb(colours[name])) > 0.62 else "white",
-            "fontsize": 11,
-            "weight": "bold",
-        }
+        shade = "black" if np.mean(to_rgb(colours[name])) > 0.62 else "white"
+        style = {"color": shade, "fontsize": 11, "weight": "bold"}
         axes.text(index + 0.5, 0.5, unit_of(name), ha="center", va="center", **style)
     axes.set(xlim=(0, len(blocks)), ylim=(0, 1), yticks=[])
     axes.set_xticks(np.arange(len(blocks)) + 0.5, range(1, len(blocks) + 1))

@@ -12,19 +12,6 @@ BEYOND = 1.6  # times the larger of budget and reference: costlier shapes are no
 LABEL = {"textcoords": "offset points", "xytext": (6, 6), "fontsize": 8}
 
 
-def name_of(shape: dict) -> str:
-    return f"{shape['vocab_size']:,}: {shape['blocks']} x {shape['d_model']}"
-
-
-def lower_left(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no cheaper point equals in quality, by increasing cost."""
-    front = []
-    for cost, value in sorted(points):
-        if not front or value < front[-1][1]:
-            front.append((cost, value))
-    return front
-
-
 def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]], path: Path) -> None:
     """Draw the shapes' losses by the law over their costs, the probes, the budget, the reference and the chosen shape.
 
@@ -50,13 +37,14 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
         ring = tuple(shape[key] for key in choice["shape"]) in probed
         style = {"edgecolors": "black" if ring else "none", "color": colours[shape["vocab_size"]], "zorder": 2 + ring}
         axes.scatter(shape["cost"], quality(shape), s=34, linewidths=1.2, **style)
-    front = lower_left([(shape["cost"], quality(shape)) for shape in shapes])
-    axes.step(*zip(*front, strict=True), where="post", color=GREY, linewidth=1, linestyle=":", zorder=1)
+    costs, values = zip(*sorted((shape["cost"], quality(shape)) for shape in shapes), strict=True)
+    axes.step(costs, np.minimum.accumulate(values), where="post", color=GREY, linewidth=1, linestyle=":", zorder=1)
     for key, title, marker, colour in (("reference", "reference", "s", NAVY), ("shape", "chosen", "*", RED)):
         shape = next(one for one in choice["shapes"] if choice[key].items() <= one.items())
         point = shape["cost"], quality(shape)
         axes.scatter(*point, s=130, marker=marker, facecolors="none", edgecolors=colour, linewidths=1.6, zorder=4)
-        axes.annotate(f"{title} {name_of(shape)}", point, color=colour, **LABEL)
+        sizes_of = f"{shape['vocab_size']:,}: {shape['blocks']} x {shape['d_model']}"
+        axes.annotate(f"{title} {sizes_of}", point, color=colour, **LABEL)
     for name, cost, words in networks:
         if words is None:
             axes.axvline(cost, color=RED, linewidth=1, zorder=0)

@@ -28,13 +28,7 @@ from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
 from nas.search.history import entropy, pi_line
 from nas.search.learn_pi import ADAM_BETAS
-from nas.search.sampling import (
-    gumbel_like,
-    relax,
-    sampling_generator,
-    straight_through,
-    temperature_at,
-)
+from nas.search.sampling import gumbel_like, relax, sampling_generator, straight_through, temperature_at
 from nas.search.supernet import SuperNet, evaluate_path
 from nas.training import distributed
 from nas.training.build import count_steps, open_streams

@@ -59,7 +59,7 @@ def shapes_table(choice: dict) -> str:
 
 
 def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
-    """The content of choice.yaml."""
+    """The content of choice.yaml. Raises InputError and RunError as choose_shape()."""
     if config.search.vocab_size and (config.train.epochs is None or config.search.retrain_steps):
         raise InputError(
             "search.vocab_size needs train.epochs, and neither train.steps nor search.retrain_steps, so that all "
@@ -153,8 +153,8 @@ class Probes:
     def points(self) -> list[Point]:
         """The losses of the trainings: means over their logged steps.
 
-        Those from the warm-up are left out, because shapes differ otherwise in it. Losses on text that is read for the
-        first time need no held-out text. Nor do those count that an interrupted call wrote after the given share.
+        Those from the warm-up are left out, because there the order of shapes is different. So are those after the
+        given share, from an interrupted call. Text that is read for the first time needs no held-out text.
         """
         points, shares = [], {}
         for shape, share in self.valid:

@@ -23,7 +23,8 @@ TIMED_BLOCKS = 8  # of the networks that give the time of a block
 class ShapeCosts:
     """Costs for 1,000 bytes of text.
 
-    parts: of embedding and output layer, attention and dense, by vocabulary and width.
+    unit: milliseconds or FLOPs. parts: of embedding and output layer, of an attention block and of a dense block, by
+    vocabulary and width. own: the reference.
     """
 
     unit: str
@@ -40,6 +41,7 @@ class ShapeCosts:
         return cls(content["unit"], {tuple(key): tuple(parts) for key, parts in content["parts"]}, own)
 
     def cost(self, shape: NetworkShape) -> float:
+        """Cost of the interleaved network of a shape."""
         overhead, attention, dense = self.parts[shape.vocab_size, shape.d_model]
         return overhead + (shape.blocks + 1) // 2 * attention + shape.blocks // 2 * dense
 
@@ -58,21 +60,15 @@ def shape_costs(
     for size, d_model in sorted({shape[:2] for shape in (*shapes, own)}):
         shaped = with_shape(config, NetworkShape(size, d_model, own.blocks))
         configs[size, d_model] = resolve_auto(shaped, corpora[size], tell=lambda text: None)
-    parts = (measured_parts if measured else counted_parts)(configs, counts, context)
+    if measured:
+        parts, tokens = measured_parts(configs, counts, context), batch * segment
+    else:
+        tables = {key: count_flops(shaped, counts[key[0]], interleaved(2)) for key, shaped in configs.items()}
+        tokens = 1
+        parts = {key: (table.overhead, *(table.blocks[n] for n in interleaved(2))) for key, table in tables.items()}
     for (size, d_model), values in parts.items():
-        segments = 1000 / (bytes_per_token(corpora[size]) * batch * segment)
-        parts[size, d_model] = tuple(segments * value for value in values)
+        parts[size, d_model] = tuple(1000 / (bytes_per_token(corpora[size]) * tokens) * value for value in values)
     return ShapeCosts(MILLISECONDS if measured else "FLOPs", parts, own)
-
-
-def counted_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
-    """FLOPs of ShapeCosts.parts for a batch of segments."""
-    parts = {}
-    for key, config in configs.items():
-        table, (batch, segment, _) = count_flops(config, counts[key[0]], interleaved(2)), batch_shape(config)
-        costs = table.overhead, *(table.blocks[name] for name in interleaved(2))
-        parts[key] = tuple(batch * segment * cost for cost in costs)
-    return parts
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:

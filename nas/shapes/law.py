@@ -31,7 +31,7 @@ NOISE = 0.01  # of a loss, relative
 
 @dataclass(frozen=True)
 class Point:
-    """The loss of a network in bits per byte, after a share of the text of a training."""
+    """The loss of a network in bits per byte, around a share of the text of a training."""
 
     shape: NetworkShape
     text: float
@@ -63,7 +63,7 @@ class Law:
         self.covariance = np.linalg.inv(found.jac.T @ found.jac)
 
     def features(self, shapes: list[NetworkShape], text: np.ndarray) -> np.ndarray:
-        """[P, 5]"""
+        """[P, 5]: 1, the logarithms of vocabulary, width and blocks, relative to the probes' means, and of the text."""
         sizes = np.log(np.array(shapes, dtype=float)) - self.centre
         return np.column_stack([np.ones(len(sizes)), sizes, np.log(text)])
 
@@ -71,13 +71,13 @@ class Law:
         return np.exp(features @ self.coefficients.T).sum(axis=1)
 
     def errors(self, shapes: list[NetworkShape], other: NetworkShape) -> np.ndarray:
-        """Standard errors [P] of how much the losses of shapes after a training differ from another's, relative."""
+        """Standard errors [P] of loss / loss of the other shape - 1, at the end of a training."""
         features = self.features([*shapes, other], np.ones(len(shapes) + 1))
         terms = np.exp(features @ self.coefficients.T)
         slopes = (terms[:, :, None] * features[:, None, :])[:, SPREAD > 0] / terms.sum(axis=1, keepdims=True)
         slopes = slopes[:-1] - slopes[-1]
         return np.sqrt(np.einsum("pi,ij,pj->p", slopes, self.covariance, slopes))
 
-    def predict(self, shapes: list[NetworkShape], text: float = 1.0) -> np.ndarray:
-        """Losses [P] of shapes after a share of the text of a training."""
-        return self.losses(self.features(shapes, np.full(len(shapes), text)))
+    def predict(self, shapes: list[NetworkShape]) -> np.ndarray:
+        """Losses [P] of shapes at the end of a training."""
+        return self.losses(self.features(shapes, np.ones(len(shapes))))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nas.core.config import Config
+from nas.core.pattern import shape_options
 
 BYTES_PER_PIECE = 300  # of the training text, in the largest vocabulary that `auto` tries
 VOCABULARIES = 1000, 2000, 4000, 8000, 16_000, 32_000
@@ -33,9 +34,8 @@ def own_shape(config: Config) -> NetworkShape:
 
 def options_of(shape: NetworkShape, config: Config) -> list[str]:
     """The options section.key=value that give a configuration another shape. Heads keep their number of channels."""
-    heads = with_shape(config, shape).model.heads
-    sizes = f"model.d_model={shape.d_model}", f"model.heads={heads}", f"model.blocks={shape.blocks}"
-    return [f"data.vocab_size={shape.vocab_size}", *sizes]
+    sizes = shape._asdict() | {"heads": with_shape(config, shape).model.heads}
+    return [*shape_options(sizes), f"model.blocks={shape.blocks}"]
 
 
 def with_shape(config: Config, shape: NetworkShape) -> Config:
