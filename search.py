@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config_loading import add_arguments, load_config
@@ -76,9 +76,9 @@ def search(config, run, context, interleaved_share: float) -> None:
     run.save(VOCABULARY, corpus.vocabulary)
     if options.latency.source != "none":
         options.latency.target = budget  # now that config.yaml has it as it was given
-    run.write(FLOPS_TABLE, flops.to_dict())
+    run.write(FLOPS_TABLE, asdict(flops))
     if latency:
-        run.write(LATENCY, latency.to_dict())
+        run.write(LATENCY, asdict(latency))
         print(latency.text(config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run

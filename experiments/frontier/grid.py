@@ -102,6 +102,7 @@ def draw(rows: list[tuple], folders: list[Path], path: Path) -> None:
         for choice, one in zip(choices, found, strict=True)
     ]
     best, first = min(words for _, _, words in networks), choices[0]
+    del first["shape"]
     shapes = [
         {
             **shape._asdict(),
@@ -110,7 +111,7 @@ def draw(rows: list[tuple], folders: list[Path], path: Path) -> None:
         }
         for ratio, shape, result in rows
     ]
-    shapes_figure({**first, "shapes": shapes, "probes": [], "shape": first["reference"]}, networks, path)
+    shapes_figure({**first, "shapes": shapes, "probes": []}, networks, path)
 
 
 def main() -> None:

@@ -110,12 +110,8 @@ class CostTable:
         rows = [(self.unit, "median", "quartiles", "of interleaved"), *self.rows(blocks)]
         return "\n".join(f"{name:<28}{cost:>10}{spread:>20}{share:>16}".rstrip() for name, cost, spread, share in rows)
 
-    def to_dict(self) -> dict:
-        """The content of a table's file."""
-        return asdict(self)
-
     def write(self, path: Path) -> None:
-        write_yaml(path, self.to_dict())
+        write_yaml(path, asdict(self))
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:

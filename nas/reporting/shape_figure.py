@@ -31,15 +31,17 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
     shapes = [shape for shape in choice["shapes"] if shape["cost"] <= limit]
     sizes = sorted({shape["vocab_size"] for shape in shapes})
     colours = dict(zip(sizes, plt.get_cmap("viridis_r")(np.linspace(0.1, 0.9, len(sizes))), strict=True))
-    probed = {tuple(probe[key] for key in choice["shape"]) for probe in choice["probes"]}
+    probed = {tuple(probe[key] for key in choice["reference"]) for probe in choice["probes"]}
     figure, axes = new_figure(7.5, 4.8)
     for shape in shapes:
-        ring = tuple(shape[key] for key in choice["shape"]) in probed
+        ring = tuple(shape[key] for key in choice["reference"]) in probed
         style = {"edgecolors": "black" if ring else "none", "color": colours[shape["vocab_size"]], "zorder": 2 + ring}
         axes.scatter(shape["cost"], quality(shape), s=34, linewidths=1.2, **style)
     costs, values = zip(*sorted((shape["cost"], quality(shape)) for shape in shapes), strict=True)
     axes.step(costs, np.minimum.accumulate(values), where="post", color=GREY, linewidth=1, linestyle=":", zorder=1)
     for key, title, marker, colour in (("reference", "reference", "s", NAVY), ("shape", "chosen", "*", RED)):
+        if key not in choice:
+            continue
         shape = next(one for one in choice["shapes"] if choice[key].items() <= one.items())
         point = shape["cost"], quality(shape)
         axes.scatter(*point, s=130, marker=marker, facecolors="none", edgecolors=colour, linewidths=1.6, zorder=4)
@@ -53,16 +55,13 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
         axes.scatter(cost, words, s=50, marker="D", color=RED, zorder=5)
         axes.annotate(name, (cost, words), color=RED, **{**LABEL, "xytext": (6, -12)})
     axes.axvline(choice["budget"] * choice["reference_cost"], color=GREY, linewidth=1, linestyle="--", zorder=0)
-    label = (
-        "word perplexity on valid; of shapes, by the law"
-        if anchor
-        else "loss behind that of the chosen shape, by the law (%)"
-    )
+    trained = "word perplexity on valid" + "; of shapes, by the law" * bool(probed)
+    label = trained if anchor else "loss behind that of the chosen shape, by the law (%)"
     axes.set(xlabel=choice["unit"], ylabel=label)
-    axes.set_xlim(0, None)
+    axes.set_xlim(0, 1.2 * max(costs))
     dot = {"marker": "o", "linestyle": ""}
     handles = [Line2D([], [], color=colours[size], label=f"{size:,} pieces", **dot) for size in sizes]
-    handles += [Line2D([], [], color="black", markerfacecolor="none", label="probe", **dot)]
+    handles += [Line2D([], [], color="black", markerfacecolor="none", label="probe", **dot)] * bool(probed)
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
     if anchor:
         handles += [Line2D([], [], color=RED, marker="D", linestyle="", label="trained")]
