@@ -25,7 +25,7 @@ from nas.training.device import DeviceContext
 
 CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "shapes"
 PROBES, SHARE = 8, 1 / 8  # networks of the first round, and the share of a training that each gets
-FINALISTS, LONGER = 4, 1 / 4  # the same of the second round, which takes the best by the law
+FINALISTS, LONGER = 4, 1 / 4  # the same of the second round
 LINES = 8  # losses of a probe of the first round
 SHOWN = 6  # shapes
 NORMAL_95 = 1.96
