@@ -106,7 +106,6 @@ class LatencyOptions:
     timing: str = option(
         "inference", "a forward pass (evaluate.*) or a training step (train.*)", choices=("inference", "training")
     )
-    # float or "2.5ms": check_budget() checks it
     target: Any = option(0.65, "highest (gumbel: expected) cost: ratio to the reference's, or 2.5ms per 1,000 bytes")
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 

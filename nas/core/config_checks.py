@@ -153,9 +153,7 @@ def milliseconds(budget: float | str) -> float | None:
 def check_budget(options: LatencyOptions) -> None:
     budget, absolute = options.target, milliseconds(options.target)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
-        raise InputError(
-            f"search.latency.target={budget} must be a ratio above 0, such as 0.65, or a time such as 2.5ms"
-        )
+        raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
     if absolute and options.source != "measured":
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from nas.core.errors import InputError
 
-# Of BPE: spaces may be a piece, for indentation; <unk> in the text is text.
-OPTIONS = {"bpe": {"allow_whitespace_only_pieces": True, "unk_piece": "\u2047"}}
+OPTIONS = {"bpe": {"allow_whitespace_only_pieces": True, "unk_piece": "\u2047"}}  # indentation; <unk> is text
 TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spread evenly over the train split
 DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut

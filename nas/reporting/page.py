@@ -134,11 +134,9 @@ SECTIONS = {"search": search_section, "retrain": training_section, "compare": co
 def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
     """The networks of the trainings among these runs, for shapes_figure()."""
     found = [read_yaml(run / RESULTS) for run in runs if (run / RESULTS).exists()]
-    return [
-        (abbreviate(one["pattern"]), one["latency"]["ms_per_1000_bytes"], one["valid"]["word_perplexity"])
-        for one in found
-        if one["valid"]["word_perplexity_comparable"]
-    ]
+    found = [one for one in found if one["valid"]["word_perplexity_comparable"]]
+    keys = ("latency", "ms_per_1000_bytes"), ("valid", "word_perplexity")
+    return [(abbreviate(one["pattern"]), *(one[section][key] for section, key in keys)) for one in found]
 
 
 def section(run: Path, runs: list[Path]) -> dict:

@@ -63,8 +63,7 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
     handles = [Line2D([], [], color=colours[size], label=f"{size:,} pieces", **dot) for size in sizes]
     handles += [Line2D([], [], color="black", markerfacecolor="none", label="probe", **dot)] * bool(probed)
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
-    if anchor:
-        handles += [Line2D([], [], color=RED, marker="D", linestyle="", label="trained")]
+    handles += [Line2D([], [], color=RED, marker="D", linestyle="", label="trained")] * bool(anchor)
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=4)
     tidy(axes)
     save(figure, path)

@@ -52,19 +52,15 @@ def shapes_table(choice: dict) -> str:
     rows = [f"shapes within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}:"]
     for shape in fitting[:SHOWN]:
         sizes = f"{shape['vocab_size']:,} pieces, {shape['blocks']} x {shape['d_model']}"
-        behind = f"{shape['behind']:+.1%} ± {shape['interval']:.1%}"
         cost = f"{shape['cost']:.4g}, {shape['ratio']:.3f}"
-        rows.append(f"  {sizes:<26}{cost:<18}loss {behind}")
+        rows.append(f"  {sizes:<26}{cost:<18}loss {shape['behind']:+.1%} ± {shape['interval']:.1%}")
     return "\n".join(rows)
 
 
 def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     """The content of choice.yaml. Raises InputError and RunError as choose_shape()."""
     if config.search.vocab_size and (config.train.epochs is None or config.search.retrain_steps):
-        raise InputError(
-            "search.vocab_size needs train.epochs, and neither train.steps nor search.retrain_steps, so that all "
-            "vocabularies read the same text"
-        )
+        raise InputError("search.vocab_size needs train.epochs without search.retrain_steps, because of equal text")
     if world_size() > 1:
         raise InputError("the shape is chosen by one process: start the search without torchrun, and continue with it")
     corpora, shapes = candidate_corpora(config)
@@ -83,6 +79,8 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     write_yaml(file, costs.to_dict())
+    most = PROBES * SHARE + FINALISTS * LONGER
+    print(f"the choice among {len(fitting)} shapes takes at most {most:g} trainings", flush=True)
     probes = Probes(config, corpora, folder, context)
     probes.run(first_probes(fitting), SHARE)
     law = Law(probes.points())
@@ -156,10 +154,8 @@ class Probes:
         Those from the warm-up are left out, because there the order of shapes is different. So are those after the
         given share, from an interrupted call. Text that is read for the first time needs no held-out text.
         """
-        points, shares = [], {}
-        for shape, share in self.valid:
-            shares[shape] = max(share, shares.get(shape, 0))
-        for shape, share in shares.items():
+        points = []
+        for shape, share in dict(sorted(self.valid, key=lambda key: key[1])).items():  # the larger share of each
             steps, bits = self.steps[shape.vocab_size], bits_per_nat(self.corpora[shape.vocab_size])
             lines = [line for line in read_metrics(self.folder / str(shape)) if line["split"] == "train"]
             spans = [(a["step"], b["step"], b["nll"]) for a, b in pairwise([{"step": 0}, *lines])]

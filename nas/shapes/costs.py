@@ -1,5 +1,6 @@
 """Costs of interleaved networks of several shapes, for the same text."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,16 +56,15 @@ def shape_costs(
 ) -> ShapeCosts:
     """The costs of the vocabularies and widths of these shapes. corpora: of each vocabulary."""
     own, measured = own_shape(config), config.search.latency.source == "measured"
-    batch, segment, _ = batch_shape(config)
+    tokens = math.prod(batch_shape(config)[:2]) if measured else 1
     configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
     for size, d_model in sorted({shape[:2] for shape in (*shapes, own)}):
         shaped = with_shape(config, NetworkShape(size, d_model, own.blocks))
         configs[size, d_model] = resolve_auto(shaped, corpora[size], tell=lambda text: None)
     if measured:
-        parts, tokens = measured_parts(configs, counts, context), batch * segment
+        parts = measured_parts(configs, counts, context)
     else:
         tables = {key: count_flops(shaped, counts[key[0]], interleaved(2)) for key, shaped in configs.items()}
-        tokens = 1
         parts = {key: (table.overhead, *(table.blocks[n] for n in interleaved(2))) for key, table in tables.items()}
     for (size, d_model), values in parts.items():
         parts[size, d_model] = tuple(1000 / (bytes_per_token(corpora[size]) * tokens) * value for value in values)
