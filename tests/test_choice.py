@@ -198,7 +198,7 @@ def test_a_pattern_far_from_the_target_of_the_papers_method_causes_a_notice(caps
     for method, ratio, told in (("gumbel", 0.43, True), ("gumbel", 0.78, False), ("single_path", 0.43, False)):
         run = search_run(one_hot(0), search={"method": method} | price)
         print_notices([run], run.budget, ratio)
-        assert ("target is 0.75 of the interleaved pattern's cost, and this" in capsys.readouterr().out) == told
+        assert ("target is 0.75 of the reference's cost, and this" in capsys.readouterr().out) == told
     print_notices([search_run(one_hot(0), search={"method": "gumbel"} | price)], 0.5, 0.43)  # another budget is given
     assert "target is" not in capsys.readouterr().out
 

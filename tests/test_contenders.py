@@ -68,7 +68,7 @@ def test_random_patterns_have_the_measured_latency_of_their_searched_pattern_and
 
 def test_a_search_that_chooses_its_shape_cannot_be_compared_yet(comparison):
     with pytest.raises(InputError, match="needs one shape: remove"):
-        comparison("search.d_model=[8,16]", "search.latency.source=flops")
+        comparison("search.d_model=[8,16]", "data.vocab_size=300", "search.latency.source=flops")
 
 
 def test_a_repeated_command_accepts_the_runs_of_a_pattern_that_spells_out_a_default_size(comparison, tmp_path):
