@@ -31,7 +31,7 @@ def test_candidates_are_all_given_sizes_or_the_automatic_ones_that_the_text_allo
     assert {shape.d_model for shape in found} == {16, 24, 32, 48, 64} and len(found) == 2 * 4 * 5 + 1
     assert found[-1] == NetworkShape(500, 16, 6)  # the reference
     config.search.vocab_size, config.search.d_model, config.search.blocks = "auto", [], None
-    assert candidate_shapes(config, 1_300_000) == [NetworkShape(size, 16, 6) for size in (1000, 2000, 4000, 500)]
+    assert candidate_shapes(config, 1_300_000) == [NetworkShape(size, 16, 6) for size in (500, 1000, 2000, 4000)]
 
 
 def test_a_shape_keeps_the_channels_of_a_head(small_config):
@@ -119,8 +119,12 @@ def test_a_search_chooses_its_shape_again_after_a_kill_and_its_pattern_needs_no_
     process.kill()
     process.wait()
     assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *SHAPES)
-    changed = refuse("search", small_yaml, "--run", killed, "--resume", *SHAPES, "train.lr=0.5")
-    assert "was started with another configuration: train.lr (" in changed
+    changed = refuse(
+        "search", small_yaml, "--run", killed, "--resume", *SHAPES, "train.lr=0.5", "search.latency.target=1"
+    )
+    assert (
+        "was started with another configuration: train.lr (" in changed and "search.latency.target (0.9 -> 1" in changed
+    )
     succeed("search", small_yaml, "--run", killed, "--resume", *SHAPES)
     assert yaml.safe_load((killed / "shapes" / "choice.yaml").read_text()) == choice
     assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()

@@ -182,7 +182,7 @@ def check_shapes(config: Config) -> None:
             "search.weights_from has the shape of its search: remove search.vocab_size, d_model and blocks"
         )
     if search.chooses_shape and data.vocab_size is None:
-        raise InputError("search.vocab_size, d_model and blocks need data.vocab_size, which the reference has")
+        raise InputError("search.vocab_size, d_model and blocks need data.vocab_size, that of the reference")
 
 
 ONLY_GUMBEL = ("warmup_steps", "sampling", "split", "temperature.start", "temperature.end", "latency.weight")

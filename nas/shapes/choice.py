@@ -23,7 +23,7 @@ from nas.shapes.space import NetworkShape, candidate_shapes, options_of, own_sha
 from nas.training.build import count_steps
 from nas.training.device import DeviceContext
 
-CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "shapes"
+CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "search"
 PROBES, SHARE = 8, 1 / 8  # networks of the first round, and the share of a training that each gets
 FINALISTS, LONGER = 4, 1 / 4  # the same of the second round
 LINES = 8  # losses of a probe of the first round

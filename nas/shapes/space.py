@@ -63,5 +63,5 @@ def candidate_shapes(config: Config, text_bytes: int) -> list[NetworkShape]:
 
 
 def choose(given, automatic: list[int], own: int) -> list[int]:
-    """The values of a size: those given, those for `auto`, or the configuration's own if none are given."""
-    return (automatic if given == "auto" else sorted({*given})) or [own]
+    """The values of a size: those given, those for `auto`, with the configuration's own if none are given."""
+    return sorted({*automatic, own} if given == "auto" else {*given}) or [own]
