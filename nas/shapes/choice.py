@@ -124,7 +124,7 @@ def spread(shapes: list[NetworkShape], count: int) -> list[NetworkShape]:
 
 
 class Probes:
-    """First parts of the trainings of interleaved networks, each of which reads the text of a whole training once.
+    """The first parts of trainings of interleaved networks. A whole training reads the same text in each vocabulary.
 
     valid: figures on valid, by shape and share of the training.
     """
