@@ -14,6 +14,8 @@ from nas.core.pattern import SHAPE_OPTIONS, abbreviate, differing_shape, read_pa
 from nas.core.run_folder import RESULTS, trial_file
 from nas.costs.cost_table import latency_report
 
+SIMILAR = 1.05  # vocabularies shorten training and test text differently
+
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -44,24 +46,23 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
 
 
 def print_beside(runs: list[Path]) -> None:
-    """Print a line for each finished run: pattern, perplexities on test, and costs beside the interleaved pattern."""
+    """Print a line for each finished run: pattern, quality on test, and latency."""
     width = 2 + max(12, *(len(abbreviate(read_yaml(run / RESULTS)["pattern"])) for run in runs))
-    print(f"\n{'on test:':<{width}}{'word perplexity':>16}{'perplexity':>12}{'of latency':>12}{'of FLOPs':>10}  run")
-    tokens, digests, origins = set(), set(), set()
+    print(f"\n{'on test:':<{width}}{'word perplexity':>16}{'bits per byte':>15}{'ms for 1,000 bytes':>20}  run")
+    lengths, digests, origins = [], set(), set()
     for run in runs:
         results = read_yaml(run / RESULTS)
         test = results["test"]
         words = f"{test['word_perplexity']:.2f}" if test["word_perplexity_comparable"] else "-"
-        latency, flops = results["latency"]["ratio_to_interleaved"], results["flops_ratio_to_interleaved"]
-        letters, per_token = abbreviate(results["pattern"]), test["perplexity"]
-        print(f"{letters:<{width}}{words:>16}{per_token:>12.2f}{latency:>12.2f}{flops:>10.2f}  {run}")
-        tokens.add(results["train_tokens"])
+        letters, latency = abbreviate(results["pattern"]), results["latency"]["ms_per_1000_bytes"]
+        print(f"{letters:<{width}}{words:>16}{test['bits_per_byte']:>15.4f}{latency:>20.3f}  {run}")
+        lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
         origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")
-    elif len(tokens) > 1:
-        print(f"WARNING: these runs trained on different numbers of tokens: {', '.join(map(str, sorted(tokens)))}")
+    elif max(lengths) > SIMILAR * min(lengths):
+        print(f"WARNING: these runs trained on different lengths of text: {min(lengths):.3g} to {max(lengths):.3g} MB")
     if len(origins) > 1:
         print("WARNING: these runs started from different weights (train.init_from), so they are not trained alike")
 
@@ -138,7 +139,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     if origin:
         set_weights(model, origin)
         print(f"starting from the weights of {origin.file}, with their vocabulary")
-    phase = RetrainPhase(model, corpus, config, context)
+    phase = RetrainPhase(model, corpus, config, context, arguments.until)
     record = provenance(config, corpus.meta, context)
 
     if arguments.eval_only:
@@ -170,7 +171,8 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     if until:
         if trainer.step > until:
             raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
-        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": trainer.valid}
+        valid = phase.trial_figures() if trainer.step < phase.total_steps else trainer.valid
+        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
         run.write(trial_file(until), figures | {"wall_time_s": trainer.wall_seconds})
     if trainer.step < phase.total_steps:
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")

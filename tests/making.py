@@ -124,10 +124,11 @@ def make_weights(config, corpus=None) -> SharedWeights:
     return SharedWeights(build_supernet(config, corpus), corpus, config, device_context(config.train))
 
 
-def make_retraining(config, pattern, corpus=None):
+def make_retraining(config, pattern, corpus=None, until=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, device_context(config.train))
+    model, context = build_fixed(pattern, config, corpus.vocab_size), device_context(config.train)
+    return RetrainPhase(model, corpus, config, context, until)
 
 
 def losses_of(stage, config) -> list[float]:

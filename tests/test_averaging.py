@@ -60,6 +60,28 @@ def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, 
     assert_mean(weights_of(averaged), kept)
 
 
+def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_was_none(small_config):
+    config, kept = small_config(*AVERAGE), []
+
+    def continued(phase, until):
+        other = make_retraining(config, PATTERN, until=until)
+        other.load_state_dict(phase.state_dict())
+        return other
+
+    plain, trial = make_retraining(config, PATTERN), make_retraining(config, PATTERN, until=6)
+    for step in range(1, 10):
+        for phase in (plain, trial):
+            torch.manual_seed(step)  # of the dropout
+            phase.step(step)
+        kept += [weights_of(trial)] if 4 <= step <= 6 else []
+        trial = continued(trial, 6 if step < 6 else None) if step in (5, 7) else trial
+        if step == 6:
+            with trial.trial.in_use():
+                assert_mean(weights_of(trial), kept)
+            assert trial.trial_figures()["nll"] != plain.valid_figures()["nll"]
+        assert trial.valid_figures()["nll"] == plain.valid_figures()["nll"]
+
+
 def test_training_without_a_run_folder_ends_with_the_mean(small_config):
     config, kept, corpus = small_config(*AVERAGE), [], make_retraining(small_config(), PATTERN).corpus
 

@@ -15,29 +15,40 @@ from nas.training.build import build_fixed, check_splits, count_steps, open_stre
 from nas.training.checkpoint import save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
+from nas.training.optimizer import TailAverage
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase
 
 BEST = "best.pt"
+TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged
 
 
 class RetrainPhase(Phase):
-    """Trains the network of a fixed pattern, and keeps the weights with the lowest nll on valid."""
+    """Trains the network of a fixed pattern, and keeps the weights with the lowest nll on valid.
 
-    def __init__(self, model: TransformerXL, corpus: Corpus, config: Config, context: DeviceContext):
+    until: last step of a trial, or None. A trial is judged by a mean of weights of its own, because rates have not
+    decayed; the training goes on as if there had been no trial.
+    """
+
+    def __init__(
+        self, model: TransformerXL, corpus: Corpus, config: Config, context: DeviceContext, until: int | None = None
+    ):
         self.model, self.corpus, self.config, self.context = model.to(context.device), corpus, config, context
         check_splits(config, corpus)
         tokens = corpus.tokens("train")
         self.stream = open_stream(tokens, config, context)
         self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short_share(config))
-        self.best_nll = math.inf
+        self.best_nll, self.until = math.inf, until
+        share = TRIAL_SHARE if until and config.train.average_share else 0
+        self.trial = TailAverage(self.train_weights.optimizer.parameters, share, until or self.total_steps)
 
     def step(self, step: int) -> tuple[Tensor, int]:
         if not self.model.training:  # setting the mode of every module takes time
             self.model.train()
         batch = self.stream.next()
         nll, self.stream.memories = self.train_weights(step, batch)
+        self.trial.update(step)
         return nll, batch.targets.numel() * distributed.world_size()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
@@ -51,7 +62,14 @@ class RetrainPhase(Phase):
 
     def valid_figures(self) -> dict:
         """Figures on valid, of the mean of the weights if there is one."""
-        with self.train_weights.average.in_use():
+        return self.figures(self.train_weights.average)
+
+    def trial_figures(self) -> dict:
+        """Figures on valid at the end of a trial."""
+        return self.figures(self.trial)
+
+    def figures(self, average: TailAverage) -> dict:
+        with average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 
     def state_dict(self) -> dict:
@@ -60,6 +78,7 @@ class RetrainPhase(Phase):
             "train_weights": self.train_weights.state_dict(),
             "stream": self.stream.state_dict(),
             "best_nll": self.best_nll,
+            "trial": {"until": self.until, "average": self.trial.state_dict()},
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -67,6 +86,8 @@ class RetrainPhase(Phase):
         self.train_weights.load_state_dict(state["train_weights"])
         self.stream.load_state_dict(state["stream"])
         self.best_nll = state["best_nll"]
+        if state["trial"]["until"] == self.until:
+            self.trial.load_state_dict(state["trial"]["average"])
 
 
 def train_pattern(

@@ -80,7 +80,7 @@ class Trainer:
         self.valid: dict | None = None
 
     def fit(self, until: int | None = None) -> None:
-        """Train to the last step, or to the step `until`, evaluate and save.
+        """Train to the last step, evaluate and save; or to the step `until`, without an evaluation for it.
 
         Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
         """
@@ -100,7 +100,7 @@ class Trainer:
                 self.train_step()
                 bar.update()
                 last = self.step == until
-                if self.due(self.options.evaluate_every) or last:
+                if self.due(self.options.evaluate_every) or self.step == steps:
                     self.log_valid()
                 if self.step == steps:
                     self.phase.end()
