@@ -13,9 +13,9 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.pattern import interleaved
 from nas.costs.flops import count_flops
-from nas.shapes.choice import PROBES, first_probes
+from nas.shapes.choice import Probes, best_by_probes, first_probes
 from nas.shapes.costs import shape_costs
-from nas.shapes.law import SPREAD, Law, Point
+from nas.shapes.law import NOISE, TERMS, Law, Point
 from nas.shapes.space import NetworkShape, candidate_shapes, options_of, with_shape
 from nas.training.device import device_context
 from tests.processes import ROOT, refuse, succeed
@@ -58,40 +58,61 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
 
 def test_the_widest_of_each_vocabulary_and_depth_are_probed_far_from_each_other():
     shapes = [NetworkShape(*values) for values in itertools.product((1000, 2000, 4000), (32, 64), (2, 4, 8))]
-    found = first_probes(shapes)
-    assert len(found) == len({*found}) == PROBES and {shape.d_model for shape in found} == {64}
+    found = first_probes(shapes, 8)
+    assert len(found) == len({*found}) == 8 and {shape.d_model for shape in found} == {64}
     first, *others = found[:5]
     assert first == NetworkShape(2000, 64, 4)
     assert {*others} == {(size, 64, blocks) for size in (1000, 4000) for blocks in (2, 8)}  # the corners
-    assert {*first_probes(shapes[:4])} == {*shapes[:4]}  # narrower ones too, if there are few shapes
+    assert {*first_probes(shapes[:4], 8)} == {*shapes[:4]}  # narrower ones too, if there are few shapes
 
 
 def true_loss(shape: NetworkShape, text: float) -> float:
+    """8,000 pieces are the best after an eighth of a training, and 2,000 at its end."""
     size, width, blocks = shape
-    return 0.9 + 8 * size**-0.3 + 3 * width**-0.5 + 0.3 * blocks**-0.7 + 0.25 * text**-0.35 * (size / 2000) ** 0.1
+    early = 0.25 * (text * size / 2000) ** -0.35
+    return 0.9 + 1.5 * size**-0.3 + 3 * width**-0.5 + 0.3 * blocks**-0.7 + early + 0.15 * np.log(size)
 
 
-def test_the_law_finds_the_best_shape_of_a_known_law_from_the_first_eighth_of_trainings():
-    generator = np.random.default_rng(0)
+class KnownProbes(Probes):
+    """Probes of a known law, with noise."""
+
+    def __init__(self):
+        self.valid, self.steps, self.config, self.generator = {}, {1000: 4000}, Config(), np.random.default_rng(0)
+
+    def run(self, shapes, share):
+        for shape in shapes:
+            noise = 1 + 0.001 * self.generator.normal()
+            self.valid[shape, share] = {"bits_per_byte": true_loss(shape, share) * noise}
+
+
+def test_probes_find_the_best_shape_of_a_known_law_although_vocabularies_change_their_order():
     shapes = [NetworkShape(*v) for v in itertools.product((1000, 2000, 4000, 8000), (64, 96, 128, 192), (2, 4, 8, 12))]
     fitting = [shape for shape in shapes if shape.d_model**1.3 * shape.blocks < 2500]
-    probes = first_probes(fitting)
-    points = [
-        Point(shape, text, true_loss(shape, text) * (1 + 0.002 * generator.normal()))
-        for shape in probes
-        for text in np.linspace(0.03, 0.125, 7)
-    ]
-    law = Law(points)
-    errors = law.errors(fitting, fitting[0])
-    assert errors[0] == 0 and (errors[1:] > 0).all()
-    law.coefficients[SPREAD > 0] += 1e-3 * (direction := law.covariance[0])
-    moved = law.predict(fitting)
-    law.coefficients[SPREAD > 0] -= 1e-3 * direction
-    before = law.predict(fitting)
-    change = np.log(moved / before) - np.log(moved / before)[0]
-    assert (abs(change) <= 1e-3 * np.sqrt(law.covariance[0, 0]) * errors * 1.01).all()  # Cauchy-Schwarz
-    truth = np.array([true_loss(shape, 1.0) for shape in fitting])
-    assert truth[int(np.argmin(law.predict(fitting)))] - truth.min() < 0.005
+    probes = KnownProbes()
+    best = best_by_probes(probes, fitting)
+    rungs = [{shape for shape, share in probes.valid if share == wanted} for wanted in (1 / 8, 1 / 4, 1 / 2)]
+    assert [*map(len, rungs)] == [6, 3, 2] and rungs[2] < rungs[1] and best in rungs[2]
+    assert len({shape.vocab_size for shape in rungs[1]}) == 3
+    losses = [true_loss(shape, 1.0) for shape in fitting]
+    assert true_loss(best, 1.0) < 1.01 * min(losses) and np.mean(losses) > 1.02 * min(losses)
+    assert best_by_probes(probes, fitting[:1]) == fitting[0]
+
+
+def test_the_law_is_the_regression_with_its_prior_as_a_slow_reference():
+    generator, shapes = np.random.default_rng(0), [NetworkShape(1000, 64, 2), NetworkShape(4000, 96, 3)]
+    points = [Point(shape, text, 2 + generator.random()) for shape in shapes for text in (0.125, 0.25)]
+    law, rows, values = Law(points), [], []
+    for point in points:
+        logs = *(np.log(np.array(point.shape)) - np.log(np.array(shapes, dtype=float)).mean(axis=0)), np.log(point.text)
+        rows.append([np.prod([x**power for x, power in zip(logs, term[:4], strict=True)]) / NOISE for term in TERMS])
+        values.append(np.log(point.loss) / NOISE)
+    rows, values = [*rows, *np.diag(1 / TERMS[:, 5])], [*values, *TERMS[:, 4] / TERMS[:, 5]]
+    np.testing.assert_allclose(law.factors, np.linalg.lstsq(np.array(rows), np.array(values))[0], rtol=1e-6, atol=1e-9)
+    r = np.linalg.qr(np.array(rows), mode="r")
+    first, second = (law.features([shape], np.ones(1))[0] for shape in shapes)
+    error = np.linalg.norm(np.linalg.solve(r.T, first - second))
+    np.testing.assert_allclose(law.errors(shapes, shapes[1]), [error, 0], rtol=1e-6)
+    assert np.log(law.predict(shapes)) @ [1, -1] == pytest.approx((first - second) @ law.factors)
 
 
 SHAPES = [
@@ -105,11 +126,12 @@ SHAPES = [
 def test_a_search_chooses_its_shape_again_after_a_kill_and_its_pattern_needs_no_other_option(tmp_path, small_yaml):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *SHAPES)
-    assert " probes of shapes, each 0.125 of a training" in shown and "4 probes of shapes, each 0.25" in shown
+    assert "takes at most 2 trainings" in shown and "\n0.5 of a training of 3" in shown
     choice = yaml.safe_load((whole / "shapes" / "choice.yaml").read_text())
-    shape = next(shape for shape in choice["shapes"] if shape["ratio"] <= 0.9)
-    assert {key: shape[key] for key in choice["shape"]} == choice["shape"]
-    assert choice["ratio"] == shape["ratio"] and shape["behind"] == shape["interval"] == 0
+    (shape,) = [shape for shape in choice["shapes"] if choice["shape"].items() <= shape.items()]
+    last = [probe for probe in choice["probes"] if probe["share"] == 0.5]
+    assert choice["shape"].items() <= min(last, key=lambda probe: probe["bits_per_byte"]).items() and len(last) == 2
+    assert choice["ratio"] <= 0.9 and choice["ratio"] == shape["ratio"] and shape["behind"] == shape["interval"] == 0
     command = [sys.executable, "search.py", small_yaml, "--run", killed, *SHAPES]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60

@@ -1,8 +1,6 @@
 """The choice of the shape before a search: costs, probes, law."""
 
-import math
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,8 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import CHOICE, SHAPES, open_run, read_metrics
-from nas.data.corpus import Corpus, bytes_per_token
+from nas.core.run_folder import CHOICE, SHAPES, open_run
+from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.trials import Trial, run_trials
 from nas.search.maturity import retraining_steps
@@ -24,9 +22,8 @@ from nas.training.build import count_steps
 from nas.training.device import DeviceContext
 
 CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "search"
-PROBES, SHARE = 8, 1 / 8  # networks of the first round, and the share of a training that each gets
-FINALISTS, LONGER = 4, 1 / 4  # the same of the second round
-LINES = 8  # losses of a probe of the first round
+RUNGS = (1 / 8, 6), (1 / 4, 3), (1 / 2, 2)  # share of a training, and number of networks that get it
+MOST = 2.0  # trainings that these take, because the networks of the last rung are of the one before
 SHOWN = 6  # shapes
 NORMAL_95 = 1.96
 
@@ -79,13 +76,22 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     write_yaml(file, costs.to_dict())
-    most = PROBES * SHARE + FINALISTS * LONGER
-    print(f"the choice among {len(fitting)} shapes takes at most {most:g} trainings", flush=True)
     probes = Probes(config, corpora, folder, context)
-    probes.run(first_probes(fitting), SHARE)
-    law = Law(probes.points())
-    probes.run([fitting[index] for index in np.argsort(law.predict(fitting))[:FINALISTS]], LONGER)
-    return choice_record(Law(probes.points()), probes, costs, budget, shapes)
+    print(f"the choice among {len(fitting)} shapes takes at most {MOST:g} trainings", flush=True)
+    return choice_record(best_by_probes(probes, fitting), probes, costs, budget, shapes)
+
+
+def best_by_probes(probes: "Probes", fitting: list[NetworkShape]) -> NetworkShape:
+    """The law proposes the networks of the later rungs. The best of the last rung is chosen."""
+    (share, count), (longer, several), (longest, few) = RUNGS
+    if (steps := round(share * min(probes.steps.values()))) < 2 * probes.config.train.warmup_steps:
+        print(f"WARNING: train.warmup_steps={probes.config.train.warmup_steps} is much of the first probes' {steps}")
+    probes.run(first_probes(fitting, count), share)
+    finalists = contenders(fitting, probes.law(), several)
+    probes.run(finalists, longer)
+    finalists = contenders(finalists, probes.law(), few)
+    probes.run(finalists, longest)
+    return min(finalists, key=lambda shape: probes.valid[shape, longest]["bits_per_byte"])
 
 
 def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[NetworkShape]]:
@@ -102,14 +108,25 @@ def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[NetworkSh
     return corpora, [shape for shape in shapes if shape.vocab_size in corpora]
 
 
-def first_probes(fitting: list[NetworkShape]) -> list[NetworkShape]:
-    """The shapes of the first round: the widest of each vocabulary and number of blocks, and then others."""
+def first_probes(fitting: list[NetworkShape], count: int) -> list[NetworkShape]:
+    """The shapes of the first rung: the widest of each vocabulary and number of blocks, and then others."""
     widest = {}
     for shape in sorted(fitting, key=lambda shape: shape.d_model):
         widest[shape.vocab_size, shape.blocks] = shape
-    probes = spread(list(widest.values()), PROBES)
+    probes = spread(list(widest.values()), count)
     others = [shape for shape in fitting if shape not in probes]
-    return probes + (spread(others, PROBES - len(probes)) if others else [])
+    return probes + (spread(others, count - len(probes)) if others else [])
+
+
+def contenders(fitting: list[NetworkShape], law: Law, count: int) -> list[NetworkShape]:
+    """The shapes of a later rung: the best of each vocabulary by the law, and then others.
+
+    The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay.
+    """
+    order, first = [fitting[index] for index in np.argsort(law.predict(fitting))], {}
+    for shape in order:
+        first.setdefault(shape.vocab_size, shape)
+    return [*first.values(), *(shape for shape in order if shape not in first.values())][:count]
 
 
 def spread(shapes: list[NetworkShape], count: int) -> list[NetworkShape]:
@@ -139,40 +156,29 @@ class Probes:
 
     def run(self, shapes: list[NetworkShape], share: float) -> None:
         """Train each shape until a share of its steps. Raises RunError if one fails."""
-        print(f"{len(shapes)} probes of shapes, each {share:g} of a training", flush=True)
+        print(f"{share:g} of a training of {', '.join(map(str, shapes))}", flush=True)
         trials = []
         for shape in shapes:
             steps = self.steps[shape.vocab_size]
-            options = [*options_of(shape, self.config), f"train.log_every={max(1, int(SHARE * steps / LINES))}"]
+            options = options_of(shape, self.config)
             trials.append(Trial(str(shape), interleaved(shape.blocks), steps, round(share * steps), options))
         figures = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
         self.valid |= {(shape, share): figures[str(shape)] for shape in shapes}
 
-    def points(self) -> list[Point]:
-        """The losses of the trainings: means over their logged steps.
-
-        Those from the warm-up are left out, because there the order of shapes is different. So are those after the
-        given share, from an interrupted call. Text that is read for the first time needs no held-out text.
-        """
-        points = []
-        for shape, share in dict(sorted(self.valid, key=lambda key: key[1])).items():  # the larger share of each
-            steps, bits = self.steps[shape.vocab_size], bits_per_nat(self.corpora[shape.vocab_size])
-            lines = [line for line in read_metrics(self.folder / str(shape)) if line["split"] == "train"]
-            spans = [(a["step"], b["step"], b["nll"]) for a, b in pairwise([{"step": 0}, *lines])]
-            spans = [span for span in spans if span[1] <= round(share * steps)]
-            later = [span for span in spans if span[0] >= self.config.train.warmup_steps]
-            points += [Point(shape, (a + b) / 2 / steps, nll * bits) for a, b, nll in later or spans]
-        return points
+    def law(self) -> Law:
+        return Law([Point(*key, figures["bits_per_byte"]) for key, figures in self.valid.items()])
 
 
-def choice_record(law: Law, probes: Probes, costs: ShapeCosts, budget: float, shapes: list[NetworkShape]) -> dict:
+def choice_record(
+    best: NetworkShape, probes: Probes, costs: ShapeCosts, budget: float, shapes: list[NetworkShape]
+) -> dict:
     """The content of choice.yaml.
 
-    `behind` is the relative difference of a shape's loss, at the end of a training, to that of the best shape within
-    the budget. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
+    `behind` is the relative difference of a shape's loss to that of the chosen one, by the law, at the end of a
+    training. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
     """
+    law = probes.law()
     losses = dict(zip(shapes, law.predict(shapes).tolist(), strict=True))
-    best = min((shape for shape in shapes if costs.ratio(shape) <= budget), key=losses.get)
     intervals = dict(zip(shapes, (NORMAL_95 * law.errors(shapes, best)).tolist(), strict=True))
     return {
         "format": "par-shape/1",
@@ -197,8 +203,3 @@ def choice_record(law: Law, probes: Probes, costs: ShapeCosts, budget: float, sh
             for shape in sorted(shapes, key=losses.get)
         ],
     }
-
-
-def bits_per_nat(corpus: Corpus) -> float:
-    """Bits per byte of a loss of one nat per token."""
-    return 1 / (bytes_per_token(corpus) * math.log(2))

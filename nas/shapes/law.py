@@ -6,32 +6,35 @@ import numpy as np
 
 from nas.shapes.space import NetworkShape
 
-# Terms of the loss: (logarithm of the factor, exponents of vocabulary, width, blocks and text), the values around which
-# they are fitted, and how far they may lie from them. Text is relative to a whole training.
-PRIOR = np.array(
+# Terms of the logarithm of the loss: exponents of the logarithms of vocabulary, width, blocks and text, and mean and
+# standard deviation of the factor before the fit. Text is relative to a whole training. The means are near fits to the
+# trainings of experiments/frontier. At the start of a training, width and depth help less, and large vocabularies more.
+TERMS = np.array(
     [
-        [0.0, 0.0, 0.0, 0.0, 0.0],  # the loss that no size lowers
-        [-1.0, -0.5, 0.0, 0.0, 0.0],
-        [-1.0, 0.0, -0.5, 0.0, 0.0],
-        [-1.0, 0.0, 0.0, -0.5, 0.0],
-        [-1.5, 0.0, 0.0, 0.0, -0.5],
+        [0, 0, 0, 0, 0.0, 3.0],
+        [0, 0, 0, 1, -0.15, 0.1],
+        [0, 0, 0, 2, 0.0, 0.05],
+        [1, 0, 0, 0, -0.015, 0.05],
+        [0, 1, 0, 0, -0.035, 0.03],
+        [0, 0, 1, 0, -0.01, 0.02],
+        [1, 0, 0, 1, 0.008, 0.01],
+        [0, 1, 0, 1, -0.015, 0.015],
+        [0, 0, 1, 1, -0.008, 0.01],
+        [2, 0, 0, 0, 0.003, 0.01],
+        [0, 2, 0, 0, 0.015, 0.02],
+        [0, 0, 2, 0, 0.003, 0.005],
+        [1, 1, 0, 0, -0.02, 0.02],
+        [1, 0, 1, 0, -0.015, 0.015],
+        [0, 1, 1, 0, -0.015, 0.02],
     ]
 )
-SPREAD = np.array(
-    [
-        [1.0, 0, 0, 0, 0],
-        [1.5, 0.5, 0, 0, 0],
-        [1.5, 0, 0.5, 0, 0],
-        [1.5, 0, 0, 0.5, 0],
-        [1.5, 0.3, 0.3, 0.3, 0.3],  # wide and shallow networks, and large vocabularies, may need more or less text
-    ]
-)
-NOISE = 0.01  # of a loss, relative
+POWERS, MEAN, SPREAD = TERMS[:, :4], TERMS[:, 4], TERMS[:, 5]
+NOISE = 0.004  # of a loss, relative
 
 
 @dataclass(frozen=True)
 class Point:
-    """The loss of a network in bits per byte, around a share of the text of a training."""
+    """The loss of a network on valid, in bits per byte, after a share of the text of a training."""
 
     shape: NetworkShape
     text: float
@@ -39,45 +42,30 @@ class Point:
 
 
 class Law:
-    """loss = sum of terms, each exp(factor) * V^a * D^b * N^c * T^d (the form of arXiv 2511.18890, section 3.1).
+    """A quadratic polynomial for the logarithm of the loss, by Bayesian linear regression.
 
-    V, D and N are relative to the geometric means of the probes.
+    Sizes are relative to the geometric means of the probes.
     """
 
     def __init__(self, points: list[Point]):
-        """Fit the law by least squares of relative errors, with the prior."""
-        from scipy.optimize import least_squares  # imported here because it takes half a second
-
         self.centre = np.log(np.array([point.shape for point in points], dtype=float)).mean(axis=0)
         shapes, text, losses = zip(*((point.shape, point.text, point.loss) for point in points), strict=True)
-        features, free = self.features(shapes, np.array(text)), SPREAD > 0
-        self.coefficients = PRIOR.copy()
-
-        def residuals(values: np.ndarray) -> np.ndarray:
-            self.coefficients[free] = values
-            errors = (self.losses(features) / losses - 1) / NOISE
-            return np.concatenate([errors, (values - PRIOR[free]) / SPREAD[free]])
-
-        found = least_squares(residuals, PRIOR[free])
-        self.coefficients[free] = found.x
-        self.covariance = np.linalg.inv(found.jac.T @ found.jac)
+        features = self.features(shapes, np.array(text))
+        self.covariance = np.linalg.inv(features.T @ features / NOISE**2 + np.diag(SPREAD**-2))
+        errors = np.log(losses) - features @ MEAN
+        self.factors = MEAN + self.covariance @ (features.T @ errors) / NOISE**2
 
     def features(self, shapes: list[NetworkShape], text: np.ndarray) -> np.ndarray:
-        """[P, 5]: 1, the logarithms of vocabulary, width and blocks, relative to the probes' means, and of the text."""
-        sizes = np.log(np.array(shapes, dtype=float)) - self.centre
-        return np.column_stack([np.ones(len(sizes)), sizes, np.log(text)])
+        """[P, terms]"""
+        logs = np.column_stack([np.log(np.array(shapes, dtype=float)) - self.centre, np.log(text)])
+        return (logs[:, None, :] ** POWERS).prod(axis=-1)
 
-    def losses(self, features: np.ndarray) -> np.ndarray:
-        return np.exp(features @ self.coefficients.T).sum(axis=1)
+    def predict(self, shapes: list[NetworkShape]) -> np.ndarray:
+        """Losses [P] of shapes at the end of a training, up to a factor that is the same for all."""
+        return np.exp(self.features(shapes, np.ones(len(shapes))) @ self.factors)
 
     def errors(self, shapes: list[NetworkShape], other: NetworkShape) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other shape - 1, at the end of a training."""
         features = self.features([*shapes, other], np.ones(len(shapes) + 1))
-        terms = np.exp(features @ self.coefficients.T)
-        slopes = (terms[:, :, None] * features[:, None, :])[:, SPREAD > 0] / terms.sum(axis=1, keepdims=True)
-        slopes = slopes[:-1] - slopes[-1]
-        return np.sqrt(np.einsum("pi,ij,pj->p", slopes, self.covariance, slopes))
-
-    def predict(self, shapes: list[NetworkShape]) -> np.ndarray:
-        """Losses [P] of shapes at the end of a training."""
-        return self.losses(self.features(shapes, np.ones(len(shapes))))
+        differences = features[:-1] - features[-1]
+        return np.sqrt(np.einsum("pi,ij,pj->p", differences, self.covariance, differences))
