@@ -72,15 +72,20 @@ def shape_costs(
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
-    """Milliseconds of ShapeCosts.parts for a batch of segments."""
-    print(f"measuring {len(configs)} pairs of vocabulary and width, with 0 and {TIMED_BLOCKS} blocks", flush=True)
-    works, parts, patterns = {}, {}, ([], *([name] * TIMED_BLOCKS for name in interleaved(2)))
+    """Milliseconds of ShapeCosts.parts for a batch of segments. Blocks are measured once for each width."""
+    print(f"measuring {len(configs)} pairs of vocabulary and width", flush=True)
+    one_of, works = {width: (size, width) for size, width in sorted(configs, reverse=True)}, {}
     with context.fork_rng():
         for key, config in configs.items():
-            for index, work in enumerate(segment_works(patterns, config, counts[key[0]], context)):
-                works[key, index] = work
-        times = timed_rounds(works, ROUNDS, SECONDS)
-    for key in configs:
-        none, attention, dense = (float(np.median(times[key, index])) * 1e3 for index in range(3))
-        parts[key] = none, (attention - none) / TIMED_BLOCKS, (dense - none) / TIMED_BLOCKS
-    return parts
+            blocks = interleaved(2) if key in one_of.values() else []
+            patterns = [[], *([name] * TIMED_BLOCKS for name in blocks)]
+            for name, work in zip(("none", *blocks), segment_works(patterns, config, counts[key[0]], context)):
+                works[key, name] = work
+        times = {key: float(np.median(taken)) * 1e3 for key, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
+    return {
+        (size, width): (
+            times[(size, width), "none"],
+            *((times[one_of[width], n] - times[one_of[width], "none"]) / TIMED_BLOCKS for n in interleaved(2)),
+        )
+        for size, width in configs
+    }
