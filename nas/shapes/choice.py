@@ -22,7 +22,8 @@ from nas.training.build import count_steps
 from nas.training.device import DeviceContext
 
 CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "search"
-RUNGS = (1 / 8, 6), (1 / 4, 3), (1 / 2, 2)  # share of a training, and number of networks that get it
+RUNGS = (1 / 8, 4), (1 / 4, 4), (1 / 2, 2)  # share of a training, and number of networks that get it
+VOCABULARIES = 3  # of the second rung, at least
 MOST = 2.0  # trainings that these take, because the networks of the last rung are of the one before
 SHOWN = 6  # shapes
 NORMAL_95 = 1.96
@@ -119,14 +120,15 @@ def first_probes(fitting: list[NetworkShape], count: int) -> list[NetworkShape]:
 
 
 def contenders(fitting: list[NetworkShape], law: Law, count: int) -> list[NetworkShape]:
-    """The shapes of a later rung: the best of each vocabulary by the law, and then others.
+    """The shapes of a later rung by the law: the best of each of the best vocabularies, and then the best others.
 
     The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay.
     """
     order, first = [fitting[index] for index in np.argsort(law.predict(fitting))], {}
     for shape in order:
         first.setdefault(shape.vocab_size, shape)
-    return [*first.values(), *(shape for shape in order if shape not in first.values())][:count]
+    best = list(first.values())[:VOCABULARIES]
+    return [*best, *(shape for shape in order if shape not in best)][:count]
 
 
 def spread(shapes: list[NetworkShape], count: int) -> list[NetworkShape]:
