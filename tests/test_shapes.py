@@ -104,9 +104,10 @@ def test_the_law_is_the_regression_with_its_prior_as_a_slow_reference():
     law, rows, values = Law(points), [], []
     for point in points:
         logs = *(np.log(np.array(point.shape)) - np.log(np.array(shapes, dtype=float)).mean(axis=0)), np.log(point.text)
-        rows.append([np.prod([x**power for x, power in zip(logs, term[:4], strict=True)]) / NOISE for term in TERMS])
+        rows.append([np.prod([logs["VDNT".index(letter)] for letter in term]) / NOISE for term in TERMS])
         values.append(np.log(point.loss) / NOISE)
-    rows, values = [*rows, *np.diag(1 / TERMS[:, 5])], [*values, *TERMS[:, 4] / TERMS[:, 5]]
+    means, spreads = zip(*TERMS.values(), strict=True)
+    rows, values = [*rows, *np.diag(np.reciprocal(spreads, dtype=float))], [*values, *np.divide(means, spreads)]
     np.testing.assert_allclose(law.factors, np.linalg.lstsq(np.array(rows), np.array(values))[0], rtol=1e-6, atol=1e-9)
     r = np.linalg.qr(np.array(rows), mode="r")
     first, second = (law.features([shape], np.ones(1))[0] for shape in shapes)

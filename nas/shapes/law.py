@@ -6,29 +6,18 @@ import numpy as np
 
 from nas.shapes.space import NetworkShape
 
-# Terms of the logarithm of the loss: exponents of the logarithms of vocabulary, width, blocks and text, and mean and
-# standard deviation of the factor before the fit. Text is relative to a whole training. The means are fits to trainings
-# of two texts (experiments/frontier): at the start of a training, sizes help less, and large vocabularies more.
-TERMS = np.array(
-    [
-        [0, 0, 0, 0, 0.0, 3.0],
-        [0, 0, 0, 1, -0.15, 0.1],
-        [0, 0, 0, 2, 0.0, 0.05],
-        [1, 0, 0, 0, -0.02, 0.03],
-        [0, 1, 0, 0, -0.048, 0.015],
-        [0, 0, 1, 0, -0.0145, 0.01],
-        [1, 0, 0, 1, 0.008, 0.006],
-        [0, 1, 0, 1, -0.012, 0.006],
-        [0, 0, 1, 1, -0.007, 0.004],
-        [2, 0, 0, 0, 0.0, 0.01],
-        [0, 2, 0, 0, 0.015, 0.015],
-        [0, 0, 2, 0, 0.005, 0.006],
-        [1, 1, 0, 0, 0.0, 0.008],
-        [1, 0, 1, 0, -0.003, 0.006],
-        [0, 1, 1, 0, -0.003, 0.008],
-    ]
-)
-POWERS, MEAN, SPREAD = TERMS[:, :4], TERMS[:, 4], TERMS[:, 5]
+# Terms of the logarithm of the loss: products of the logarithms of vocabulary V, width D, blocks N and text T (1 is a
+# whole training), and mean and standard deviation of the factor before the fit. The means are fits to trainings of two
+# texts (experiments/frontier): at the start of a training, sizes help less, and large vocabularies more.
+# fmt: off
+TERMS = {
+    "": (0, 3), "T": (-0.15, 0.1), "TT": (0, 0.05), "V": (-0.02, 0.03), "D": (-0.048, 0.015), "N": (-0.0145, 0.01),
+    "VT": (0.008, 0.006), "DT": (-0.012, 0.006), "NT": (-0.007, 0.004), "VV": (0, 0.01), "DD": (0.015, 0.015),
+    "NN": (0.005, 0.006), "VD": (0, 0.008), "VN": (-0.003, 0.006), "DN": (-0.003, 0.008),
+}
+# fmt: on
+POWERS = np.array([[term.count(letter) for letter in "VDNT"] for term in TERMS])
+MEAN, SPREAD = np.array(list(TERMS.values())).T
 NOISE = 0.004  # of a loss, relative
 
 
