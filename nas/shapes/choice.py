@@ -86,8 +86,8 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
 def best_by_probes(probes: "Probes", fitting: list[NetworkShape]) -> NetworkShape:
     """The law proposes the networks of the later rungs. The best of the last rung is chosen."""
     (share, count), (longer, several), (longest, few) = RUNGS
-    if (steps := round(share * min(probes.steps.values()))) < 2 * probes.config.train.warmup_steps:
-        print(f"WARNING: train.warmup_steps={probes.config.train.warmup_steps} is much of the first probes' {steps}")
+    if (steps := round(share * min(probes.steps.values()))) <= probes.config.train.warmup_steps:
+        print(f"WARNING: the first probes end in the warm-up, after {steps} steps: give a smaller train.warmup_steps")
     probes.run(first_probes(fitting, count), share)
     finalists = contenders(fitting, probes.law(), several)
     probes.run(finalists, longer)
