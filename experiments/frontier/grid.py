@@ -1,9 +1,10 @@
 """Interleaved networks of a grid of shapes, each trained to the end: `python experiments/frontier/grid.py`.
 
 A shape is a vocabulary, a width and a number of blocks. OUT/grid.csv has for each shape, on valid: word perplexity,
-bits per byte, and the time per byte of text as a ratio to the reference, which is the shape of frontier.yaml. --latency
-measures these times; nothing else should run then. Every finished training is a JSON file in OUT and is not repeated.
-Several processes may share OUT, each with its own --only. The last line is JSON: the best shape of each budget.
+bits per byte, also after the parts of a training that probes have, and the time per byte of text as a ratio to the
+reference, which is the shape of frontier.yaml. --latency measures these times; nothing else should run then. Every
+finished training is a JSON file in OUT and is not repeated. Several processes may share OUT, each with its own --only.
+The last line is JSON: the best shape of each budget.
 """
 
 import csv
@@ -34,19 +35,27 @@ ROUNDS = 20
 
 
 def train(shape: NetworkShape, overrides: list[str]) -> dict:
-    """Train the interleaved network of a shape. Returns its figures on valid."""
-    from nas.retraining.phase import RetrainPhase
+    """Train the interleaved network of a shape. Returns its figures on valid, and bits per byte after each rung."""
+    from nas.retraining.phase import TRIAL_SHARE, RetrainPhase
+    from nas.shapes.choice import RUNGS
     from nas.training.build import build_fixed
+    from nas.training.optimizer import TailAverage
 
     config, corpus, context = open_experiment(CONFIG, [*options_of(shape, load_config(CONFIG, [])), *overrides])
     began = time.monotonic()
     phase = RetrainPhase(build_fixed(interleaved(shape.blocks), config, corpus.vocab_size), corpus, config, context)
+    trials, rungs, weights = {round(share * phase.total_steps): share for share, _ in RUNGS}, {}, phase.trial.parameters
+    averages = {until: TailAverage(weights, TRIAL_SHARE, until) for until in trials}
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
+        for until in (until for until in trials if step <= until):
+            averages[until].update(step)
+            if step == until:
+                rungs[str(trials[until])] = phase.figures(averages[until])["bits_per_byte"]
     phase.end()
     valid = phase.valid_figures()
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}
-    return figures | {"steps": phase.total_steps, "seconds": time.monotonic() - began}
+    return figures | {"rungs": rungs, "steps": phase.total_steps, "seconds": time.monotonic() - began}
 
 
 def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float]:
@@ -68,15 +77,18 @@ def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float
 
 def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float], folders: list[Path]) -> dict:
     """Write grid.csv of the finished trainings, and grid.png. Returns the content of the last line: the best shapes."""
+    from nas.shapes.choice import RUNGS
+
+    shares = [str(share) for share, _ in RUNGS]
     rows = [(ratios[str(shape)], shape, result) for shape in shapes if (result := jobs.get(str(shape)))]
     with open(jobs.folder / "grid.csv", "w", newline="") as file:
         table, best = csv.writer(file), {}
-        table.writerow(
-            ["vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity", "bits_per_byte", "steps"]
-        )
+        head = ["vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity", "bits_per_byte", "steps"]
+        table.writerow([*head, *shares])
         for ratio, shape, result in sorted(rows):
             figures = round(result["word_perplexity"], 2), round(result["bits_per_byte"], 4), result["steps"]
-            table.writerow([*shape, round(ratio, 3), *figures])
+            after = [result.get("rungs", {}).get(share, "") for share in shares]
+            table.writerow([*shape, round(ratio, 3), *figures, *after])
     for budget in BUDGETS:
         fitting = [(result["word_perplexity"], str(shape)) for ratio, shape, result in rows if ratio <= budget]
         if fitting:
