@@ -89,7 +89,7 @@ def best_by_probes(probes: "Probes", fitting: list[NetworkShape]) -> NetworkShap
     if (steps := round(share * min(probes.steps.values()))) <= probes.config.train.warmup_steps:
         print(f"WARNING: the first probes end in the warm-up, after {steps} steps: give a smaller train.warmup_steps")
     probes.run(first_probes(fitting, count), share)
-    finalists = contenders(fitting, probes.law(), several)
+    finalists = contenders(fitting, probes.law(), several, VOCABULARIES)
     probes.run(finalists, longer)
     finalists = contenders(finalists, probes.law(), few)
     probes.run(finalists, longest)
@@ -120,7 +120,7 @@ def first_probes(fitting: list[NetworkShape], count: int) -> list[NetworkShape]:
     return probes + (spread(others, count - len(probes)) if others else [])
 
 
-def contenders(fitting: list[NetworkShape], law: Law, count: int) -> list[NetworkShape]:
+def contenders(fitting: list[NetworkShape], law: Law, count: int, vocabularies: int = 1) -> list[NetworkShape]:
     """The shapes of a later rung by the law: the best of each of the best vocabularies, and then the best others.
 
     The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay.
@@ -128,7 +128,7 @@ def contenders(fitting: list[NetworkShape], law: Law, count: int) -> list[Networ
     order, first = [fitting[index] for index in np.argsort(law.predict(fitting))], {}
     for shape in order:
         first.setdefault(shape.vocab_size, shape)
-    best = list(first.values())[:VOCABULARIES]
+    best = list(first.values())[:vocabularies]
     return [*best, *(shape for shape in order if shape not in best)][:count]
 
 
