@@ -171,7 +171,7 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     if until:
         if trainer.step > until:
             raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
-        valid = phase.trial_figures() if trainer.step < phase.total_steps else trainer.valid
+        valid = phase.figures(phase.trial) if trainer.step < phase.total_steps else trainer.valid
         figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
         run.write(trial_file(until), figures | {"wall_time_s": trainer.wall_seconds})
     if trainer.step < phase.total_steps:

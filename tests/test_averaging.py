@@ -78,7 +78,7 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         if step == 6:
             with trial.trial.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.trial_figures()["nll"] != plain.valid_figures()["nll"]
+            assert trial.figures(trial.trial)["nll"] != plain.valid_figures()["nll"]
         assert trial.valid_figures()["nll"] == plain.valid_figures()["nll"]
 
 

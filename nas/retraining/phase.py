@@ -64,11 +64,8 @@ class RetrainPhase(Phase):
         """Figures on valid, of the mean of the weights if there is one."""
         return self.figures(self.train_weights.average)
 
-    def trial_figures(self) -> dict:
-        """Figures on valid at the end of a trial."""
-        return self.figures(self.trial)
-
     def figures(self, average: TailAverage) -> dict:
+        """Figures on valid of a mean of the weights; self.trial: that of a trial."""
         with average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 

@@ -1,0 +1,1 @@
+"""The choice of vocabulary, width and number of blocks before a search."""
