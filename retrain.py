@@ -124,6 +124,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     from nas.data.vocabulary import VOCABULARY
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best
+    from nas.retraining.trials import continue_trial
     from nas.retraining.weights import set_weights
     from nas.training.build import build_fixed, passes_warning, resolve_auto, warmup_warning
     from nas.training.distributed import first_on_each_node
@@ -150,6 +151,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     else:
         run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
+        continue_trial(pattern_file, config, run, phase.total_steps)
         passes = passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train")))
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)

@@ -83,7 +83,7 @@ def test_the_best_by_shared_weights_is_chosen_and_rules_may_win(judged):
         judged(losses)
         made = choice.choose_pattern([run], COSTS, None)
         assert made.blocks == expand(best) and made.candidates[0].nll == min(losses.values())
-        assert made.trial_steps is None and made.runs == [run]
+        assert made.trial is None and made.runs == [run]
 
 
 def test_pi_is_learned_anew_for_another_budget_or_another_unit():
@@ -111,10 +111,11 @@ def test_pi_and_the_best_rule_have_a_trial_however_far_behind_they_are():
 
     others = [candidate("a" * n, n, "seed of pi") for n in range(1, 5)]
     pi, par, worse = candidate("d", 8, "pi"), candidate("ad", 9, "par"), candidate("da", 10, "sandwich")
-    assert choice.for_trials([*others, pi, par, worse]) == [pi, par, *others[:2]]
-    assert choice.for_trials([pi, *others]) == [pi, *others[:3]]
+    nothing = candidate("ii", 0.5, "seed of pi")  # has nothing to train
+    assert choice.for_trials([nothing, *others, pi, par, worse]) == [pi, par, *others, worse]
+    assert choice.for_trials([pi, *others]) == [pi, *others]
     drawn_rule = candidate("adad", 8, "runner-up of pi", "interleaved")
-    assert choice.for_trials([*others, pi, drawn_rule, par]) == [pi, drawn_rule, *others[:2]]
+    assert choice.for_trials([*others, pi, drawn_rule, par]) == [pi, drawn_rule, *others, par]
 
 
 def make_trials(monkeypatch, losses, trained, steps=None) -> trials.Trials:
@@ -123,9 +124,9 @@ def make_trials(monkeypatch, losses, trained, steps=None) -> trials.Trials:
     weights = SimpleNamespace(config=config, corpus=SimpleNamespace(tokens=lambda split: [0] * 100), context=None)
 
     def run_trials(given, file, folder, context):
-        trained.append([trial.name for trial in given])
-        assert file == Path("runs/one/config.yaml") and {(trial.steps, trial.until) for trial in given} == {(8, 4)}
-        return {trial.name: {"nll_per_token": losses[trial.name]} for trial in given}
+        trained.append(([trial.name for trial in given], {(trial.steps, trial.until) for trial in given}))
+        assert file == Path("runs/one/config.yaml") and folder == Path("runs/one/trials")
+        return {one.name: {"nll_per_token": losses[one.name] - 0.1 * one.until} for one in given}
 
     monkeypatch.setattr(trials, "run_trials", run_trials)
     monkeypatch.setattr(trials, "load_shared_weights", lambda run: weights)
@@ -133,16 +134,21 @@ def make_trials(monkeypatch, losses, trained, steps=None) -> trials.Trials:
     return trials.Trials(search_run(one_hot(0, 0, 0)), steps)
 
 
-def test_trials_choose_the_best_and_train_each_network_once(monkeypatch, judged):
-    trained = []
-    tried = make_trials(monkeypatch, {"add": 2.5, "ada": 2.4, "dad": 2.6}, trained)
-    judged({"add": 3.0, "dad": 3.1, "ada": 5.0})
+def test_trials_halve_the_candidates_and_the_best_of_the_last_rung_is_derived(monkeypatch, judged):
+    trained, losses = [], {"add": 2.5, "ada": 2.4, "dad": 2.6, "aad": 2.7, "daa": 2.8}
+    tried = make_trials(monkeypatch, losses, trained)
+    judged({"add": 3.0, "dad": 3.1, "aad": 3.2, "daa": 3.3, "ada": 5.0})
     latency = {"latency": {"source": "flops", "target": 9.0}}
-    run = search_run(one_hot(0, 1, 1), one_hot(0, 1, 1), one_hot(1, 0, 1), search=latency)
+    seeds = one_hot(0, 1, 1), one_hot(1, 0, 1), one_hot(0, 0, 1), one_hot(1, 0, 0)
+    run = search_run(one_hot(0, 1, 1), *seeds, search=latency)
     made = choice.choose_pattern([run], COSTS, 9.0, tried)
-    assert made.blocks == expand("ada") and made.trial_steps == 4 and trained == [["add", "ada", "dad"]]
-    assert [one.trial_nll for one in made.candidates] == [2.4, 2.5, 2.6]
-    assert tried.nlls([expand("iadd"), expand("addi")]) == [2.5, 2.5] and trained[1:] == [["add"]]
+    rungs = [([*losses], {(8, 1)}), (["ada", "add", "dad", "aad"], {(8, 2)}), (["ada", "add"], {(8, 4)})]
+    assert [(sorted(names), steps) for names, steps in trained] == [(sorted(names), steps) for names, steps in rungs]
+    assert made.blocks == expand("ada") and made.trial == Path("runs/one/trials/ada")
+    assert [(one.pattern, one.trial_steps) for one in made.candidates] == [
+        *(("ada", 4), ("add", 4), ("dad", 2), ("aad", 2), ("daa", 1))
+    ]
+    assert [one.trial_nll for one in made.candidates[:3]] == pytest.approx([2.0, 2.1, 2.4])
 
 
 def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
@@ -160,16 +166,20 @@ def record_of(*candidates, **more):
 
 
 def test_the_table_of_candidates_has_a_line_each_and_names_what_wins():
-    pi, par = Candidate(["pi"], "aid", 3.0, 2.6), Candidate(["par", "sandwich"], "add", 3.25, 2.5)
-    head, first, second, notice = candidates_table(record_of(par, pi, trial_steps=9)[1]["derived_from"]).splitlines()
-    assert "after a trial" in head and first.split() == ["add", "3.2500", "2.5000", "par;", "sandwich"]
-    assert second.split() == ["aid", "3.0000", "2.6000", "pi"]
+    pi, par = Candidate(["pi"], "aid", 3.0, 2.6, 9), Candidate(["par", "sandwich"], "add", 3.25, 2.5, 9)
+    trial = Path("runs/one/trials/add")
+    table = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
+    head, first, second, notice = table.splitlines()
+    assert "steps of a trial" in head and first.split() == ["add", "3.2500", "2.5000", "(9)", "par;", "sandwich"]
+    assert second.split() == ["aid", "3.0000", "2.6000", "(9)", "pi"]
     assert notice == "NOTICE: 'par' is derived: it is 0.1000 ahead of pi's pattern"
     par.trial_nll = 2.595
-    assert "0.0050 ahead of pi's pattern, which may be chance" in candidates_table(
-        record_of(par, pi, trial_steps=9)[1]["derived_from"]
-    )
-    pi.trial_nll = par.trial_nll = None
+    told = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
+    assert "0.0050 ahead of pi's pattern, which may be chance" in told
+    pi.trial_steps = 3
+    told = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
+    assert "'par' is derived: pi's pattern left the trials after 3 steps" in told
+    pi.trial_steps = par.trial_steps = 0
     table = candidates_table(record_of(pi, par)[1]["derived_from"])
     assert "trial" not in table and "NOTICE" not in table
 

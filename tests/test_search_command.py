@@ -4,9 +4,12 @@ import json
 import shutil
 
 import pytest
+import torch
 import yaml
 
+from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate
+from tests.making import assert_same_state
 from tests.processes import refuse, succeed
 
 pytestmark = pytest.mark.slow
@@ -69,7 +72,7 @@ def test_weights_of_a_finished_search_serve_another_budget(searched, tmp_path):
 
 
 def test_derive_chooses_among_candidates_and_by_trials(searched, tmp_path):
-    _, run = searched
+    mine, run = searched
     shown = succeed("derive", run, "--out", tmp_path / "own.yaml")
     own = yaml.safe_load((tmp_path / "own.yaml").read_text())
     candidates = own["derived_from"]["candidates"]
@@ -86,10 +89,22 @@ def test_derive_chooses_among_candidates_and_by_trials(searched, tmp_path):
     shown = succeed("derive", run, "--trials", "--out", tmp_path / "tried.yaml")
     tried = yaml.safe_load((tmp_path / "tried.yaml").read_text())
     trials = [one for one in tried["derived_from"]["candidates"] if "trial_nll" in one]
-    best = min(trials, key=lambda one: one["trial_nll"])
-    assert len(trials) == 4 and tried["derived_from"]["trials"] == 4  # half of 8 steps
-    assert abbreviate(tried["blocks"]) == best["pattern"] and f"{best['nll']:.4f}  {best['trial_nll']:.4f}" in shown
+    assert {one["trial_steps"] for one in trials} <= {1, 2, 4} and len(trials) > 4  # 4: half of 8 steps
+    best = min((one for one in trials if one["trial_steps"] == 4), key=lambda one: one["trial_nll"])
+    assert abbreviate(tried["blocks"]) == best["pattern"] and f"{best['nll']:.4f}  {best['trial_nll']:.4f} (4)" in shown
     assert "--trials 0 must be at least 1" in refuse("derive", run, "--trials", "0")
+
+    going_on, anew = tmp_path / "going-on", tmp_path / "anew"
+    shown = succeed("retrain", tmp_path / "tried.yaml", mine, "--run", going_on, "train.steps=8")
+    assert f"going on from the trial {tried['derived_from']['trial']}" in shown
+    write_yaml(tmp_path / "without.yaml", {key: value for key, value in tried.items() if key != "derived_from"})
+    succeed("retrain", tmp_path / "without.yaml", mine, "--run", anew, "train.steps=8")
+    states = [torch.load(path / "checkpoint.pt", weights_only=True)["phase"]["model"] for path in (going_on, anew)]
+    assert_same_state(*states)
+    assert yaml.safe_load((going_on / "results.yaml").read_text())["train_tokens"] == 8 * 32
+    more = ["train.steps=9", "train.muon_lr=0.5"]
+    shown = succeed("retrain", tmp_path / "tried.yaml", mine, "--run", tmp_path / "other", *more)
+    assert "does not go on from" in shown and "train.muon_lr (0.015 -> 0.5), steps (8 -> 9)" in shown
 
 
 def test_weights_that_do_not_fit_are_refused(searched, tmp_path, text_folder):

@@ -16,12 +16,11 @@ from nas.costs.cost_table import CostTable
 from nas.derivation.baselines import rules_within
 from nas.derivation.pattern_record import PI, RUNNER_UP, SEED, Candidate, Choice
 from nas.derivation.runs import SearchRun, average_pi
-from nas.derivation.trials import Trials
+from nas.derivation.trials import Trials, name_of
 from nas.search.learn_pi import learn_pi
 from nas.search.shared_weights import load_shared_weights
 
 RUNNERS_UP, LATE = 8, 0.2  # networks that pi draws most often in this last share of its steps
-MOST_TRIALS = 4  # networks
 
 
 def choose_pattern(
@@ -40,17 +39,14 @@ def choose_pattern(
         candidate.nll = float(np.mean([one.nll(path) for one in weights]))
     candidates.sort(key=lambda candidate: candidate.nll)
     if trials:
-        tried = for_trials(candidates)
-        nlls = trials.nlls([expand(candidate.pattern) for candidate in tried])
-        for candidate, nll in zip(tried, nlls, strict=True):
-            candidate.trial_nll = nll
-        candidates.sort(key=lambda candidate: (candidate.trial_nll is None, candidate.trial_nll or candidate.nll))
+        trials.halve(for_trials(candidates))
+        candidates.sort(key=lambda one: (-one.trial_steps, one.trial_nll if one.trial_steps else one.nll))
     return Choice(
         blocks=expand(candidates[0].pattern),
         budget=budget,
         runs=learned,
         candidates=candidates,
-        trial_steps=trials.steps if trials else None,
+        trial=trials.folder / name_of(candidates[0]) if trials else None,
         seconds=time.monotonic() - began,
     )
 
@@ -115,7 +111,7 @@ def runners_up(runs: list[SearchRun]) -> list[list[int]]:
 
 
 def for_trials(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates that have a trial: pi's pattern, the best rule, and then the best by shared weights.
+    """The candidates in the order in which they have trials: pi's pattern, the best rule, the best by shared weights.
 
     Shared weights misjudge some patterns, so that these two have one however far behind they are.
     """
@@ -123,4 +119,4 @@ def for_trials(candidates: list[Candidate]) -> list[Candidate]:
     rules = [candidate for candidate in candidates if candidate.is_rule and candidate is not first]
     chosen = [first, *rules[:1]]
     chosen += [candidate for candidate in candidates if candidate not in chosen]
-    return chosen[:MOST_TRIALS]
+    return [candidate for candidate in chosen if {*expand(candidate.pattern)} != {"identity"}]

@@ -1,6 +1,7 @@
 """The pattern file that derive.py writes."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -22,13 +23,14 @@ class Candidate:
         names: where it comes from: pi, a seed of pi, a runner-up of pi, a rule.
         pattern: abbreviated.
         nll: per token on parts of valid, with the weights that all patterns share.
-        trial_nll: per token on valid, after a short training from scratch.
+        trial_nll: per token on valid, after `trial_steps` of a training from scratch.
     """
 
     names: list[str]
     pattern: str
     nll: float | None = None
     trial_nll: float | None = None
+    trial_steps: int = 0
 
     @property
     def is_rule(self) -> bool:
@@ -44,7 +46,7 @@ class Choice:
         budget: a ratio to the reference's cost; None: none.
         runs: the runs, with the pi of this budget.
         candidates: the best first; empty if there was no choice but the likeliest pattern.
-        trial_steps: of each trial; None: there were no trials.
+        trial: the run folder of the best candidate's trial, which retrain.py continues; None: there were no trials.
         seconds: of the choice.
     """
 
@@ -52,7 +54,7 @@ class Choice:
     budget: float | None
     runs: list[SearchRun]
     candidates: list[Candidate] = field(default_factory=list)
-    trial_steps: int | None = None
+    trial: Path | None = None
     seconds: float = 0.0
 
 
@@ -80,8 +82,8 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     if choice.candidates:
         origin["seconds"] = round(choice.seconds)
         origin["candidates"] = [candidate_record(candidate) for candidate in choice.candidates]
-    if choice.trial_steps:
-        origin["trials"] = choice.trial_steps
+    if choice.trial:
+        origin["trial"] = str(choice.trial)
     return {
         "format": FORMAT,
         **shape_of(options),
@@ -98,4 +100,6 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
 
 def candidate_record(candidate: Candidate) -> dict:
     record = {"pattern": candidate.pattern, "names": candidate.names, "nll": round(candidate.nll, 4)}
-    return record if candidate.trial_nll is None else record | {"trial_nll": round(candidate.trial_nll, 4)}
+    if not candidate.trial_steps:
+        return record
+    return record | {"trial_nll": round(candidate.trial_nll, 4), "trial_steps": candidate.trial_steps}

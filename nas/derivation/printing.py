@@ -46,10 +46,10 @@ def candidates_table(origin: dict) -> str:
 
     origin: `derived_from` of the pattern file.
     """
-    head, tried = "candidates, nll with the SuperNet's weights on parts of valid", "trials" in origin
-    rows = [f"{head}, and on valid after a trial" if tried else head]
+    head, tried = "candidates, nll with the SuperNet's weights on parts of valid", "trial" in origin
+    rows = [f"{head}, and on valid after the steps of a trial" if tried else head]
     for one in origin["candidates"][:SHOWN]:
-        trial = f"{one['trial_nll']:.4f}" if "trial_nll" in one else "no trial"
+        trial = f"{one['trial_nll']:.4f} ({one['trial_steps']:,})" if "trial_nll" in one else "no trial"
         rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {trial + '  ' if tried else ''}{'; '.join(one['names'])}")
     if len(origin["candidates"]) > SHOWN:
         rows.append(f"  and {len(origin['candidates']) - SHOWN} others, in the pattern file")
@@ -57,9 +57,12 @@ def candidates_table(origin: dict) -> str:
     own = next((one for one in others if PI in one["names"]), None)
     if own:
         key = "trial_nll" if tried else "nll"
-        lead = own[key] - first[key]
-        chance = ", which may be chance" if tried and lead < TRIALS_TIE else ""
-        rows.append(f"NOTICE: {first['names'][0]!r} is derived: it is {lead:.4f} ahead of pi's pattern{chance}")
+        lead = f"it is {own[key] - first[key]:.4f} ahead of pi's pattern"
+        if tried and own["trial_steps"] < first["trial_steps"]:
+            lead = f"pi's pattern left the trials after {own['trial_steps']:,} steps"
+        elif tried and own[key] - first[key] < TRIALS_TIE:
+            lead += ", which may be chance"
+        rows.append(f"NOTICE: {first['names'][0]!r} is derived: {lead}")
     return "\n".join(rows)
 
 

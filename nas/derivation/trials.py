@@ -3,13 +3,15 @@
 import math
 
 from nas.core.config_loading import load_config
-from nas.core.pattern import network
+from nas.core.pattern import expand, network
+from nas.derivation.pattern_record import Candidate
 from nas.derivation.runs import SearchRun
 from nas.retraining.trials import Trial, run_trials
 from nas.search.maturity import retraining_steps
 from nas.search.shared_weights import load_shared_weights
 from nas.training.build import count_steps
 
+RUNGS = (1 / 4, 8), (1 / 2, 4), (1, 2)  # share of the steps of the longest trials, and networks
 LONG_ENOUGH = 0.5  # of the retraining's steps; shorter trials may prefer patterns that learn fast
 FOLDER = "trials"  # in the run folder of a search
 
@@ -23,21 +25,29 @@ class Trials:
     def __init__(self, run: SearchRun, steps: int | None):
         """steps: None for half of the retraining's steps. Prints a warning if fewer are given."""
         weights = load_shared_weights(run.path)
-        self.run, self.context = run, weights.context
+        self.run, self.context, self.folder = run, weights.context, run.path / FOLDER
         trained = load_config(run.weights_run / "config.yaml", [])
         self.final = retraining_steps(weights.config, count_steps(trained, len(weights.corpus.tokens("train"))))
         enough = math.ceil(LONG_ENOUGH * self.final)
         self.steps = min(steps or enough, self.final)
-        print(
-            f"trials of {self.steps:,} steps, for patterns that train for {self.final:,} steps (search.retrain_steps)"
-        )
+        print(f"trials of up to {self.steps:,} of {self.final:,} steps (search.retrain_steps)")
         if self.steps < enough:
             print(f"WARNING: these trials are too short to order such patterns: give at least {enough} steps")
 
-    def nlls(self, patterns: list[list[str]]) -> list[float]:
-        """nll per token on valid of patterns that train from scratch until the last step of the trial."""
-        names = [network(pattern).replace(" ", "") for pattern in patterns]
-        distinct = dict(zip(names, patterns, strict=True))
-        trials = [Trial(name, blocks, self.final, self.steps) for name, blocks in distinct.items()]
-        figures = run_trials(trials, self.run.path / "config.yaml", self.run.path / FOLDER, self.context)
-        return [figures[name]["nll_per_token"] for name in names]
+    def halve(self, candidates: list[Candidate]) -> None:
+        """Successive halving (arXiv 1502.07943): the best candidates of each rung continue, until two are left.
+
+        candidates: different networks, the most promising first. Each gets the nll per token on valid of its last rung.
+        """
+        for share, count in RUNGS:
+            candidates, until = candidates[:count], math.ceil(share * self.steps)
+            trials = [Trial(name_of(one), expand(one.pattern), self.final, until) for one in candidates]
+            figures = run_trials(trials, self.run.path / "config.yaml", self.folder, self.context)
+            for one in candidates:
+                one.trial_nll, one.trial_steps = figures[name_of(one)]["nll_per_token"], until
+            candidates = sorted(candidates, key=lambda one: one.trial_nll)
+
+
+def name_of(candidate: Candidate) -> str:
+    """The name of a candidate's run folder: that of its network."""
+    return network(expand(candidate.pattern)).replace(" ", "")

@@ -1,15 +1,21 @@
 """Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
 
 import os
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nas.core.config import Config, flat_config
 from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT
-from nas.core.run_folder import trial_file
+from nas.core.run_folder import CHECKPOINT, METRICS, RunFolder, trial_file
+from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext
+
+MAY_DIFFER = ("train.steps", "train.epochs", "train.threads", "evaluate.")  # between a trial and the whole training
+MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -44,3 +50,25 @@ def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     arguments += ["train.evaluate_every=0", *trial.options]
     log = folder / "logs" / f"{trial.name}.txt"
     return script_task(trial.name, "retrain.py", arguments, run / trial_file(trial.until), log)
+
+
+def continue_trial(pattern_file: dict, config: Config, run: RunFolder, total_steps: int) -> None:
+    """Copy the trial of a derived pattern into a new run, which then goes on where the trial ended, bit for bit.
+
+    Prints why not, if the run's options differ from the trial's.
+    """
+    given = (pattern_file.get("derived_from") or {}).get("trial")
+    if not given or run.begun or not (Path(given) / CHECKPOINT).exists():
+        return
+    old, new = flat_config(read_yaml(Path(given) / "config.yaml")), flat_config(asdict(config))
+    different = [f"{key} ({old.get(key)} -> {new[key]})" for key in new if new[key] != old.get(key)]
+    different = [text for text in different if not text.startswith((*run.may_change, *MAY_DIFFER))]
+    if old["train.steps"] != total_steps:
+        different.append(f"steps ({old['train.steps']} -> {total_steps})")
+    if different:
+        print(f"NOTICE: the training does not go on from {given}, because other options differ: {', '.join(different)}")
+        return
+    for name in (METRICS, BEST, CHECKPOINT):  # the checkpoint last, because it makes the run go on
+        if (Path(given) / name).exists():
+            shutil.copy(Path(given) / name, run.path / name)
+    print(f"going on from the trial {given}")

@@ -17,7 +17,7 @@ def steps_per_update(config: Config) -> int:
 
 def retraining_steps(config: Config, weights_steps: int) -> int:
     """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
-    return config.search.retrain_steps or max(1, round(weights_steps / steps_per_update(config)))
+    return config.search.retrain_steps or math.ceil(weights_steps / steps_per_update(config))
 
 
 def describe_steps(config: Config, text_tokens: int) -> list[str]:

@@ -152,9 +152,7 @@ class Probes:
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
         self.config, self.corpora, self.folder, self.context = config, corpora, folder, context
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
-        own = config.data.vocab_size
-        whole = retraining_steps(config, count_steps(config, tokens[own]))
-        self.steps = {size: round(whole * count / tokens[own]) for size, count in tokens.items()}  # for equal text
+        self.steps = {size: retraining_steps(config, count_steps(config, count)) for size, count in tokens.items()}
         self.valid: dict[tuple[NetworkShape, float], dict] = {}
 
     def run(self, shapes: list[NetworkShape], share: float) -> None:
