@@ -25,8 +25,8 @@ HELP = {
     "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. pi is learned anew "
     "for other budgets than the search's",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "train four candidates from scratch for STEPS steps each (default: half of search.retrain_steps), and "
-    "derive the best on valid: pi's pattern, the best rule, and the best others; give it after RUN_DIR",
+    "--trials": "begin to train eight candidates from scratch, the better half goes on twice, and the best on valid after "
+    "STEPS steps (default: half of search.retrain_steps) is derived; give it after RUN_DIR",
     "--force": "replace existing pattern files",
 }
 
