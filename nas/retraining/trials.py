@@ -14,7 +14,7 @@ from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext
 
-MAY_DIFFER = ("train.steps", "train.epochs", "train.threads", "evaluate.")  # between a trial and the whole training
+MAY_DIFFER = ("model.blocks", "train.steps", "train.epochs", "train.threads", "evaluate.")  # in a trial
 MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
 
 
