@@ -1,13 +1,14 @@
 """Stage 3: train a fixed layer pattern as an ordinary Transformer-XL, and evaluate it."""
 
 import argparse
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
 from nas.core.config_checks import simplify
 from nas.core.config_loading import add_arguments, load_config
-from nas.core.errors import InputError, run_command
+from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.operations import resolve_block
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, differing_shape, read_pattern, shape_options
@@ -48,20 +49,23 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
 def print_beside(runs: list[Path]) -> None:
     """Print a line for each finished run: pattern, quality on test, and latency."""
     width = 2 + max(12, *(len(abbreviate(read_yaml(run / RESULTS)["pattern"])) for run in runs))
-    print(f"\n{'on test:':<{width}}{'word perplexity':>16}{'bits per byte':>15}{'ms for 1,000 bytes':>20}  run")
-    lengths, digests, origins = [], set(), set()
+    costs = f"{'ms for 1,000 bytes':>20}{'of interleaved':>16}"
+    print(f"\n{'on test:':<{width}}{'word perplexity':>16}{'bits per byte':>15}{costs}  run")
+    lengths, digests, origins, vocabularies = [], set(), set(), set()
     for run in runs:
         results = read_yaml(run / RESULTS)
         test = results["test"]
         words = f"{test['word_perplexity']:.2f}" if test["word_perplexity_comparable"] else "-"
-        letters, latency = abbreviate(results["pattern"]), results["latency"]["ms_per_1000_bytes"]
-        print(f"{letters:<{width}}{words:>16}{test['bits_per_byte']:>15.4f}{latency:>20.3f}  {run}")
+        letters, latency = abbreviate(results["pattern"]), results["latency"]
+        costs = f"{latency['ms_per_1000_bytes']:>20.3f}{latency['ratio_to_interleaved']:>16.2f}"
+        print(f"{letters:<{width}}{words:>16}{test['bits_per_byte']:>15.4f}{costs}  {run}")
         lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
+        vocabularies.add(test["tokens"])
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
         origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")
-    elif max(lengths) > SIMILAR * min(lengths):
+    elif max(lengths) > min(lengths) * (SIMILAR if len(vocabularies) > 1 else 1):
         print(f"WARNING: these runs trained on different lengths of text: {min(lengths):.3g} to {max(lengths):.3g} MB")
     if len(origins) > 1:
         print("WARNING: these runs started from different weights (train.init_from), so they are not trained alike")
@@ -174,7 +178,10 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
         if trainer.step > until:
             raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
         valid = phase.figures(phase.trial) if trainer.step < phase.total_steps else trainer.valid
-        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
+        if not math.isfinite(valid["nll_per_token"]):
+            raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {until}; give a smaller train.lr")
+        averaged = {"averaged_steps": phase.trial.count}  # fewer than half, if an earlier call stopped in between
+        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid} | averaged
         run.write(trial_file(until), figures | {"wall_time_s": trainer.wall_seconds})
     if trainer.step < phase.total_steps:
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")

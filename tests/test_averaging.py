@@ -79,6 +79,8 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
             with trial.trial.in_use():
                 assert_mean(weights_of(trial), kept)
             assert trial.figures(trial.trial)["nll"] != plain.valid_figures()["nll"]
+            longer = continued(trial, 8)
+            assert longer.trial.count == 0  # the mean of a shorter trial is not part of it
         assert trial.valid_figures()["nll"] == plain.valid_figures()["nll"]
 
 

@@ -72,7 +72,6 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
 def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, pattern):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more = ["train.steps=12", "train.evaluate_every=3", "train.log_every=3", "model.dropout=0.2"]
-    more += ["train.average_share=0"]  # so that the trial is judged by its last weights
     succeed("retrain", pattern, small_yaml, "--run", whole, *more)
     for until in (["--until", "3"], ["--until", "9"], []):
         assert not (parts / "results.yaml").exists()
@@ -83,7 +82,10 @@ def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, p
     trial = yaml.safe_load((parts / "trial-9.yaml").read_text())
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     (nll,) = (line["nll"] for line in lines if line["split"] == "valid" and line["step"] == 9)
-    assert trial["step"] == 9 and trial["of_steps"] == 12 and trial["valid"]["nll_per_token"] == nll
+    assert trial["step"] == 9 and trial["of_steps"] == 12 and trial["averaged_steps"] == 5
+    succeed("retrain", pattern, small_yaml, "--run", tmp_path / "at-once", "--until", "9", *more)
+    assert yaml.safe_load((tmp_path / "at-once/trial-9.yaml").read_text())["valid"] == trial["valid"]
+    assert trial["valid"]["nll_per_token"] != nll  # that of the last weights
     assert "--until 0 must be a step from 1" in refuse("retrain", pattern, small_yaml, "--run", whole, "--until", "0")
 
 

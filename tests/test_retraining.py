@@ -119,22 +119,28 @@ def test_a_grid_model_learns_from_places(small_config, memory_corpus):
 
 
 def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, capsys):
-    about = {"pattern": ["dense"], "latency": {"ms_per_1000_bytes": 0.5}}
+    about = {"pattern": ["dense"], "latency": {"ms_per_1000_bytes": 0.5, "ratio_to_interleaved": 0.7}}
 
     def shown(*runs):
-        for name, tokens, digest, *origin in runs:
+        for name, tokens, digest, *more in runs:
+            origin, tokens_of_test = more or (None, 100)
             run = tmp_path / name
             run.mkdir(exist_ok=True)
             test = {"word_perplexity": 90.5, "word_perplexity_comparable": True, "bits_per_byte": 1.25, "bytes": 2e6}
-            results = about | {"train_tokens": tokens, "test": test | {"tokens": 100}}
+            results = about | {"train_tokens": tokens, "test": test | {"tokens": tokens_of_test}}
             write_yaml(run / "results.yaml", results)
             write_yaml(run / "provenance.yaml", {"data_sha256": {"train": digest}})
-            write_yaml(run / "config.yaml", {"train": {"init_from": origin[0] if origin else None}})
+            write_yaml(run / "config.yaml", {"train": {"init_from": origin}})
         retrain.print_beside([tmp_path / name for name, *_ in runs])
         return capsys.readouterr().out
 
-    same = shown(("one", 100, "a"), ("two", 98, "a"))
-    assert "on test:" in same and "WARNING" not in same and same.count("90.50         1.2500               0.500") == 2
-    assert "different lengths of text: 1.8 to 2 MB" in shown(("one", 100, "a"), ("two", 90, "a"))
+    same = shown(("one", 100, "a"), ("two", 100, "a"))
+    assert (
+        "on test:" in same
+        and "WARNING" not in same
+        and same.count("90.50         1.2500               0.500            0.70") == 2
+    )
+    assert "different lengths of text: 1.98 to 2 MB" in shown(("one", 100, "a"), ("two", 99, "a"))
+    assert "WARNING" not in shown(("one", 100, "a"), ("two", 79, "a", None, 80))  # another vocabulary
     assert "read different texts" in shown(("one", 100, "a"), ("two", 90, "b"))
-    assert "started from different weights" in shown(("one", 100, "a"), ("two", 100, "a", "runs/search"))
+    assert "started from different weights" in shown(("one", 100, "a"), ("two", 100, "a", "runs/search", 100))

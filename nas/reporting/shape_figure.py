@@ -55,10 +55,13 @@ def shapes_figure(choice: dict, networks: list[tuple[str, float, float | None]],
             handles.append(axes.axvline(cost, color=RED, linewidth=1, label=name, zorder=0))
         else:
             handles += axes.plot(cost, words, label=name, marker="D", linestyle="", color=RED, zorder=5)
-    axes.axvline(choice["budget"] * choice["reference_cost"], color=GREY, linewidth=1, linestyle="--", zorder=0)
+    budget = choice["budget"] * choice["reference_cost"]
+    axes.axvline(budget, color=GREY, linewidth=1, linestyle="--", zorder=0)
     trained = "word perplexity on valid" + "; of shapes, by the law" * bool(probed)
     label = trained if anchor else "loss behind that of the chosen shape, by the law (%)"
-    axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0, 1.05 * max(costs)))
+    axes.set(
+        xlabel=choice["unit"], ylabel=label, xlim=(0, 1.05 * max(*costs, budget, *(cost for _, cost, _ in networks)))
+    )
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=4)
     tidy(axes)
     save(figure, path)

@@ -24,7 +24,8 @@ from nas.training.device import DeviceContext
 CONFIG, COSTS, STAGE = "config.yaml", "costs.yaml", "search"
 RUNGS = (1 / 8, 4), (1 / 4, 4), (1 / 2, 2)  # share of a training, and number of networks that get it
 VOCABULARIES = 3  # of the second rung, at least
-MOST = 2.0  # trainings that these take, because the networks of the last rung are of the one before
+MOST = sum(share * count for share, count in RUNGS) - RUNGS[1][0] * RUNGS[2][1]  # trainings; the last rung goes on
+LONG_ENOUGH = 1.3  # times the warm-up; shorter probes are judged on its weights
 SHOWN = 6  # shapes
 NORMAL_95 = 1.96
 
@@ -79,15 +80,18 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     write_yaml(file, costs.to_dict())
     probes = Probes(config, corpora, folder, context)
-    print(f"the choice among {len(fitting)} shapes takes at most {MOST:g} trainings", flush=True)
+    print(f"the choice among {len(fitting)} shapes takes the steps of at most {MOST:g} trainings", flush=True)
     return choice_record(best_by_probes(probes, fitting), probes, costs, budget, shapes)
 
 
 def best_by_probes(probes: "Probes", fitting: list[NetworkShape]) -> NetworkShape:
     """The law proposes the networks of the later rungs. The best of the last rung is chosen."""
     (share, count), (longer, several), (longest, few) = RUNGS
-    if (steps := round(share * min(probes.steps.values()))) <= probes.config.train.warmup_steps:
-        print(f"WARNING: the first probes end in the warm-up, after {steps} steps: give a smaller train.warmup_steps")
+    steps, warmup = steps_of(share, min(probes.steps.values())), probes.config.train.warmup_steps
+    if steps < LONG_ENOUGH * warmup:
+        print(
+            f"WARNING: the first probes have {steps} steps, and the warm-up {warmup}: give a smaller train.warmup_steps"
+        )
     probes.run(first_probes(fitting, count), share)
     finalists = contenders(fitting, probes.law(), several, VOCABULARIES)
     probes.run(finalists, longer)
@@ -108,6 +112,11 @@ def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[NetworkSh
             if config.search.vocab_size != "auto":
                 raise
     return corpora, [shape for shape in shapes if shape.vocab_size in corpora]
+
+
+def steps_of(share: float, steps: int) -> int:
+    """The steps of a rung: a multiple of those of the first, so that the mean of its last half misses none."""
+    return min(steps, max(1, round(RUNGS[0][0] * steps)) * round(share / RUNGS[0][0]))
 
 
 def first_probes(fitting: list[NetworkShape], count: int) -> list[NetworkShape]:
@@ -162,7 +171,7 @@ class Probes:
         for shape in shapes:
             steps = self.steps[shape.vocab_size]
             options = options_of(shape, self.config)
-            trials.append(Trial(str(shape), interleaved(shape.blocks), steps, round(share * steps), options))
+            trials.append(Trial(str(shape), interleaved(shape.blocks), steps, steps_of(share, steps), options))
         figures = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
         self.valid |= {(shape, share): figures[str(shape)] for shape in shapes}
 

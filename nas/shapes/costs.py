@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.config import Config
+from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import MILLISECONDS
@@ -77,15 +78,15 @@ def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: Device
     one_of, works = {width: (size, width) for size, width in sorted(configs, reverse=True)}, {}
     with context.fork_rng():
         for key, config in configs.items():
-            blocks = interleaved(2) if key in one_of.values() else []
-            patterns = [[], *([name] * TIMED_BLOCKS for name in blocks)]
-            for name, work in zip(("none", *blocks), segment_works(patterns, config, counts[key[0]], context)):
+            names = interleaved(2) if key in one_of.values() else []
+            patterns = [[], *([name] * TIMED_BLOCKS for name in names)]
+            for name, work in zip(("none", *names), segment_works(patterns, config, counts[key[0]], context)):
                 works[key, name] = work
         times = {key: float(np.median(taken)) * 1e3 for key, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
-    return {
-        (size, width): (
-            times[(size, width), "none"],
-            *((times[one_of[width], n] - times[one_of[width], "none"]) / TIMED_BLOCKS for n in interleaved(2)),
-        )
-        for size, width in configs
+    blocks = {
+        key: [(times[key, name] - times[key, "none"]) / TIMED_BLOCKS for name in interleaved(2)]
+        for key in one_of.values()
     }
+    if min(map(min, blocks.values())) <= 0:
+        raise InputError("a block was measured to take no time: stop other programs, and search again")
+    return {key: (times[key, "none"], *blocks[one_of[key[1]]]) for key in configs}

@@ -1,5 +1,6 @@
 """A law of the loss in vocabulary, width, number of blocks and text read, fitted to probes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,8 @@ TERMS = {
 # fmt: on
 POWERS = np.array([[term.count(letter) for letter in "VDNT"] for term in TERMS])
 MEAN, SPREAD = np.array(list(TERMS.values())).T
-NOISE = 0.004  # of a loss, relative
+OWN = 0.008  # standard deviation of what a shape has beyond the terms, the same after each share of the text; relative
+NOISE = 0.004  # standard deviation of a loss, relative
 
 
 @dataclass(frozen=True)
@@ -31,30 +33,41 @@ class Point:
 
 
 class Law:
-    """A quadratic polynomial for the logarithm of the loss, by Bayesian linear regression.
+    """A quadratic polynomial for the logarithm of the loss, and an effect of each shape: a Gaussian process regression.
 
     Sizes are relative to the geometric means of the probes.
     """
 
     def __init__(self, points: list[Point]):
-        self.centre = np.log(np.array([point.shape for point in points], dtype=float)).mean(axis=0)
         shapes, text, losses = zip(*((point.shape, point.text, point.loss) for point in points), strict=True)
-        features = self.features(shapes, np.array(text))
-        self.covariance = np.linalg.inv(features.T @ features / NOISE**2 + np.diag(SPREAD**-2))
-        errors = np.log(losses) - features @ MEAN
-        self.factors = MEAN + self.covariance @ (features.T @ errors) / NOISE**2
+        self.centre = np.log(np.array(shapes, dtype=float)).mean(axis=0)
+        self.known = shapes, self.features(shapes, np.array(text))
+        self.inverse = np.linalg.inv(covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
+        self.surprise = self.inverse @ (np.log(losses) - self.known[1] @ MEAN)
 
-    def features(self, shapes: list[NetworkShape], text: np.ndarray) -> np.ndarray:
+    def features(self, shapes: Sequence[NetworkShape], text: np.ndarray) -> np.ndarray:
         """[P, terms]"""
         logs = np.column_stack([np.log(np.array(shapes, dtype=float)) - self.centre, np.log(text)])
         return (logs[:, None, :] ** POWERS).prod(axis=-1)
 
+    def at_end(self, shapes: Sequence[NetworkShape]) -> tuple[Sequence[NetworkShape], np.ndarray]:
+        return shapes, self.features(shapes, np.ones(len(shapes)))
+
     def predict(self, shapes: list[NetworkShape]) -> np.ndarray:
         """Losses [P] of shapes at the end of a training, up to a factor that is the same for all."""
-        return np.exp(self.features(shapes, np.ones(len(shapes))) @ self.factors)
+        wanted = self.at_end(shapes)
+        return np.exp(wanted[1] @ MEAN + covariance(wanted, self.known) @ self.surprise)
 
     def errors(self, shapes: list[NetworkShape], other: NetworkShape) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other shape - 1, at the end of a training."""
-        features = self.features([*shapes, other], np.ones(len(shapes) + 1))
-        differences = features[:-1] - features[-1]
-        return np.sqrt(np.einsum("pi,ij,pj->p", differences, self.covariance, differences))
+        wanted = self.at_end([*shapes, other])
+        across = covariance(wanted, self.known)
+        posterior = covariance(wanted, wanted) - across @ self.inverse @ across.T
+        variances = np.diag(posterior)
+        return np.sqrt(np.maximum(variances[:-1] + variances[-1] - 2 * posterior[:-1, -1], 0))
+
+
+def covariance(one: tuple, two: tuple) -> np.ndarray:
+    """[P, Q] of the logarithms of losses before the fit, without noise. one, two: shapes, and their features."""
+    same = np.array([[shape == other for other in two[0]] for shape in one[0]])
+    return (one[1] * SPREAD**2) @ two[1].T + OWN**2 * same

@@ -10,7 +10,7 @@ from nas.core.errors import InputError, RunError
 from nas.core.files import atomic_write
 from nas.core.run_folder import CHECKPOINT, find_weights_run
 
-FORMAT = "par-checkpoint/2"
+FORMAT = "par-checkpoint/3"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
