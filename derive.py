@@ -25,8 +25,8 @@ HELP = {
     "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. pi is learned anew "
     "for other budgets than the search's",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "begin to train eight candidates from scratch; the better half goes on twice; the best on valid after "
-    "STEPS steps (default: half of search.retrain_steps) is derived; give it after RUN_DIR",
+    "--trials": "train eight candidates from scratch by successive halving, the last two for STEPS steps (default: half"
+    " of search.retrain_steps), and derive the best on valid; give it after RUN_DIR",
     "--force": "replace existing pattern files",
 }
 

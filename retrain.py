@@ -51,7 +51,7 @@ def print_beside(runs: list[Path]) -> None:
     width = 2 + max(12, *(len(abbreviate(read_yaml(run / RESULTS)["pattern"])) for run in runs))
     costs = f"{'ms for 1,000 bytes':>20}{'of interleaved':>16}"
     print(f"\n{'on test:':<{width}}{'word perplexity':>16}{'bits per byte':>15}{costs}  run")
-    lengths, digests, origins, vocabularies = [], set(), set(), set()
+    lengths, digests, origins, test_tokens = [], set(), set(), set()
     for run in runs:
         results = read_yaml(run / RESULTS)
         test = results["test"]
@@ -60,12 +60,12 @@ def print_beside(runs: list[Path]) -> None:
         costs = f"{latency['ms_per_1000_bytes']:>20.3f}{latency['ratio_to_interleaved']:>16.2f}"
         print(f"{letters:<{width}}{words:>16}{test['bits_per_byte']:>15.4f}{costs}  {run}")
         lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
-        vocabularies.add(test["tokens"])
+        test_tokens.add(test["tokens"])
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
         origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")
-    elif max(lengths) > min(lengths) * (SIMILAR if len(vocabularies) > 1 else 1):
+    elif max(lengths) > min(lengths) * (SIMILAR if len(test_tokens) > 1 else 1):
         print(f"WARNING: these runs trained on different lengths of text: {min(lengths):.3g} to {max(lengths):.3g} MB")
     if len(origins) > 1:
         print("WARNING: these runs started from different weights (train.init_from), so they are not trained alike")
@@ -155,7 +155,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     else:
         run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
-        continue_trial(pattern_file, config, run, phase.total_steps)
+        continue_trial(pattern_file, config, run, record, phase.total_steps)
         passes = passes_warning(config, "train.steps", phase.total_steps, len(corpus.tokens("train")))
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)
@@ -177,12 +177,13 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     if until:
         if trainer.step > until:
             raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
-        valid = phase.figures(phase.trial) if trainer.step < phase.total_steps else trainer.valid
+        valid = phase.figures(phase.trial_average) if trainer.step < phase.total_steps else trainer.valid
         if not math.isfinite(valid["nll_per_token"]):
             raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {until}; give a smaller train.lr")
-        averaged = {"averaged_steps": phase.trial.count}  # fewer than half, if an earlier call stopped in between
-        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid} | averaged
-        run.write(trial_file(until), figures | {"wall_time_s": trainer.wall_seconds})
+        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
+        # The mean has fewer steps if an earlier call stopped among them.
+        figures |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
+        run.write(trial_file(until), figures)
     if trainer.step < phase.total_steps:
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
         return None

@@ -76,11 +76,11 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         kept += [weights_of(trial)] if 4 <= step <= 6 else []
         trial = continued(trial, 6 if step < 6 else None) if step in (5, 7) else trial
         if step == 6:
-            with trial.trial.in_use():
+            with trial.trial_average.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.figures(trial.trial)["nll"] != plain.valid_figures()["nll"]
+            assert trial.figures(trial.trial_average)["nll"] != plain.valid_figures()["nll"]
             longer = continued(trial, 8)
-            assert longer.trial.count == 0  # the mean of a shorter trial is not part of it
+            assert longer.trial_average.count == 0  # the mean of a shorter trial is not part of it
         assert trial.valid_figures()["nll"] == plain.valid_figures()["nll"]
 
 

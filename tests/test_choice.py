@@ -125,7 +125,7 @@ def make_trials(monkeypatch, losses, trained, steps=None) -> trials.Trials:
 
     def run_trials(given, file, folder, context):
         trained.append(([trial.name for trial in given], {(trial.steps, trial.until) for trial in given}))
-        assert file == Path("runs/one/config.yaml") and folder == Path("runs/one/trials")
+        assert file == Path("runs/one/config.yaml") and folder == Path("runs/one/trials/4")
         return {one.name: {"nll_per_token": losses[one.name] - 0.1 * one.until} for one in given}
 
     monkeypatch.setattr(trials, "run_trials", run_trials)
@@ -144,7 +144,7 @@ def test_trials_halve_the_candidates_and_the_best_of_the_last_rung_is_derived(mo
     made = choice.choose_pattern([run], COSTS, 9.0, tried)
     rungs = [([*losses], {(8, 1)}), (["ada", "add", "dad", "aad"], {(8, 2)}), (["ada", "add"], {(8, 4)})]
     assert [(sorted(names), steps) for names, steps in trained] == [(sorted(names), steps) for names, steps in rungs]
-    assert made.blocks == expand("ada") and made.trial == Path("runs/one/trials/ada")
+    assert made.blocks == expand("ada") and made.trial == Path("runs/one/trials/4/ada")
     assert [(one.pattern, one.trial_steps) for one in made.candidates] == [
         *(("ada", 4), ("add", 4), ("dad", 2), ("aad", 2), ("daa", 1))
     ]
@@ -179,6 +179,9 @@ def test_the_table_of_candidates_has_a_line_each_and_names_what_wins():
     pi.trial_steps = 3
     told = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
     assert "'par' is derived: pi's pattern left the trials after 3 steps" in told
+    nothing = Candidate(["pi"], "iii", 9.0)  # has no trial
+    told = candidates_table(record_of(par, nothing, trial=trial)[1]["derived_from"])
+    assert "pi's pattern left the trials after 0 steps" in told
     pi.trial_steps = par.trial_steps = 0
     table = candidates_table(record_of(pi, par)[1]["derived_from"])
     assert "trial" not in table and "NOTICE" not in table

@@ -71,7 +71,7 @@ def test_weights_of_a_finished_search_serve_another_budget(searched, tmp_path):
     assert one["flops_ratio_to_interleaved"] <= 0.6
 
 
-def test_derive_chooses_among_candidates_and_by_trials(searched, tmp_path):
+def test_derive_chooses_among_candidates_and_by_trials(searched, tmp_path, text_folder):
     mine, run = searched
     shown = succeed("derive", run, "--out", tmp_path / "own.yaml")
     own = yaml.safe_load((tmp_path / "own.yaml").read_text())
@@ -102,9 +102,23 @@ def test_derive_chooses_among_candidates_and_by_trials(searched, tmp_path):
     states = [torch.load(path / "checkpoint.pt", weights_only=True)["phase"]["model"] for path in (going_on, anew)]
     assert_same_state(*states)
     assert yaml.safe_load((going_on / "results.yaml").read_text())["train_tokens"] == 8 * 32
-    more = ["train.steps=9", "train.muon_lr=0.5"]
-    shown = succeed("retrain", tmp_path / "tried.yaml", mine, "--run", tmp_path / "other", *more)
-    assert "does not go on from" in shown and "train.muon_lr (0.015 -> 0.5), steps (8 -> 9)" in shown
+    other, missing, edited = (dict(tried) for _ in range(3))
+    edited["blocks"] = [*tried["blocks"], "identity"]
+    missing["derived_from"] = {"trial": "runs/elsewhere"}
+    text = tmp_path / "text"
+    shutil.copytree(text_folder, text)
+    (text / "valid.txt").write_text("another text .\n" * 40)
+    for pattern, options, told in (
+        (other, ["train.steps=9", "train.muon_lr=0.5"], "different are train.muon_lr (0.015 -> 0.5), steps (8 -> 9)"),
+        (other, ["train.steps=8", f"data.source={text}"], "different are the text or its tokenizer"),
+        (edited, ["train.steps=8"], "different are blocks ("),
+        (missing, ["train.steps=8"], "runs/elsewhere: this folder is not here"),
+    ):
+        write_yaml(tmp_path / "changed.yaml", pattern)
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        shown = succeed("retrain", tmp_path / "changed.yaml", mine, "--run", tmp_path / "other", *options)
+        assert "the training starts anew" in shown and told in shown
+    succeed("derive", run, "--trials", "3", "--out", tmp_path / "fewer.yaml")  # beside the other trials
 
 
 def test_weights_that_do_not_fit_are_refused(searched, tmp_path, text_folder):

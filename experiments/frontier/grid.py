@@ -37,15 +37,16 @@ ROUNDS = 20
 def train(shape: NetworkShape, overrides: list[str]) -> dict:
     """Train the interleaved network of a shape. Returns its figures on valid, and bits per byte after each rung."""
     from nas.retraining.phase import TRIAL_SHARE, RetrainPhase
-    from nas.shapes.choice import RUNGS, steps_of
+    from nas.retraining.trials import rung_steps
+    from nas.shapes.choice import RUNGS
     from nas.training.build import build_fixed
     from nas.training.optimizer import TailAverage
 
     config, corpus, context = open_experiment(CONFIG, [*options_of(shape, load_config(CONFIG, [])), *overrides])
     began = time.monotonic()
     phase = RetrainPhase(build_fixed(interleaved(shape.blocks), config, corpus.vocab_size), corpus, config, context)
-    trials, rungs = {steps_of(share, phase.total_steps): share for share, _ in RUNGS}, {}
-    averages = {until: TailAverage(phase.trial.parameters, TRIAL_SHARE, until) for until in trials}
+    trials, rungs = {rung_steps(share, RUNGS[0][0], phase.total_steps): share for share, _ in RUNGS}, {}
+    averages = {until: TailAverage(phase.train_weights.optimizer.parameters, TRIAL_SHARE, until) for until in trials}
     for step in range(1, phase.total_steps + 1):
         phase.step(step)
         for until in (until for until in trials if step <= until):

@@ -18,12 +18,11 @@ path.insert(0, str(Path(__file__).parents[2]))
 from nas.core.config import Config
 from nas.core.errors import InputError, run_command
 from nas.shapes import law
-from nas.shapes.choice import NORMAL_95, Probes, best_by_probes
+from nas.shapes.choice import NORMAL_95, RUNGS, Probes, best_by_probes
 from nas.shapes.space import NetworkShape
 
 BUDGETS = 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.8, 1.0
 FEWEST = 6  # candidates of a replay
-RUNGS = "0.125", "0.25", "0.5"
 
 
 class RecordedProbes(Probes):
@@ -41,9 +40,9 @@ def read_grid(file: Path) -> tuple[dict, dict, dict]:
     table, end, ratios = {}, {}, {}
     with open(file) as lines:
         for row in csv.DictReader(lines):
-            if row.get(RUNGS[0]):
+            if row.get(str(RUNGS[0][0])):
                 shape = NetworkShape(*(int(row[key]) for key in NetworkShape._fields))
-                table[shape] = {float(share): float(row[share]) for share in RUNGS}
+                table[shape] = {share: float(row[str(share)]) for share, _ in RUNGS}
                 end[shape], ratios[shape] = float(row["bits_per_byte"]), float(row["time_per_byte"])
     if not table:
         raise InputError(f"{file} has no figures after parts of a training; give a grid.csv that grid.py wrote")
@@ -53,7 +52,7 @@ def read_grid(file: Path) -> tuple[dict, dict, dict]:
 def fitted(table: dict[NetworkShape, dict[float, float]]) -> np.ndarray:
     """The factors of the law's terms, almost without a prior."""
     points = [law.Point(shape, share, bits) for shape, row in table.items() for share, bits in row.items()]
-    features, losses = law.Law(points).known[1], np.log([point.loss for point in points])
+    features, losses = law.Law(points).known.features, np.log([point.loss for point in points])
     precision = features.T @ features / law.NOISE**2
     return np.linalg.solve(precision + np.eye(len(precision)), features.T @ losses / law.NOISE**2)
 

@@ -46,7 +46,7 @@ def choose_pattern(
         budget=budget,
         runs=learned,
         candidates=candidates,
-        trial=trials.folder / name_of(candidates[0]) if trials else None,
+        trial=trials.folder / name_of(candidates[0]) if candidates[0].trial_steps else None,
         seconds=time.monotonic() - began,
     )
 
@@ -119,4 +119,4 @@ def for_trials(candidates: list[Candidate]) -> list[Candidate]:
     rules = [candidate for candidate in candidates if candidate.is_rule and candidate is not first]
     chosen = [first, *rules[:1]]
     chosen += [candidate for candidate in candidates if candidate not in chosen]
-    return [candidate for candidate in chosen if {*expand(candidate.pattern)} != {"identity"}]
+    return [one for one in chosen if {*expand(one.pattern)} != {"identity"}]  # Muon needs weights

@@ -56,12 +56,12 @@ def candidates_table(origin: dict) -> str:
     first, *others = origin["candidates"]
     own = next((one for one in others if PI in one["names"]), None)
     if own:
-        key = "trial_nll" if tried else "nll"
-        lead = f"it is {own[key] - first[key]:.4f} ahead of pi's pattern"
-        if tried and own["trial_steps"] < first["trial_steps"]:
-            lead = f"pi's pattern left the trials after {own['trial_steps']:,} steps"
-        elif tried and own[key] - first[key] < TRIALS_TIE:
-            lead += ", which may be chance"
+        if tried and own.get("trial_steps", 0) < first["trial_steps"]:
+            lead = f"pi's pattern left the trials after {own.get('trial_steps', 0):,} steps"
+        else:
+            ahead = own["trial_nll"] - first["trial_nll"] if tried else own["nll"] - first["nll"]
+            lead = f"it is {ahead:.4f} ahead of pi's pattern"
+            lead += ", which may be chance" if tried and ahead < TRIALS_TIE else ""
         rows.append(f"NOTICE: {first['names'][0]!r} is derived: {lead}")
     return "\n".join(rows)
 

@@ -3,10 +3,10 @@
 import math
 
 from nas.core.config_loading import load_config
-from nas.core.pattern import expand, network
+from nas.core.pattern import expand, file_name
 from nas.derivation.pattern_record import Candidate
 from nas.derivation.runs import SearchRun
-from nas.retraining.trials import Trial, run_trials
+from nas.retraining.trials import Trial, run_trials, rung_steps
 from nas.search.maturity import retraining_steps
 from nas.search.shared_weights import load_shared_weights
 from nas.training.build import count_steps
@@ -17,7 +17,7 @@ FOLDER = "trials"  # in the run folder of a search
 
 
 class Trials:
-    """Trains patterns with the options of a search, each network once.
+    """Trains patterns with the options of a search, each pattern once.
 
     Weights that all patterns share hide how hard a pattern is to train, and misjudge patterns unlike the average path.
     """
@@ -25,11 +25,12 @@ class Trials:
     def __init__(self, run: SearchRun, steps: int | None):
         """steps: None for half of the retraining's steps. Prints a warning if fewer are given."""
         weights = load_shared_weights(run.path)
-        self.run, self.context, self.folder = run, weights.context, run.path / FOLDER
+        self.run, self.context = run, weights.context
         trained = load_config(run.weights_run / "config.yaml", [])
         self.final = retraining_steps(weights.config, count_steps(trained, len(weights.corpus.tokens("train"))))
         enough = math.ceil(LONG_ENOUGH * self.final)
         self.steps = min(steps or enough, self.final)
+        self.folder = run.path / FOLDER / str(self.steps)  # rungs of other steps do not continue these
         print(f"trials of up to {self.steps:,} of {self.final:,} steps (search.retrain_steps)")
         if self.steps < enough:
             print(f"WARNING: these trials are too short to order such patterns: give at least {enough} steps")
@@ -40,7 +41,7 @@ class Trials:
         candidates: different networks, the most promising first. Each gets the nll per token on valid of its last rung.
         """
         for share, count in RUNGS:
-            candidates, until = candidates[:count], math.ceil(share * self.steps)
+            candidates, until = candidates[:count], rung_steps(share, RUNGS[0][0], self.steps)
             trials = [Trial(name_of(one), expand(one.pattern), self.final, until) for one in candidates]
             figures = run_trials(trials, self.run.path / "config.yaml", self.folder, self.context)
             for one in candidates:
@@ -49,5 +50,5 @@ class Trials:
 
 
 def name_of(candidate: Candidate) -> str:
-    """The name of a candidate's run folder: that of its network."""
-    return network(expand(candidate.pattern)).replace(" ", "")
+    """The name of a candidate's run folder, with identity, because weights are saved by number of block."""
+    return file_name(expand(candidate.pattern))

@@ -41,14 +41,14 @@ class RetrainPhase(Phase):
         self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short_share(config))
         self.best_nll, self.until = math.inf, until
         share = TRIAL_SHARE if until and config.train.average_share else 0
-        self.trial = TailAverage(self.train_weights.optimizer.parameters, share, until or self.total_steps)
+        self.trial_average = TailAverage(self.train_weights.optimizer.parameters, share, until or self.total_steps)
 
     def step(self, step: int) -> tuple[Tensor, int]:
         if not self.model.training:  # setting the mode of every module takes time
             self.model.train()
         batch = self.stream.next()
         nll, self.stream.memories = self.train_weights(step, batch)
-        self.trial.update(step)
+        self.trial_average.update(step)
         return nll, batch.targets.numel() * distributed.world_size()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
@@ -65,7 +65,7 @@ class RetrainPhase(Phase):
         return self.figures(self.train_weights.average)
 
     def figures(self, average: TailAverage) -> dict:
-        """Figures on valid of a mean of the weights; self.trial: that of a trial."""
+        """Figures on valid of a mean of the weights; self.trial_average: that of a trial."""
         with average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 
@@ -75,7 +75,7 @@ class RetrainPhase(Phase):
             "train_weights": self.train_weights.state_dict(),
             "stream": self.stream.state_dict(),
             "best_nll": self.best_nll,
-            "trial": {"until": self.until, "average": self.trial.state_dict()},
+            "trial": {"until": self.until, "average": self.trial_average.state_dict()},
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -84,7 +84,7 @@ class RetrainPhase(Phase):
         self.stream.load_state_dict(state["stream"])
         self.best_nll = state["best_nll"]
         if state["trial"]["until"] == self.until:
-            self.trial.load_state_dict(state["trial"]["average"])
+            self.trial_average.load_state_dict(state["trial"]["average"])
 
 
 def train_pattern(

@@ -8,11 +8,13 @@ from pathlib import Path
 from nas.core.config import Config, flat_config
 from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import FORMAT
+from nas.core.pattern import FORMAT, abbreviate
+from nas.core.provenance import DIGESTS
 from nas.core.run_folder import CHECKPOINT, METRICS, RunFolder, trial_file
 from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext
+from nas.training.distributed import is_main
 
 MAY_DIFFER = ("model.blocks", "train.steps", "train.epochs", "train.threads", "evaluate.")  # in a trial
 MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
@@ -52,23 +54,37 @@ def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     return script_task(trial.name, "retrain.py", arguments, run / trial_file(trial.until), log)
 
 
-def continue_trial(pattern_file: dict, config: Config, run: RunFolder, total_steps: int) -> None:
-    """Copy the trial of a derived pattern into a new run, which then goes on where the trial ended, bit for bit.
+def rung_steps(share: float, first: float, steps: int) -> int:
+    """The steps of a rung: a multiple of those of the first one, so that the mean over its last half misses none."""
+    return min(steps, max(1, int(first * steps)) * round(share / first))
 
-    Prints why not, if the run's options differ from the trial's.
+
+def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: dict, total_steps: int) -> None:
+    """Copy the trial of a derived pattern into a new run, which then goes on where the trial ended.
+
+    record: provenance of the run. Prints why not, if pattern, text, options or steps differ from the trial's.
     """
     given = (pattern_file.get("derived_from") or {}).get("trial")
-    if not given or run.begun or not (Path(given) / CHECKPOINT).exists():
+    if not given or run.checkpoint.exists() or not is_main():
         return
-    old, new = flat_config(read_yaml(Path(given) / "config.yaml")), flat_config(asdict(config))
+    trial, anew = Path(given), f"NOTICE: the training starts anew, and does not continue the trial {given}:"
+    if not (trial / CHECKPOINT).exists():
+        print(f"{anew} this folder is not here; paths are relative to the directory of the command")
+        return
+    recorded, origin = read_yaml(trial / "config.yaml"), read_yaml(trial / "provenance.yaml")
+    old, new = flat_config(recorded), flat_config(asdict(config))
     different = [f"{key} ({old.get(key)} -> {new[key]})" for key in new if new[key] != old.get(key)]
     different = [text for text in different if not text.startswith((*run.may_change, *MAY_DIFFER))]
+    if recorded["pattern"] != pattern_file["blocks"]:
+        different.append(f"blocks ({abbreviate(recorded['pattern'])} -> {abbreviate(pattern_file['blocks'])})")
     if old["train.steps"] != total_steps:
         different.append(f"steps ({old['train.steps']} -> {total_steps})")
+    if any(origin.get(key) != record.get(key) for key in DIGESTS):
+        different.append("the text or its tokenizer")
     if different:
-        print(f"NOTICE: the training does not go on from {given}, because other options differ: {', '.join(different)}")
+        print(f"{anew} different are {', '.join(different)}")
         return
     for name in (METRICS, BEST, CHECKPOINT):  # the checkpoint last, because it makes the run go on
-        if (Path(given) / name).exists():
-            shutil.copy(Path(given) / name, run.path / name)
+        if (trial / name).exists():
+            Path(shutil.copy(trial / name, run.path / f"{name}.part")).replace(run.path / name)
     print(f"going on from the trial {given}")

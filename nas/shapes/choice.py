@@ -13,7 +13,7 @@ from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, SHAPES, open_run
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.retraining.trials import Trial, run_trials
+from nas.retraining.trials import Trial, run_trials, rung_steps
 from nas.search.maturity import retraining_steps
 from nas.shapes.costs import ShapeCosts, shape_costs
 from nas.shapes.law import Law, Point
@@ -87,12 +87,14 @@ def find_shape(config: Config, folder: Path, context: DeviceContext) -> dict:
 def best_by_probes(probes: "Probes", fitting: list[NetworkShape]) -> NetworkShape:
     """The law proposes the networks of the later rungs. The best of the last rung is chosen."""
     (share, count), (longer, several), (longest, few) = RUNGS
-    steps, warmup = steps_of(share, min(probes.steps.values())), probes.config.train.warmup_steps
+    steps, warmup = rung_steps(share, share, min(probes.steps.values())), probes.config.train.warmup_steps
     if steps < LONG_ENOUGH * warmup:
         print(
             f"WARNING: the first probes have {steps} steps, and the warm-up {warmup}: give a smaller train.warmup_steps"
         )
     probes.run(first_probes(fitting, count), share)
+    if len(fitting) == 1:
+        return fitting[0]
     finalists = contenders(fitting, probes.law(), several, VOCABULARIES)
     probes.run(finalists, longer)
     finalists = contenders(finalists, probes.law(), few)
@@ -112,11 +114,6 @@ def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[NetworkSh
             if config.search.vocab_size != "auto":
                 raise
     return corpora, [shape for shape in shapes if shape.vocab_size in corpora]
-
-
-def steps_of(share: float, steps: int) -> int:
-    """The steps of a rung: a multiple of those of the first, so that the mean of its last half misses none."""
-    return min(steps, max(1, round(RUNGS[0][0] * steps)) * round(share / RUNGS[0][0]))
 
 
 def first_probes(fitting: list[NetworkShape], count: int) -> list[NetworkShape]:
@@ -171,7 +168,9 @@ class Probes:
         for shape in shapes:
             steps = self.steps[shape.vocab_size]
             options = options_of(shape, self.config)
-            trials.append(Trial(str(shape), interleaved(shape.blocks), steps, steps_of(share, steps), options))
+            trials.append(
+                Trial(str(shape), interleaved(shape.blocks), steps, rung_steps(share, RUNGS[0][0], steps), options)
+            )
         figures = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
         self.valid |= {(shape, share): figures[str(shape)] for shape in shapes}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,13 @@ class Point:
     loss: float
 
 
+class Inputs(NamedTuple):
+    """Shapes, and the features of each with a length of text [P, terms]."""
+
+    shapes: Sequence[NetworkShape]
+    features: np.ndarray
+
+
 class Law:
     """A quadratic polynomial for the logarithm of the loss, and an effect of each shape: a Gaussian process regression.
 
@@ -41,33 +49,31 @@ class Law:
     def __init__(self, points: list[Point]):
         shapes, text, losses = zip(*((point.shape, point.text, point.loss) for point in points), strict=True)
         self.centre = np.log(np.array(shapes, dtype=float)).mean(axis=0)
-        self.known = shapes, self.features(shapes, np.array(text))
+        self.known = self.inputs(shapes, np.array(text))
         self.inverse = np.linalg.inv(covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
-        self.surprise = self.inverse @ (np.log(losses) - self.known[1] @ MEAN)
+        self.weights = self.inverse @ (np.log(losses) - self.known.features @ MEAN)
 
-    def features(self, shapes: Sequence[NetworkShape], text: np.ndarray) -> np.ndarray:
-        """[P, terms]"""
-        logs = np.column_stack([np.log(np.array(shapes, dtype=float)) - self.centre, np.log(text)])
-        return (logs[:, None, :] ** POWERS).prod(axis=-1)
-
-    def at_end(self, shapes: Sequence[NetworkShape]) -> tuple[Sequence[NetworkShape], np.ndarray]:
-        return shapes, self.features(shapes, np.ones(len(shapes)))
+    def inputs(self, shapes: Sequence[NetworkShape], text: np.ndarray | float = 1.0) -> Inputs:
+        """text: relative to a whole training."""
+        sizes = np.log(np.array(shapes, dtype=float)) - self.centre
+        logs = np.column_stack([sizes, np.broadcast_to(np.log(text), len(sizes))])
+        return Inputs(shapes, (logs[:, None, :] ** POWERS).prod(axis=-1))
 
     def predict(self, shapes: list[NetworkShape]) -> np.ndarray:
         """Losses [P] of shapes at the end of a training, up to a factor that is the same for all."""
-        wanted = self.at_end(shapes)
-        return np.exp(wanted[1] @ MEAN + covariance(wanted, self.known) @ self.surprise)
+        wanted = self.inputs(shapes)
+        return np.exp(wanted.features @ MEAN + covariance(wanted, self.known) @ self.weights)
 
     def errors(self, shapes: list[NetworkShape], other: NetworkShape) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other shape - 1, at the end of a training."""
-        wanted = self.at_end([*shapes, other])
+        wanted = self.inputs([*shapes, other])
         across = covariance(wanted, self.known)
         posterior = covariance(wanted, wanted) - across @ self.inverse @ across.T
         variances = np.diag(posterior)
         return np.sqrt(np.maximum(variances[:-1] + variances[-1] - 2 * posterior[:-1, -1], 0))
 
 
-def covariance(one: tuple, two: tuple) -> np.ndarray:
-    """[P, Q] of the logarithms of losses before the fit, without noise. one, two: shapes, and their features."""
-    same = np.array([[shape == other for other in two[0]] for shape in one[0]])
-    return (one[1] * SPREAD**2) @ two[1].T + OWN**2 * same
+def covariance(one: Inputs, two: Inputs) -> np.ndarray:
+    """[P, Q] of the logarithms of losses before the fit, without noise."""
+    same = np.array([[shape == other for other in two.shapes] for shape in one.shapes])
+    return (one.features * SPREAD**2) @ two.features.T + OWN**2 * same
