@@ -65,7 +65,8 @@ def main() -> None:
     arguments = parser.parse_args()
     table, end, ratios = read_grid(arguments.table)
     factors = dict(zip(law.TERMS, fitted(table).round(4).tolist(), strict=True))
-    print(f"{len(table)} shapes; factors: {', '.join(f'{term} {factor}' for term, factor in factors.items() if term)}")
+    terms = ", ".join(f"{term} {factor}" for term, factor in factors.items() if term)
+    print(f"{len(table)} shapes; factors of vocabulary V, width D, blocks N and text T: {terms}")
     if arguments.means:
         law.MEAN = fitted(read_grid(arguments.means)[0])
     before = FEWEST - 1

@@ -49,7 +49,7 @@ def shapes_table(choice: dict) -> str:
     """The best shapes by the law, a line for each. choice: the content of choice.yaml."""
     fitting = [shape for shape in choice["shapes"] if shape["ratio"] <= choice["budget"]]
     own, unit = f"{choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g}", choice["unit"]
-    rows = [f"chosen: {NetworkShape(**choice['shape'])}; the best by the law within {own} {unit}:"]
+    rows = [f"chosen: {NetworkShape(**choice['shape'])}. Shapes within {own} {unit}, in the law's order:"]
     for shape in fitting[:SHOWN]:
         sizes = f"{shape['vocab_size']:,} pieces, {shape['blocks']} x {shape['d_model']}"
         cost = f"{shape['cost']:.4g}, {shape['ratio']:.3f}"
