@@ -36,11 +36,14 @@ def test_candidates_are_all_given_sizes_or_the_automatic_ones_that_the_text_allo
     assert candidate_shapes(config, 1_300_000) == [NetworkShape(size, 16, 6) for size in (500, 1000, 2000, 4000)]
 
 
-def test_a_shape_keeps_the_channels_of_a_head(small_config):
-    config, shape = small_config("model.d_model=16", "model.heads=2"), NetworkShape(900, 24, 3)
+@pytest.mark.parametrize(("lr", "other"), [("null", 0.01333), ("0.02", 0.01333), ("0.003", 0.003)])
+def test_a_shape_keeps_the_channels_of_a_head_and_gets_the_default_rate_of_its_width(small_config, lr, other):
+    own = "model.d_model=64", "model.heads=4", f"train.lr={lr}"
+    config, shape = small_config(*own), NetworkShape(900, 96, 3)
     shaped = with_shape(config, shape)
-    assert (shaped.data.vocab_size, shaped.model.d_model, shaped.model.heads, shaped.model.blocks) == (900, 24, 3, 3)
-    assert small_config("model.d_model=16", "model.heads=2", *options_of(shape, config)) == shaped
+    assert (shaped.data.vocab_size, shaped.model.d_model, shaped.model.heads, shaped.model.blocks) == (900, 96, 6, 3)
+    assert shaped.train.lr == other
+    assert small_config(*own, *options_of(shape, config)) == shaped
 
 
 def test_costs_count_a_text_in_any_vocabulary(small_config):

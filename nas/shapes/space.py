@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
-from nas.core.config import Config
+from nas.core.config import Config, default_lr
 from nas.core.pattern import shape_options
 
 BYTES_PER_PIECE = 300  # of the training text, in the largest vocabulary that `auto` tries
@@ -33,16 +33,20 @@ def own_shape(config: Config) -> NetworkShape:
 
 
 def options_of(shape: NetworkShape, config: Config) -> list[str]:
-    """The options section.key=value that give a configuration another shape. Heads keep their number of channels."""
-    sizes = shape._asdict() | {"heads": with_shape(config, shape).model.heads}
-    return [*shape_options(sizes), f"model.blocks={shape.blocks}"]
+    """The options section.key=value that give a configuration another shape, as with_shape()."""
+    shaped = with_shape(config, shape)
+    sizes = shape._asdict() | {"heads": shaped.model.heads}
+    return [*shape_options(sizes), f"model.blocks={shape.blocks}", f"train.lr={shaped.train.lr}"]
 
 
 def with_shape(config: Config, shape: NetworkShape) -> Config:
-    """The configuration with another shape."""
-    heads = shape.d_model * config.model.heads // config.model.d_model
-    model = replace(config.model, d_model=shape.d_model, heads=heads, blocks=shape.blocks)
-    return replace(config, data=replace(config.data, vocab_size=shape.vocab_size), model=model)
+    """The configuration with another shape. Heads keep their number of channels, and a default rate suits the width."""
+    model, train = config.model, config.train
+    if train.lr == default_lr(train.optimizer, model.d_model):
+        train = replace(train, lr=default_lr(train.optimizer, shape.d_model))
+    heads = shape.d_model * model.heads // model.d_model
+    model = replace(model, d_model=shape.d_model, heads=heads, blocks=shape.blocks)
+    return replace(config, data=replace(config.data, vocab_size=shape.vocab_size), model=model, train=train)
 
 
 def candidate_shapes(config: Config, text_bytes: int) -> list[NetworkShape]:
