@@ -9,14 +9,11 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml, write_text, write_yaml
-from nas.core.pattern import abbreviate
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN
 from nas.costs.budget import read_budgets
 from nas.derivation.pattern_record import pattern_record
 from nas.derivation.printing import pareto_table, print_choice, print_notices
 from nas.derivation.runs import check_seeds, read_run
-
-AUTO = -1  # trials of enough steps
 
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
@@ -25,8 +22,6 @@ HELP = {
     "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. pi is learned anew "
     "for other budgets than the search's",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
-    "--trials": "train eight candidates from scratch by successive halving, the last two for STEPS steps (default: half"
-    " of search.retrain_steps), and derive the best on valid; give it after RUN_DIR",
     "--force": "replace existing pattern files",
 }
 
@@ -38,15 +33,12 @@ def parse_arguments() -> argparse.Namespace:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--latency-budget", metavar="R", help=HELP["--latency-budget"])
     budgets.add_argument("--pareto", metavar="R,R,...", help=HELP["--pareto"])
-    parser.add_argument("--trials", metavar="STEPS", type=int, nargs="?", const=AUTO, help=HELP["--trials"])
     parser.add_argument("--force", action="store_true", help=HELP["--force"])
     arguments = parser.parse_args()
     given = arguments.pareto if arguments.latency_budget is None else arguments.latency_budget
     arguments.budgets = [] if given is None else read_budgets(given)
     if arguments.latency_budget and len(arguments.budgets) > 1:
         raise InputError(f"--latency-budget {arguments.latency_budget} must be one ratio; --pareto takes several")
-    if arguments.trials is not None and arguments.trials != AUTO and arguments.trials < 1:
-        raise InputError(f"--trials {arguments.trials} must be at least 1")
     return arguments
 
 
@@ -62,8 +54,7 @@ def main() -> None:
         raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
 
     from nas.costs.run_latency import RunLatency  # imported only now, because it needs torch
-    from nas.derivation.choice import choose_pattern, likeliest_choice
-    from nas.derivation.trials import Trials
+    from nas.derivation.choice import choose_pattern, likeliest_choice, tried_choice
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None
@@ -72,16 +63,14 @@ def main() -> None:
         budgets = [costs.as_ratio(budget, len(runs[0].pi)) for budget in arguments.budgets]
     else:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
-    can_judge = all(run.judges_patterns for run in runs)
-    if arguments.trials and not can_judge:
-        raise InputError("--trials needs searches with search.method=single_path, whose checkpoint.pt is in place")
-    trials = None
-    if arguments.trials:
-        trials = Trials(runs[0], None if arguments.trials == AUTO else arguments.trials)
+    can_judge, tried = all(run.judges_patterns for run in runs), (runs[0].path / CHOICE).exists()
 
     patterns = []
     for budget, file in zip(budgets, files, strict=True):
-        choice = choose_pattern(runs, costs, budget, trials) if can_judge else likeliest_choice(runs, costs, budget)
+        if tried:
+            choice = tried_choice(runs[0], costs, budget)
+        else:
+            choice = choose_pattern(runs, costs, budget) if can_judge else likeliest_choice(runs, costs, budget)
         pattern = pattern_record(choice, costs)
         if latency:
             pattern["latency"] = latency.of(pattern["blocks"])
@@ -95,14 +84,14 @@ def main() -> None:
         table = pareto_table(patterns, costs.unit)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
-    if (runs[0].path / CHOICE).exists():
-        from nas.reporting.shape_figure import shapes_figure
+    if tried:
+        from nas.reporting.networks_figure import networks_figure
 
-        own = runs[0].costs  # in the unit of the choice
-        found = [(abbreviate(one["blocks"]), own.per_kilobyte(own.cost(one["blocks"])), None) for one in patterns]
-        shapes_figure(read_yaml(runs[0].path / CHOICE), found, out.with_name("shapes.png"))
-        print(f"written to {out.with_name('shapes.png')}")
+        networks_figure(read_yaml(runs[0].path / CHOICE), [], out.with_name("networks.png"))
+        print(f"written to {out.with_name('networks.png')}")
     print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
+    if tried:
+        print(f"next: python retrain.py {files[0]} {runs[0].path / 'config.yaml'} --run {runs[0].path}-trained")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stage 1: train the weights of a SuperNet and the probabilities pi of each block's operations."""
+"""Stage 1: search the best network within a budget, and the probabilities pi of each block's operations."""
 
 import argparse
 import time
@@ -20,32 +20,47 @@ def main() -> None:
     config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
-    from nas.core.run_folder import check_unused, open_run
+    from nas.core.run_folder import check_unused
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
-    context, share = set_up_device(config.seed, config.train), None
-    if config.search.chooses_shape:
-        from nas.shapes.choice import choose_shape
-
-        check_unused(folder, arguments.resume)
-        config, share = choose_shape(config, folder, context)
-    run = open_run(folder, config, "search", arguments.resume or share is not None)
+    check_unused(folder, arguments.resume)
+    context = set_up_device(config.seed, config.train)
+    if config.search.method == "trials":
+        search_by_trials(config, folder, context)
+        return
     with process_group(context.device):
-        search(config, run, context, share or 1.0)
+        search_by_supernet(config, folder, context, arguments.resume)
 
 
-def search(config, run, context, interleaved_share: float) -> None:
-    """Run the stage, on each rank. interleaved_share: see CostTable."""
-    from nas.core.provenance import provenance
-    from nas.core.run_folder import FLOPS_TABLE, LATENCY, OUTCOME
-    from nas.costs.budget import describe_budget
-    from nas.costs.cost_table import read_costs
-    from nas.costs.flops import count_flops
-    from nas.costs.latency import search_latency
-    from nas.data.corpus import Corpus, bytes_per_token
+def search_by_trials(config, folder: Path, context) -> None:
+    """Choose a network by the first parts of trainings."""
+    from nas.core.pattern import interleaved
+    from nas.core.run_folder import OUTCOME, open_run
+    from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.data.vocabulary import VOCABULARY
+    from nas.networks.choice import choose_network
+    from nas.search.outcome import print_outcome, trials_outcome
+    from nas.training.build import resolve_auto
+
+    config, choice = choose_network(config, folder, context)
+    run, corpus = open_run(folder, config, "search", resume=True), Corpus(prepare(config.data))
+    config = resolve_auto(config, corpus)
+    tables, plain = cost_tables(config, corpus, context, run), interleaved(config.model.blocks)
+    ratio = choice["interleaved_ratio"]  # of the reference, for the same text
+    tables = [table and replace(table, reference_cost=table.cost(plain) / ratio) for table in tables]
+    start(run, config, corpus, context, tables)
+    if not (run.path / OUTCOME).exists():
+        run.write(OUTCOME, trials_outcome(choice))
+    print_outcome(run)
+
+
+def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
+    """Train the weights of a SuperNet, and learn pi, on each rank."""
+    from nas.core.run_folder import OUTCOME, open_run
+    from nas.costs.budget import describe_budget
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
     from nas.search.maturity import describe_steps
     from nas.search.outcome import print_outcome
     from nas.search.shared_weights import inherit_weights
@@ -53,6 +68,7 @@ def search(config, run, context, interleaved_share: float) -> None:
     from nas.training.build import open_streams, resolve_auto
     from nas.training.distributed import first_on_each_node, is_main
 
+    run = open_run(folder, config, "search", resume)
     began, options = time.monotonic(), config.search
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
@@ -62,23 +78,15 @@ def search(config, run, context, interleaved_share: float) -> None:
     if options.weights_from:
         inherit_weights(supernet, config, corpus)
     print_lines(describe_steps(config, len(corpus.tokens("train"))))
-    flops, latency = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
-    if options.weights_from:
-        interleaved_share = read_costs(Path(options.weights_from) / FLOPS_TABLE, []).interleaved_share
-    about = {"interleaved_share": interleaved_share, "bytes_per_token": bytes_per_token(corpus)}
-    flops, latency = (table and replace(table, **about) for table in (flops, latency))
+    flops, latency = cost_tables(config, corpus, context, run)
     costs = latency or flops
     if options.latency.source != "none":
         budget = costs.as_ratio(options.latency.target, config.model.blocks)
         print_lines(describe_budget(budget, config.model.blocks, options.operations, costs))
-
-    run.start(config, provenance(config, corpus.meta, context))
-    run.save(VOCABULARY, corpus.vocabulary)
+    start(run, config, corpus, context, [flops, latency])
     if options.latency.source != "none":
         options.latency.target = budget  # now that config.yaml has it as it was given
-    run.write(FLOPS_TABLE, asdict(flops))
     if latency:
-        run.write(LATENCY, asdict(latency))
         print(latency.text(config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
@@ -86,6 +94,29 @@ def search(config, run, context, interleaved_share: float) -> None:
         run.write(OUTCOME, method(supernet, corpus, config, context, costs, run, seconds))
     if is_main():
         print_outcome(run)
+
+
+def cost_tables(config, corpus, context, run) -> list:
+    """[FLOPs, milliseconds or None] of the operations."""
+    from nas.costs.flops import count_flops
+    from nas.costs.latency import search_latency
+    from nas.data.corpus import bytes_per_token
+
+    tables = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
+    return [table and replace(table, bytes_per_token=bytes_per_token(corpus)) for table in tables]
+
+
+def start(run, config, corpus, context, tables: list) -> None:
+    """Write configuration, provenance, vocabulary and costs into the run folder. tables: those of cost_tables()."""
+    from nas.core.provenance import provenance
+    from nas.core.run_folder import FLOPS_TABLE, LATENCY
+    from nas.data.vocabulary import VOCABULARY
+
+    run.start(config, provenance(config, corpus.meta, context))
+    run.save(VOCABULARY, corpus.vocabulary)
+    for name, table in zip((FLOPS_TABLE, LATENCY), tables, strict=True):
+        if table:
+            run.write(name, asdict(table))
 
 
 def single_path(supernet, corpus, config, context, costs, run, seconds: float) -> dict:

@@ -7,14 +7,14 @@ import pytest
 
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, network, read_pattern
-from nas.costs.cost_table import MILLISECONDS, CostTable
-from nas.derivation.baselines import (
+from nas.costs.baselines import (
     RULES,
     par,
     random_patterns,
     rules_within,
     sandwich,
 )
+from nas.costs.cost_table import MILLISECONDS, CostTable
 
 PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
 OPERATIONS = ["attention", "dense", "identity"]
@@ -62,26 +62,29 @@ def test_hybrid_rules_have_one_full_attention_in_six_four_and_three():
             assert pattern[0] == cheap or attending == 1
 
 
+def rules_of(blocks, operations, costs, limit):
+    return rules_within(blocks, operations, lambda pattern: costs.cost(pattern) <= limit)
+
+
 def test_hybrid_rules_within_a_cost_need_their_operations():
     costs = CostTable(MILLISECONDS, 3.0, COSTS.blocks | {"window": 2.0, "linear": 3.0})
-    budget = 1 / costs.cost(interleaved(6))
-    rules = rules_within(6, ["attention", "window", "linear", "dense", "identity"], costs, 16.5 * budget)
+    rules = rules_of(6, ["attention", "window", "linear", "dense", "identity"], costs, 16.5)
     assert abbreviate(rules["local-global"]) == "wdwdad" and abbreviate(rules["linear-full"]) == "ldldai"
     assert abbreviate(rules["interleaved with linear"]) == "ldldld"
-    assert {"local-global", "linear-full"}.isdisjoint(rules_within(6, ["attention", "window", "linear"], costs, 99.0))
-    assert "local-global" not in rules_within(6, ["attention", "linear", "dense"], costs, 99.0)
+    assert {"local-global", "linear-full"}.isdisjoint(rules_of(6, ["attention", "window", "linear"], costs, 99.0))
+    assert "local-global" not in rules_of(6, ["attention", "linear", "dense"], costs, 99.0)
 
 
 def test_rules_within_a_cost_also_have_sparse_attention():
     costs = CostTable(MILLISECONDS, 3.0, COSTS.blocks | {"sparse_fixed": 2.0})
-    rules = rules_within(4, ["attention", "sparse_fixed", "dense", "identity"], costs, 9.5 / costs.cost(interleaved(4)))
+    rules = rules_of(4, ["attention", "sparse_fixed", "dense", "identity"], costs, 9.5)
     expected = dict.fromkeys(("interleaved", "sandwich", "par", "one attention"), "adii")
     expected |= {"interleaved with sparse_fixed": "fdfd", "sandwich with sparse_fixed": "ffdd"}
     expected |= {"par with sparse_fixed": "fddd", "one attention with sparse_fixed": "fddd"}
     assert {name: abbreviate(pattern) for name, pattern in rules.items()} == expected
-    names = list(rules_within(4, OPERATIONS, COSTS, 9.5 / COSTS.cost(interleaved(4))))
+    names = list(rules_of(4, OPERATIONS, COSTS, 9.5))
     assert names == ["interleaved", "sandwich", "par", "one attention"]
-    assert rules_within(2, ["sparse_fixed", "identity"], costs, 99.0) == {}  # no rule without dense
+    assert rules_of(2, ["sparse_fixed", "identity"], costs, 99.0) == {}  # no rule without dense
 
 
 def test_random_patterns_have_the_given_cost_and_are_different_networks():
@@ -94,17 +97,20 @@ def test_random_patterns_have_the_given_cost_and_are_different_networks():
     assert list(other) != patterns
 
 
-def test_random_patterns_are_uniform_among_patterns_of_the_cost():
-    """The first patterns of many seeds have a uniform distribution over the enumerated ones."""
+def test_random_patterns_are_uniform_in_their_number_of_blocks_and_then_among_networks_of_the_cost():
+    """The first patterns of many seeds have the probabilities of the enumerated networks, each in one spelling."""
     costs = CostTable(MILLISECONDS, 0.0, {"attention": 2.0, "dense": 1.0, "identity": 0.0})
-    fitting = {abbreviate(p) for p in itertools.product(OPERATIONS, repeat=4) if abs(costs.cost(p) - 4) <= 0.4}
-    assert len(fitting) == 19  # dddd, 12 of one attention, two dense and one identity, 6 of two attention
-    draws = 1900
+    fitting = {}  # by number of blocks
+    for count in range(1, 5):
+        paths = itertools.product(["attention", "dense"], repeat=count)
+        fitting[count] = [abbreviate([*p, *["identity"] * (4 - count)]) for p in paths if costs.cost(p) == 4]
+    assert {count: len(networks) for count, networks in fitting.items()} == {1: 0, 2: 1, 3: 3, 4: 1}
+    draws = 1800
     firsts = (next(random_patterns(4, OPERATIONS, costs, 4.0, 0.1, seed)) for seed in range(draws))
     counts = Counter(map(abbreviate, firsts))
-    assert counts.keys() == fitting
-    chi_squared = sum((counts[pattern] - 100) ** 2 / 100 for pattern in fitting)
-    assert chi_squared < 42.3  # 99.9% of chi-squared with 18 degrees of freedom
+    expected = {name: draws / 3 / len(names) for names in fitting.values() for name in names}
+    assert counts.keys() == expected.keys()
+    assert sum((counts[name] - count) ** 2 / count for name, count in expected.items()) < 18.5  # 99.9%, 4 degrees
 
 
 def test_random_patterns_end_if_no_new_network_is_left():

@@ -50,7 +50,7 @@ def test_a_time_for_a_text_is_a_budget():
     """A batch of 50 tokens, each of 4 bytes, takes 20 ms, so that 1,000 bytes take 100 ms."""
     times = replace(COSTS, unit=MILLISECONDS, holds_for={"batch_size": 5, "segment": 10}, bytes_per_token=4.0)
     assert times.as_ratio("60ms", 2) == pytest.approx(0.6) and times.as_ratio(0.7, 2) == 0.7
-    assert replace(times, interleaved_share=0.5).as_ratio("60ms", 2) == pytest.approx(0.3)  # of a slower reference
+    assert replace(times, reference_cost=40.0).as_ratio("60ms", 2) == pytest.approx(0.3)  # of a slower reference
     assert times.for_text(20.0) == "100 ms for 1,000 bytes of text"
     with pytest.raises(InputError, match="a budget of 60ms needs measured costs"):
         COSTS.as_ratio("60ms", 2)

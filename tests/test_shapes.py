@@ -14,11 +14,11 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
 from nas.costs.flops import count_flops
-from nas.shapes import costs
-from nas.shapes.choice import Probes, best_by_probes, first_probes
-from nas.shapes.costs import shape_costs
-from nas.shapes.law import NOISE, OWN, TERMS, Law, Point
-from nas.shapes.space import NetworkShape, candidate_shapes, options_of, with_shape
+from nas.networks import costs
+from nas.networks.choice import Probes, best_by_probes, first_probes
+from nas.networks.costs import shape_costs
+from nas.networks.law import NOISE, OWN, TERMS, Law, Point
+from nas.networks.space import NetworkShape, candidate_shapes, options_of, with_shape
 from nas.training.device import device_context
 from tests.processes import ROOT, refuse, succeed
 

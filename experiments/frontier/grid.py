@@ -26,7 +26,7 @@ from nas.core.errors import run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, RESULTS
-from nas.shapes.space import NetworkShape, options_of, own_shape
+from nas.networks.space import NetworkShape, options_of, own_shape
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
 PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000, 16_000, 32_000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
@@ -36,9 +36,9 @@ ROUNDS = 20
 
 def train(shape: NetworkShape, overrides: list[str]) -> dict:
     """Train the interleaved network of a shape. Returns its figures on valid, and bits per byte after each rung."""
+    from nas.networks.choice import RUNGS
     from nas.retraining.phase import TRIAL_SHARE, RetrainPhase
     from nas.retraining.trials import rung_steps
-    from nas.shapes.choice import RUNGS
     from nas.training.build import build_fixed
     from nas.training.optimizer import TailAverage
 
@@ -78,7 +78,7 @@ def measure(shapes: list[NetworkShape], overrides: list[str]) -> dict[str, float
 
 def report(jobs: Jobs, shapes: list[NetworkShape], ratios: dict[str, float], folders: list[Path]) -> dict:
     """Write grid.csv of the finished trainings, and grid.png. Returns the content of the last line: the best shapes."""
-    from nas.shapes.choice import RUNGS
+    from nas.networks.choice import RUNGS
 
     shares = [str(share) for share, _ in RUNGS]
     rows = [(ratios[str(shape)], shape, result) for shape in shapes if (result := jobs.get(str(shape)))]

@@ -17,9 +17,9 @@ path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.config import Config
 from nas.core.errors import InputError, run_command
-from nas.shapes import law
-from nas.shapes.choice import NORMAL_95, RUNGS, Probes, best_by_probes
-from nas.shapes.space import NetworkShape
+from nas.networks import law
+from nas.networks.choice import NORMAL_95, RUNGS, Probes, best_by_probes
+from nas.networks.space import NetworkShape
 
 BUDGETS = 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.8, 1.0
 FEWEST = 6  # candidates of a replay

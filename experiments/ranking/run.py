@@ -43,7 +43,7 @@ def open_costs(overrides: list[str]):
 
 def random_patterns(overrides: list[str]) -> list[list[str]]:
     """Different networks, which have BUDGET of the FLOPs of interleaved."""
-    from nas.derivation.baselines import random_patterns
+    from nas.costs.baselines import random_patterns
 
     config, _, _, costs = open_costs(overrides)
     blocks, target = config.model.blocks, BUDGET * costs.cost(interleaved(config.model.blocks))

@@ -12,7 +12,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import file_name, network
 from nas.core.run_folder import LATENCY
-from nas.derivation.baselines import random_patterns
+from nas.costs.baselines import random_patterns
 from nas.retraining.tasks import run_tasks, unfinished
 
 BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds

@@ -10,7 +10,7 @@ from nas.core.config import Config, flat_config
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.pattern import SHAPE_OPTIONS, differing_shape, file_name, read_pattern
-from nas.derivation.baselines import RULES
+from nas.costs.baselines import RULES
 
 FORMAT = "par-comparison/1"
 GIVEN, SEARCHED, RANDOM = "given", "searched", "random"  # kinds of contenders

@@ -117,11 +117,12 @@ class SearchOptions:
     # text, or mappings of a name to its sizes: simplify_block() checks them
     operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
     # lists or "auto": check_shapes() checks them
-    vocab_size: Any = option([], "vocabularies to choose from before the search; auto; []: data.vocab_size")
-    d_model: Any = option([], "widths to choose from, with heads of one size; auto; []: model.d_model")
-    blocks: Any = option(None, "largest number of blocks; auto: model.blocks; null: exactly model.blocks")
+    vocab_size: Any = option([], "trials: vocabularies to choose from; auto; []: data.vocab_size")
+    d_model: Any = option([], "trials: widths to choose from, with heads of one size; auto; []: model.d_model")
     method: str = option(
-        "single_path", "weights on uniform paths, then pi; gumbel: arXiv 2009.04534", choices=("single_path", "gumbel")
+        "trials",
+        "short trainings of networks; gumbel: arXiv 2009.04534; single_path: weights on uniform paths, then pi",
+        choices=("trials", "gumbel", "single_path"),
     )
     logits_steps: int = option(300, "steps that train the logits", minimum=1)
     logits_seeds: int = option(1, "times that pi is learned from uniform", minimum=1)
@@ -141,13 +142,9 @@ class SearchOptions:
     latency: LatencyOptions = field(default_factory=LatencyOptions)
 
     @property
-    def chooses_shape(self) -> bool:
-        return bool(self.vocab_size or self.d_model or self.blocks)
-
-    @property
     def budget(self) -> float | str | None:
-        """The budget within which a search draws paths, as search.latency.target; None: none."""
-        return self.latency.target if self.method == "single_path" and self.latency.source != "none" else None
+        """The budget within which a search draws networks, as search.latency.target; None: none."""
+        return self.latency.target if self.method != "gumbel" and self.latency.source != "none" else None
 
 
 @dataclass

@@ -171,31 +171,26 @@ def check_shapes(config: Config) -> None:
             raise InputError(
                 f"search.d_model={width} must be a multiple of {head}, the channels of a head (model.heads)"
             )
-    if search.blocks not in (None, "auto") and not (type(search.blocks) is int and search.blocks > 1):
-        raise InputError(f"search.blocks={search.blocks} must be a whole number from 2, auto or null")
     if search.vocab_size and data.tokenizer not in PIECES:
         raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram")
-    if search.chooses_shape and search.latency.source == "none":
-        raise InputError("search.vocab_size, d_model and blocks need a budget: give search.latency.source=measured")
-    if search.chooses_shape and search.weights_from:
-        raise InputError(
-            "search.weights_from has the shape of its search: remove search.vocab_size, d_model and blocks"
-        )
-    if search.chooses_shape and data.vocab_size is None:
-        raise InputError("search.vocab_size, d_model and blocks need data.vocab_size, that of the reference")
+    if search.vocab_size and data.vocab_size is None:
+        raise InputError("search.vocab_size needs data.vocab_size, that of the reference")
+    if search.method == "trials" and search.retrain_steps:
+        raise InputError("search.retrain_steps needs search.method=single_path: a trial is a part of train.steps")
 
 
 ONLY_GUMBEL = ("warmup_steps", "sampling", "split", "temperature.start", "temperature.end", "latency.weight")
 ONLY_SINGLE_PATH = ("logits_seeds", "weights_from")
+ONLY_TRIALS = ("vocab_size", "d_model")
 
 
 def check_method(values: dict) -> None:
-    """Raises InputError that names the first option that needs the other search method. values: of all options."""
-    gumbel = values["search.method"] == "gumbel"
-    other, unused = ("single_path", ONLY_SINGLE_PATH) if gumbel else ("gumbel", ONLY_GUMBEL)
+    """Raises InputError that names the first option that needs another search method. values: of all options."""
+    groups = {"gumbel": ONLY_GUMBEL, "single_path": ONLY_SINGLE_PATH, "trials": ONLY_TRIALS}
+    needs = {f"search.{name}": method for method, names in groups.items() for name in names}
     for key, item in options():
-        if key.removeprefix("search.") in unused and values[key] != default_of(item):
-            raise InputError(f"{key}={values[key]} needs search.method={other}")
+        if values[key] != default_of(item) and needs.get(key, values["search.method"]) != values["search.method"]:
+            raise InputError(f"{key}={values[key]} needs search.method={needs[key]}")
 
 
 def check_search(config: Config, given: list) -> None:

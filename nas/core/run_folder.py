@@ -21,7 +21,7 @@ PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds
 FLOPS_TABLE = "flops.yaml"
-SHAPES, CHOICE = "shapes", "shapes/choice.yaml"  # the folder of the choice of a shape, and the choice
+TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
 # The text is compared by its SHA-256, so its place may change.
@@ -180,7 +180,7 @@ def check_unused(path: Path, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
     names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    if names & {"config.yaml", SHAPES}:
+    if names & {"config.yaml", TRIALS}:
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
     elif names - {".lock", "config.yaml.part"}:

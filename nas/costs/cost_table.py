@@ -18,8 +18,7 @@ UNSTEADY = 0.5  # so does an interquartile range above this share of the median
 class CostTable:
     """Cost of each operation in a block, and the overhead of every pattern: embedding and output layer.
 
-    interleaved_share: the cost of the interleaved pattern for a text, relative to that of the reference, which has
-    another shape if the search chose one.
+    reference_cost: of the reference for as much text; None: the reference is interleaved with as many blocks.
     bytes_per_token: of the training text; None: unknown.
     """
 
@@ -28,7 +27,7 @@ class CostTable:
     blocks: dict[str, float]
     holds_for: dict = field(default_factory=dict)  # sizes and, of measured costs, the device
     quartiles: dict[str, list[float]] = field(default_factory=dict)  # of measured costs
-    interleaved_share: float = 1.0
+    reference_cost: float | None = None
     bytes_per_token: float | None = None
 
     def cost(self, blocks: list[str]) -> float:
@@ -36,8 +35,8 @@ class CostTable:
         return self.overhead + sum(self.blocks[name] for name in blocks)
 
     def reference(self, blocks: int) -> float:
-        """Cost of the reference for as much text: interleaved with `blocks` blocks, or a network of another shape."""
-        return self.cost(interleaved(blocks)) / self.interleaved_share
+        """Cost of the reference: reference_cost, or that of interleaved with `blocks` blocks."""
+        return self.reference_cost or self.cost(interleaved(blocks))
 
     def per_kilobyte(self, cost: float) -> float:
         """A cost for 1,000 bytes of text, instead of a token or, in milliseconds, a batch of segments."""
@@ -130,7 +129,7 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
     for name in interleaved(2):
         if blocks[name] == 0:
             raise InputError(f"{path} makes no sense: {name} costs 0; remove the file to measure costs again")
-    text = {key: content[key] for key in ("interleaved_share", "bytes_per_token") if key in content}
+    text = {key: content[key] for key in ("reference_cost", "bytes_per_token") if key in content}
     return CostTable(content.get("unit", FLOPS), overhead, blocks, holds_for, quartiles, **text)
 
 

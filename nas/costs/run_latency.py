@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
+from nas.core.pattern import interleaved
 from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import FLOPS_TABLE, LATENCY
 from nas.costs.cost_table import read_costs
@@ -33,8 +34,9 @@ class RunLatency:
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             table = read_costs(file, self.config.search.operations)
-        about = read_costs(run / FLOPS_TABLE, [])
-        self.table = replace(table, interleaved_share=about.interleaved_share, bytes_per_token=about.bytes_per_token)
+        flops, plain = read_costs(run / FLOPS_TABLE, []), interleaved(self.config.model.blocks)
+        reference = flops.reference_cost and table.cost(plain) / flops.ratio(plain)
+        self.table = replace(table, reference_cost=reference, bytes_per_token=flops.bytes_per_token)
 
     def of(self, pattern: list[str]) -> dict:
         """Predicted and measured latency, and the conditions of both, in the form of pattern files."""

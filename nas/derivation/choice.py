@@ -1,4 +1,4 @@
-"""The choice of a pattern: candidates, judged by shared weights, then by trials.
+"""The choice of a pattern: by the trials of a search, or candidates judged by the weights of a SuperNet.
 
 N blocks, O candidate operations.
 """
@@ -7,29 +7,30 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError
+from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand, network
+from nas.core.run_folder import CHOICE
+from nas.costs.baselines import rules_within
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable
-from nas.derivation.baselines import rules_within
 from nas.derivation.pattern_record import PI, RUNNER_UP, SEED, Candidate, Choice
 from nas.derivation.runs import SearchRun, average_pi
-from nas.derivation.trials import Trials, name_of
+from nas.networks.law import Law, Point
+from nas.networks.space import Network, make_network, networks_within
 from nas.search.learn_pi import learn_pi
 from nas.search.shared_weights import load_shared_weights
 
 RUNNERS_UP, LATE = 8, 0.2  # networks that pi draws most often in this last share of its steps
 
 
-def choose_pattern(
-    runs: list[SearchRun], costs: CostTable, budget: float | None, trials: Trials | None = None
-) -> Choice:
-    """The best candidate by shared weights or, with trials, by its trial.
-
-    Raises InputError if no pattern is within the budget.
-    """
+def choose_pattern(runs: list[SearchRun], costs: CostTable, budget: float | None) -> Choice:
+    """The best candidate by shared weights. Raises InputError if no pattern is within the budget."""
     began = time.monotonic()
     learned = [learn_anew(run, costs, budget) for run in runs] if needs_learning(runs, costs, budget) else runs
     candidates = find_candidates(learned, costs, budget)
@@ -38,17 +39,29 @@ def choose_pattern(
         path = [operations.index(name) for name in expand(candidate.pattern)]
         candidate.nll = float(np.mean([one.nll(path) for one in weights]))
     candidates.sort(key=lambda candidate: candidate.nll)
-    if trials:
-        trials.halve(for_trials(candidates))
-        candidates.sort(key=lambda one: (-one.trial_steps, one.trial_nll if one.trial_steps else one.nll))
-    return Choice(
-        blocks=expand(candidates[0].pattern),
-        budget=budget,
-        runs=learned,
-        candidates=candidates,
-        trial=trials.folder / name_of(candidates[0]) if candidates[0].trial_steps else None,
-        seconds=time.monotonic() - began,
-    )
+    seconds = time.monotonic() - began
+    return Choice(expand(candidates[0].pattern), budget, learned, candidates, seconds=seconds)
+
+
+def tried_choice(run: SearchRun, costs: CostTable, budget: float | None) -> Choice:
+    """The network that trials chose or, for another budget, the best one of its vocabulary and width by their law."""
+    content = read_yaml(run.path / CHOICE)
+    own, trials = content["network"], content["trials"]
+    if budget in (None, run.budget):
+        return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
+    shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / "config.yaml", [])
+    networks = networks_within(config, {shape: costs}, budget * costs.reference(len(run.pi)))
+    if not networks:
+        cheapest = costs.cheapest(run.operations, 1)
+        raise InputError(
+            f"no network is within {budget:.4g} of the reference's cost; give {costs.least_budget(cheapest)}"
+        )
+    points = [
+        Point(make_network(*(one[key] for key in Network._fields)), one["share"], one["bits_per_byte"])
+        for one in trials
+    ]
+    best = networks[int(np.argmin(Law(points, networks).predict(networks)))]
+    return Choice(list(best.blocks), budget, [run], trials=trials)
 
 
 def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | None) -> Choice:
@@ -88,7 +101,7 @@ def find_candidates(runs: list[SearchRun], costs: CostTable, budget: float | Non
     if budget is not None:  # runs with latency tables of their own may have drawn costlier paths
         patterns = [(name, blocks) for name, blocks in patterns if name != RUNNER_UP or costs.fits(blocks, budget)]
     limit = costs.ratio(patterns[0][1]) if budget is None else budget
-    patterns += rules_within(len(likeliest), operations, costs, limit).items()
+    patterns += rules_within(len(likeliest), operations, lambda blocks: costs.fits(blocks, limit)).items()
     found: dict[str, Candidate] = {}
     for name, blocks in patterns:
         candidate = found.setdefault(network(blocks), Candidate([], abbreviate(blocks)))
@@ -108,15 +121,3 @@ def runners_up(runs: list[SearchRun]) -> list[list[int]]:
                 drawn[name] += 1
                 paths.setdefault(name, list(path))
     return [paths[name] for name, _ in drawn.most_common(RUNNERS_UP)]
-
-
-def for_trials(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates in the order in which they have trials: pi's pattern, the best rule, the best by shared weights.
-
-    Shared weights misjudge some patterns, so that these two have one however far behind they are.
-    """
-    first = next(candidate for candidate in candidates if PI in candidate.names)
-    rules = [candidate for candidate in candidates if candidate.is_rule and candidate is not first]
-    chosen = [first, *rules[:1]]
-    chosen += [candidate for candidate in candidates if candidate not in chosen]
-    return [one for one in chosen if {*expand(one.pattern)} != {"identity"}]  # Muon needs weights

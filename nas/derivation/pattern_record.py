@@ -1,6 +1,6 @@
 """The pattern file that derive.py writes."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +23,11 @@ class Candidate:
         names: where it comes from: pi, a seed of pi, a runner-up of pi, a rule.
         pattern: abbreviated.
         nll: per token on parts of valid, with the weights that all patterns share.
-        trial_nll: per token on valid, after `trial_steps` of a training from scratch.
     """
 
     names: list[str]
     pattern: str
     nll: float | None = None
-    trial_nll: float | None = None
-    trial_steps: int = 0
-
-    @property
-    def is_rule(self) -> bool:
-        return bool({*self.names} - {PI, SEED, RUNNER_UP})
 
 
 @dataclass(frozen=True)
@@ -45,8 +38,9 @@ class Choice:
         blocks: the operation of each block.
         budget: a ratio to the reference's cost; None: none.
         runs: the runs, with the pi of this budget.
-        candidates: the best first; empty if there was no choice but the likeliest pattern.
-        trial: the run folder of the best candidate's trial, which retrain.py continues; None: there were no trials.
+        candidates: by shared weights, the best first; empty if they judged none.
+        trials: of choice.yaml, if the search made trials.
+        trial: the run folder of the pattern's trial, which retrain.py continues; None: it had none.
         seconds: of the choice.
     """
 
@@ -54,6 +48,7 @@ class Choice:
     budget: float | None
     runs: list[SearchRun]
     candidates: list[Candidate] = field(default_factory=list)
+    trials: list[dict] = field(default_factory=list)
     trial: Path | None = None
     seconds: float = 0.0
 
@@ -68,20 +63,22 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     model = (options[f"model.{key}"] for key in ("d_model", "heads", "d_ffn"))
     shape = Shape(*model, options["train.segment"], options["train.segment"] + options["train.memory"])
     drawn = [run.seed_pi for run in choice.runs]  # of each run, [S, N, O]
-    if choice.budget is not None:
+    if choice.budget is not None and not choice.trials:  # a law of trials knows networks within the budget only
         lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
         drawn = [[lattice.marginals(log_pi(pi)) for pi in seeds] for seeds in drawn]
     pi = np.stack([np.mean(seeds, axis=0) for seeds in drawn])  # [runs, N, O]
     confidence = [
         block_confidence(first.operations, rows, first.operations.index(name))
-        for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=True)
+        for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=False)  # blocks leave identity out
     ]
     origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
     if choice.budget is not None:
         origin["latency_budget"] = choice.budget
     if choice.candidates:
         origin["seconds"] = round(choice.seconds)
-        origin["candidates"] = [candidate_record(candidate) for candidate in choice.candidates]
+        origin["candidates"] = [asdict(one) | {"nll": round(one.nll, 4)} for one in choice.candidates]
+    if choice.trials:
+        origin["trials"] = choice.trials
     if choice.trial:
         origin["trial"] = str(choice.trial)
     return {
@@ -96,10 +93,3 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
         "derived_from": origin,
     }
-
-
-def candidate_record(candidate: Candidate) -> dict:
-    record = {"pattern": candidate.pattern, "names": candidate.names, "nll": round(candidate.nll, 4)}
-    if not candidate.trial_steps:
-        return record
-    return record | {"trial_nll": round(candidate.trial_nll, 4), "trial_steps": candidate.trial_steps}

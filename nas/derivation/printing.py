@@ -13,7 +13,6 @@ from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import PI, Choice
 from nas.derivation.runs import SearchRun
 
-TRIALS_TIE = 0.02  # nats per token, about two standard deviations of a difference between two trials
 SHOWN = 10  # candidates
 TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
 
@@ -22,6 +21,8 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     """Print a choice and the content of its pattern file."""
     if choice.candidates:
         print(candidates_table(pattern["derived_from"]))
+    if choice.trials:
+        print(trials_table(choice.trials))
     print(confidence_table(pattern))
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
@@ -42,28 +43,36 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
 
 
 def candidates_table(origin: dict) -> str:
-    """A line per candidate, the best first: nll by shared weights, nll after its trial if there were any, and names.
-
-    origin: `derived_from` of the pattern file.
-    """
-    head, tried = "candidates, nll with the SuperNet's weights on parts of valid", "trial" in origin
-    rows = [f"{head}, and on valid after the steps of a trial" if tried else head]
+    """A line per candidate, the best first: nll by shared weights, and names. origin: of the pattern file."""
+    rows = ["candidates, nll with the SuperNet's weights on parts of valid"]
     for one in origin["candidates"][:SHOWN]:
-        trial = f"{one['trial_nll']:.4f} ({one['trial_steps']:,})" if "trial_nll" in one else "no trial"
-        rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {trial + '  ' if tried else ''}{'; '.join(one['names'])}")
+        rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {'; '.join(one['names'])}")
     if len(origin["candidates"]) > SHOWN:
         rows.append(f"  and {len(origin['candidates']) - SHOWN} others, in the pattern file")
     first, *others = origin["candidates"]
     own = next((one for one in others if PI in one["names"]), None)
     if own:
-        if tried and own.get("trial_steps", 0) < first["trial_steps"]:
-            lead = f"pi's pattern left the trials after {own.get('trial_steps', 0):,} steps"
-        else:
-            ahead = own["trial_nll"] - first["trial_nll"] if tried else own["nll"] - first["nll"]
-            lead = f"it is {ahead:.4f} ahead of pi's pattern"
-            lead += ", which may be chance" if tried and ahead < TRIALS_TIE else ""
+        lead = f"it is {own['nll'] - first['nll']:.4f} ahead of pi's pattern"
         rows.append(f"NOTICE: {first['names'][0]!r} is derived: {lead}")
     return "\n".join(rows)
+
+
+def trials_table(trials: list[dict]) -> str:
+    """A line per network, those with the longest trials first: bits per byte on valid after each trial.
+
+    trials: of choice.yaml.
+    """
+    shares, losses = sorted({one["share"] for one in trials}), {}
+    for one in trials:
+        losses.setdefault(one["name"], {})[one["share"]] = one["bits_per_byte"]
+    width = max(map(len, losses))
+    head = f"  {'trials, bits per byte on valid after':<{width}}" + "".join(f"{share:>9.3g}" for share in shares)
+    order = sorted(losses, key=lambda name: (-max(losses[name]), losses[name][max(losses[name])]))
+    rows = [
+        f"  {name:<{width}}" + "".join(f"{losses[name][share]:>9.4f}" for share in shares if share in losses[name])
+        for name in order
+    ]
+    return "\n".join([head, *rows])
 
 
 def confidence_table(pattern: dict) -> str:
@@ -140,5 +149,5 @@ def print_notices(runs: list[SearchRun], budget: float | None, ratio: float) -> 
             f"NOTICE: the search's target is {target:.4g} of the reference's cost, and this pattern costs "
             f"{ratio:.2f}. The target applies to the average over pi; give --latency-budget for the pattern itself."
         )
-    if len(runs) == 1:
+    if len(runs) == 1 and runs[0].options["search.method"] != "trials":
         print("One run does not show whether other seeds agree: search with seed=2 and seed=3, and pass all RUN_DIRs.")

@@ -11,6 +11,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_jsonl, read_yaml
 from nas.core.pattern import read_pattern
 from nas.core.run_folder import (
+    CHOICE,
     FLOPS_TABLE,
     LATENCY,
     OUTCOME,
@@ -76,7 +77,7 @@ class SearchRun:
     @property
     def budget(self) -> float | None:
         """The budget within which the search drew its paths; None if it had none."""
-        return self.target if self.options["search.method"] == "single_path" else None
+        return self.target if self.options["search.method"] != "gumbel" else None
 
     @property
     def costs(self) -> CostTable:
@@ -113,6 +114,8 @@ def current_pattern(run: Path) -> list[str]:
     """The pattern of pattern.yaml, or else the likeliest one."""
     if (run / PATTERN).exists():
         return read_pattern(run / PATTERN)["blocks"]
+    if (run / CHOICE).exists():
+        return read_yaml(run / CHOICE)["network"]["blocks"]
     search = read_run(run)
     path = likeliest_path(search.pi, search.operations, search.costs, search.budget)
     return [search.operations[index] for index in path]
@@ -124,6 +127,8 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
     Raises InputError, with the first difference, if operations, blocks, models or texts differ.
     """
     first = runs[0]
+    if len(runs) > 1 and any(run.options["search.method"] == "trials" for run in runs):
+        raise InputError("each search by trials chooses a network of its own: give one RUN_DIR")
     notices = [
         f"{run.path} is not finished: it is at step {run.step} of {run.of_steps}; derive its pattern again at the end"
         for run in runs

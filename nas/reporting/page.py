@@ -132,7 +132,7 @@ SECTIONS = {"search": search_section, "retrain": training_section, "compare": co
 
 
 def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
-    """The networks of the trainings among these runs, for shapes_figure()."""
+    """The networks of the trainings among these runs, for networks_figure()."""
     found = [read_yaml(run / RESULTS) for run in runs if (run / RESULTS).exists()]
     found = [one for one in found if one["valid"]["word_perplexity_comparable"]]
     keys = ("latency", "ms_per_1000_bytes"), ("valid", "word_perplexity")
@@ -146,11 +146,11 @@ def section(run: Path, runs: list[Path]) -> dict:
     stage = read_yaml(run / "config.yaml")["stage"]
     content = {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}
     if (run / CHOICE).exists():
-        from nas.reporting.shape_figure import shapes_figure
+        from nas.reporting.networks_figure import networks_figure
 
         choice = read_yaml(run / CHOICE)
         trained = trained_networks(runs) if choice["unit"].startswith(MILLISECONDS) else []
-        content["shapes"] = data_uri(shapes_figure, choice, trained)
+        content["networks"] = data_uri(networks_figure, choice, trained)
     return content
 
 

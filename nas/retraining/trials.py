@@ -32,16 +32,21 @@ class Trial:
 
 
 def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceContext) -> dict[str, dict]:
-    """{name: figures on valid after the trial}. On a CPU as many run at a time as there are cores for their threads.
+    """{name: content of the trial's file}. On a CPU as many run at a time as there are cores for their threads.
 
-    Each trial has a run folder below `folder`; those that have run already are read. Raises RunError if one fails.
+    Each trial has a run folder below `folder`; those that have run already are read. A trial that fails is left out
+    with a notice, because its weights may have diverged. Raises RunError if all fail.
     """
     (folder / "patterns").mkdir(parents=True, exist_ok=True)
     tasks = [trial_task(trial, config, folder) for trial in trials]
     workers = 1 if context.is_gpu else max(1, (os.cpu_count() or 1) // context.threads)
-    if failed := run_tasks(tasks, workers):
-        raise RunError("; ".join(f"the trial {name} failed: {reason}" for name, reason in failed.items()))
-    return {task.name: read_yaml(task.result)["valid"] for task in tasks}
+    failed = run_tasks(tasks, workers)
+    reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
+    if len(failed) == len(tasks):
+        raise RunError("; ".join(reasons))
+    for reason in reasons:
+        print(f"NOTICE: {reason}")
+    return {task.name: read_yaml(task.result) for task in tasks if task.name not in failed}
 
 
 def trial_task(trial: Trial, config: Path, folder: Path) -> Task:

@@ -7,7 +7,7 @@ from tqdm import tqdm
 from nas.core.config import Config
 from nas.core.files import read_jsonl, read_yaml
 from nas.core.pattern import abbreviate
-from nas.core.run_folder import OUTCOME, PATHS, PI, RunFolder, read_pi, weights_judge_patterns
+from nas.core.run_folder import CHOICE, OUTCOME, PATHS, PI, RunFolder, read_pi
 from nas.search.history import drawn_pi, entropy, likeliest, pi_warnings
 from nas.search.maturity import retraining_steps
 from nas.training.trainer import Trainer, say
@@ -76,17 +76,31 @@ def make_outcome(
     }
 
 
+def trials_outcome(choice: dict) -> dict:
+    """The content of outcome.yaml after trials. choice: the content of choice.yaml."""
+    return {
+        "format": "par-outcome/2",
+        "pattern": choice["network"]["blocks"],
+        "valid": choice["trial"]["valid"],
+        "train_steps": choice["train_steps"],
+        "train_tokens": choice["train_tokens"],
+        "wall_time_s": choice["wall_time_s"],
+        "cost_in_trainings": choice["trainings"],
+    }
+
+
 def print_outcome(run: RunFolder) -> None:
     """Print warnings, the content of outcome.yaml, and the commands to run next."""
     outcome, history = read_yaml(run.path / OUTCOME), read_pi(run.path)
     last = [line for line in history if line.get("logits_seed") == history[-1].get("logits_seed")]
-    for warning in pi_warnings(last):
+    trials = (run.path / CHOICE).exists()
+    for warning in [] if trials else pi_warnings(last):
         say(run, f"WARNING: {warning}")
     valid = outcome["valid"]
     figures = f"nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
     say(run, f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {outcome['wall_time_s']:,.0f} s")
-    say(run, f"likeliest pattern {abbreviate(outcome['pattern'])}, with the SuperNet's weights on valid: {figures}")
+    what, weights = ("pattern", "after its trial") if trials else ("likeliest pattern", "with the SuperNet's weights")
+    say(run, f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
     if outcome["cost_in_trainings"]:
         say(run, f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
-    trials = " --trials" if weights_judge_patterns(run.path) else ""
-    say(run, f"next: python derive.py {run.path}{trials}; python animate.py {run.path}")
+    say(run, f"next: python derive.py {run.path}; python animate.py {run.path}")

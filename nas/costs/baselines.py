@@ -2,17 +2,19 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.operations import kind_of
-from nas.core.pattern import interleaved, network
+from nas.core.pattern import interleaved
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
 
-SAMPLES, MAX_MISSES = 200, 20_000  # samples at once; in a row, without a new network
+SAMPLES, MAX_MISSES = 200, 4000  # samples at once; in a row, without a new network
 
 
 def sandwich(blocks: int) -> list[str]:
@@ -83,15 +85,13 @@ RULES: dict[str, Callable[[int], list[str]]] = {
 }
 
 
-def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: float) -> dict[str, list[str]]:
-    """{name: pattern} of rules within a budget: as many of their blocks as fit.
+def rules_within(blocks: int, operations: list[str], fits: Callable[[list[str]], bool]) -> dict[str, list[str]]:
+    """{name: pattern} of rules that fit: as many of their blocks as do.
 
     Identity fills the other blocks. Besides rules of the literature there is `one attention`: an attention block, and
     then dense blocks. Each rule exists with each size of its operations that is a candidate. Rules without cheap
     attentions also exist with each other attention in place of full attention. A rule of which not even one block fits
     is left out.
-
-    budget: a ratio to the reference's cost.
     """
     plain = {name: RULES[name] for name in ("interleaved", "sandwich", "par")}
     plain["one attention"] = lambda count: ["attention", *["dense"] * (count - 1)]
@@ -105,7 +105,7 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
         for chosen in itertools.product(*choices):
             own = dict(zip(parts, chosen, strict=True))
             patterns = ([own[part] for part in rule(count)] + ["identity"] * (blocks - count) for count in sizes)
-            fitting = next((pattern for pattern in patterns if costs.fits(pattern, budget)), None)
+            fitting = next(filter(fits, patterns), None)
             if fitting:
                 others = " and ".join(block for part, block in own.items() if block != part)
                 found[f"{name} with {others}" if others else name] = fitting
@@ -115,25 +115,32 @@ def rules_within(blocks: int, operations: list[str], costs: CostTable, budget: f
 def random_patterns(
     blocks: int, operations: list[str], costs: CostTable, target: float, tolerance: float, seed: int
 ) -> Iterator[list[str]]:
-    """Different networks, sampled uniformly from the patterns whose cost is within a share `tolerance` of the target.
+    """Different networks whose cost is within a share `tolerance` of the target.
 
-    target: cost in the table's unit. Ends after MAX_MISSES samples in a row without a new network. Raises InputError if
-    no sample has such a cost.
+    The number of blocks is uniform, and then the operations are; identity comes last. So each network has one spelling,
+    and deep networks are as frequent as shallow ones. A number of blocks is left out after MAX_MISSES samples in a row
+    without a new network.
+
+    target: cost in the table's unit. Raises InputError if no sample has such a cost.
     """
-    none = InputError(f"no pattern of {blocks} blocks costs {target:.4g} {costs.unit}, within {tolerance:.0%}")
-    highest = target * (1 + tolerance) - costs.overhead
-    try:
-        lattice = PatternLattice([costs.blocks[name] for name in operations], blocks, highest)
-    except ValueError:
-        raise none from None
-    uniform, generator, seen, misses = np.zeros((blocks, len(operations))), np.random.default_rng(seed), set(), 0
-    while misses < MAX_MISSES:
-        for path in lattice.sample(uniform, generator.gumbel(size=(SAMPLES, *uniform.shape))):
-            pattern = [operations[index] for index in path]
-            misses += 1
-            if abs(costs.cost(pattern) / target - 1) <= tolerance and network(pattern) not in seen:
-                seen.add(network(pattern))
-                misses = 0
-                yield pattern
+    names, lattices = [name for name in operations if name != "identity"], {}
+    for count in range(1, blocks + 1) if len(names) < len(operations) else [blocks]:
+        with suppress(ValueError):  # too many blocks
+            highest = target * (1 + tolerance) - costs.overhead
+            lattices[count] = PatternLattice([costs.blocks[name] for name in names], count, highest)
+    generator, seen, misses = np.random.default_rng(seed), set(), Counter()
+    while lattices:
+        count = int(generator.choice(list(lattices)))
+        uniform = np.zeros((count, len(names)))
+        for path in lattices[count].sample(uniform, generator.gumbel(size=(SAMPLES, *uniform.shape))).tolist():
+            misses[count] += 1
+            pattern = [names[index] for index in path]
+            if tuple(path) not in seen and abs(costs.cost(pattern) / target - 1) <= tolerance:
+                seen.add(tuple(path))
+                misses[count] = 0
+                yield [*pattern, *["identity"] * (blocks - count)]
+                break
+        if misses[count] >= MAX_MISSES:
+            del lattices[count]
     if not seen:
-        raise none
+        raise InputError(f"no pattern of {blocks} blocks costs {target:.4g} {costs.unit}, within {tolerance:.0%}")

@@ -1,0 +1,113 @@
+"""The search among networks by trials: the first parts of trainings, and a law that tells which go on."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from nas.core.config import Config
+from nas.core.config_checks import milliseconds
+from nas.core.errors import InputError, world_size
+from nas.core.files import read_yaml, write_text, write_yaml
+from nas.core.pattern import interleaved
+from nas.core.run_folder import CHOICE, PI, TRIALS, open_run
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.networks.costs import NetworkCosts, network_costs
+from nas.networks.halving import CONFIG, Halving, Trials, most_trainings
+from nas.networks.space import (
+    candidate_shapes,
+    make_network,
+    networks_within,
+    with_shape,
+)
+from nas.training.device import DeviceContext
+
+COSTS, STAGE = "costs.yaml", "search"
+SHOWN = 6  # networks
+
+
+def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[Config, dict]:
+    """The configuration with the sizes of the best network, and the content of choice.yaml.
+
+    Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
+    within the budget, and RunError if every trial of a rung fails.
+    """
+    folder = run / TRIALS
+    if (folder / CONFIG).exists():
+        open_run(folder, config, STAGE, resume=True)  # an InputError, if an earlier call had other options
+    if not (run / CHOICE).exists():
+        write_yaml(run / CHOICE, search_networks(config, folder, context))
+    choice = read_yaml(run / CHOICE)
+    print(networks_table(choice))
+    return with_shape(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
+
+
+def networks_table(choice: dict) -> str:
+    """The likeliest networks, a line for each. choice: the content of choice.yaml."""
+    head = f"networks within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}"
+    rows = [f"{head}; loss at the end by the law, and probability to be the best:"]
+    likeliest = sorted(choice["networks"], key=lambda one: -one["probability"])[:SHOWN]
+    for one in likeliest:
+        cost = f"{one['cost']:.4g}, {one['ratio']:.3f}"
+        loss = f"loss {one['behind']:+.1%} ± {one['interval']:.1%}"
+        rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")
+    return "\n".join([*rows, f"chosen: {choice['name']}, after {choice['trainings']:.2f} trainings"])
+
+
+def search_networks(config: Config, folder: Path, context: DeviceContext) -> dict:
+    """The content of choice.yaml. Raises InputError and RunError as choose_network()."""
+    if config.search.vocab_size and config.train.epochs is None:
+        raise InputError("search.vocab_size needs train.epochs, so that each vocabulary reads the same text")
+    if world_size() > 1:
+        raise InputError("trials run in processes of their own: start the search without torchrun")
+    corpora, shapes = candidate_corpora(config)
+    own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
+    file = folder / COSTS
+    costs = NetworkCosts.read(file, own) if file.exists() else network_costs(config, corpora, shapes, own, context)
+    tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
+    if (absolute := milliseconds(budget)) is not None:
+        budget = absolute / costs.reference
+    if config.search.latency.source == "none":
+        budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
+        budget /= costs.reference
+    networks = networks_within(config, tables, budget * costs.reference)
+    if not networks:
+        least, shape = min(
+            (table.overhead + min(table.blocks[name] for name in config.search.operations), shape)
+            for shape, table in tables.items()
+        )
+        raise InputError(
+            f"no network is within search.latency.target={config.search.latency.target}: the cheapest, of {shape[0]} "
+            f"pieces and width {shape[1]}, costs {least / costs.reference:.3f} of the reference, "
+            f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
+    write_yaml(file, costs.to_dict())
+    print(
+        f"{len(networks)} networks are within the budget; the search takes the steps of at most "
+        f"{most_trainings():.3g} trainings",
+        flush=True,
+    )
+    trials = Trials(config, corpora, folder, context)
+    search = Halving(trials, costs, budget, networks)
+    chosen = search.run()
+    write_text(folder.parent / PI, "".join(json.dumps(line) + "\n" for line in search.history()))
+    return search.record(chosen)
+
+
+def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[tuple[int, int]]]:
+    """The text in each vocabulary, the configuration's first, and the candidates for vocabulary and width.
+
+    `auto` leaves out vocabularies that the text does not allow.
+    """
+    own = Corpus(prepare(config.data, print))
+    size = config.data.vocab_size or own.vocab_size
+    corpora, shapes = {size: own}, candidate_shapes(config, size, own.meta["splits"]["train"]["bytes"])
+    for size in sorted({shape[0] for shape in shapes} - corpora.keys()):
+        try:
+            corpora[size] = Corpus(prepare(replace(config.data, vocab_size=size), print))
+        except InputError:
+            if config.search.vocab_size != "auto":
+                raise
+    return corpora, [shape for shape in shapes if shape[0] in corpora]

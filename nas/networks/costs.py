@@ -1,0 +1,99 @@
+"""Costs of networks of several vocabularies and widths, for the same text."""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.core.files import read_yaml
+from nas.core.pattern import interleaved
+from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.costs.flops import batch_shape, count_flops
+from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
+from nas.data.corpus import Corpus, bytes_per_token
+from nas.networks.space import Network, with_shape
+from nas.training.build import resolve_auto
+from nas.training.device import DeviceContext
+
+TIMED_BLOCKS = 8  # of the networks that give the time of a block
+
+
+@dataclass(frozen=True)
+class NetworkCosts:
+    """Costs for 1,000 bytes of text.
+
+    unit: milliseconds or FLOPs. tables: of each vocabulary and width. own: the reference.
+    """
+
+    unit: str
+    tables: dict[tuple[int, int], CostTable]
+    own: Network
+
+    def to_dict(self) -> dict:
+        """The content of costs.yaml."""
+        return {"tables": [{"shape": [*shape], **asdict(table)} for shape, table in self.tables.items()]}
+
+    @classmethod
+    def read(cls, path: Path, own: Network) -> "NetworkCosts":
+        tables = {tuple(content.pop("shape")): CostTable(**content) for content in read_yaml(path)["tables"]}
+        return cls(tables[own[:2]].unit, tables, own)
+
+    @property
+    def reference(self) -> float:
+        return self.cost(self.own)
+
+    def cost(self, network: Network) -> float:
+        return self.tables[network[:2]].cost(network.blocks)
+
+    def ratio(self, network: Network) -> float:
+        """Cost relative to that of the reference."""
+        return self.cost(network) / self.reference
+
+
+def network_costs(
+    config: Config, corpora: dict[int, Corpus], shapes: list[tuple[int, int]], own: Network, context: DeviceContext
+) -> NetworkCosts:
+    """The costs of these vocabularies and widths. corpora: of each vocabulary. own: the reference."""
+    measured = config.search.latency.source == "measured"
+    tokens = math.prod(batch_shape(config)[:2]) if measured else 1
+    configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
+    for shape in sorted({*shapes, own[:2]}):
+        configs[shape] = resolve_auto(with_shape(config, *shape), corpora[shape[0]], tell=lambda text: None)
+    if measured:
+        parts = measured_parts(configs, counts, context)
+    else:
+        parts = {shape: count_flops(shaped, counts[shape[0]]) for shape, shaped in configs.items()}
+        parts = {shape: (table.overhead, table.blocks) for shape, table in parts.items()}
+    tables, unit = {}, MILLISECONDS if measured else "FLOPs"
+    for shape, (overhead, blocks) in parts.items():
+        scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
+        tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
+    return NetworkCosts(unit, tables, own)
+
+
+def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
+    """{shape: (milliseconds of embedding and output layer, of each operation)} for a batch of segments.
+
+    Blocks are measured once for each width.
+    """
+    print(f"measuring {len(configs)} pairs of vocabulary and width", flush=True)
+    one_of, works = {width: (size, width) for size, width in sorted(configs, reverse=True)}, {}
+    searched = next(iter(configs.values())).search.operations
+    names = [name for name in dict.fromkeys([*searched, *interleaved(2)]) if name != "identity"]
+    with context.fork_rng():
+        for key, config in configs.items():
+            own = names if key in one_of.values() else []
+            patterns = [[], *([name] * TIMED_BLOCKS for name in own)]
+            for name, work in zip(("none", *own), segment_works(patterns, config, counts[key[0]], context)):
+                works[key, name] = work
+        times = {key: float(np.median(taken)) * 1e3 for key, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
+    blocks = {
+        width: {name: (times[key, name] - times[key, "none"]) / TIMED_BLOCKS for name in names}
+        for width, key in one_of.items()
+    }
+    if min(min(own.values()) for own in blocks.values()) <= 0:
+        raise InputError("a block was measured to take no time: stop other programs, and search again")
+    return {key: (times[key, "none"], blocks[key[1]] | {"identity": 0.0}) for key in configs}

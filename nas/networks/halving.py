@@ -1,0 +1,260 @@
+"""Successive halving among networks, led by a law of their losses.
+
+P networks, N blocks, O operations.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from nas.core.config import Config
+from nas.core.pattern import interleaved
+from nas.data.corpus import Corpus
+from nas.networks.costs import NetworkCosts
+from nas.networks.law import Law, Point
+from nas.networks.space import Network, make_network, neighbours, options_of, within
+from nas.retraining.trials import Trial, run_trials, rung_steps
+from nas.training.build import count_steps
+from nas.training.device import DeviceContext
+
+CONFIG = "config.yaml"
+RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 3)  # share of a training, and number of networks that get it
+BATCH = 4  # networks of the first rung that the law proposes at once
+VOCABULARIES = 3  # of the second rung, at least
+UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
+TIE = 0.001  # relative; of networks that differ less in their last losses, the cheapest is chosen
+DRAWS = 1000  # of the law, for the probability that a network is the best
+PARENTS = 6  # of the networks that are one change away
+LONG_ENOUGH = 1.3  # times the warm-up; shorter trials are judged on its weights
+RECORDED = 60  # networks
+NORMAL_95 = 1.96
+
+
+def most_trainings() -> float:
+    """The steps of all rungs, in trainings; each rung goes on from the one before."""
+    counts = [count for _, count in RUNGS]
+    steps = [share - before for (share, _), (before, _) in zip(RUNGS, [(0, 0), *RUNGS], strict=False)]
+    return float(np.dot(counts, steps))
+
+
+class Trials:
+    """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
+
+    points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
+    trial. steps: of whole trainings, by vocabulary.
+    """
+
+    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
+        self.config, self.folder, self.context = config, folder, context
+        tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
+        self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
+        self.points: list[Point] = []
+        self.results: dict[Network, dict] = {}
+
+    def until(self, network: Network, share: float) -> int:
+        """The steps after which a trial stops."""
+        return rung_steps(share, RUNGS[0][0], self.steps[network.vocab_size])
+
+    def run(self, networks: list[Network], share: float) -> None:
+        """Train each network until a share of its steps. Raises RunError if all fail."""
+        print(f"{share:g} of a training of {', '.join(map(str, networks))}", flush=True)
+        trials = [
+            Trial(
+                str(network),
+                list(network.blocks),
+                self.steps[network.vocab_size],
+                self.until(network, share),
+                options_of(network, self.config),
+            )
+            for network in networks
+        ]
+        found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
+        self.results |= {network: found[str(network)] for network in networks if str(network) in found}
+        points = [
+            Point(network, share, self.results[network]["valid"]["bits_per_byte"])
+            for network in networks
+            if str(network) in found
+        ]
+        self.points += points
+        best = min(points, key=lambda point: point.loss)
+        print(f"the best of them, {best.network}: {best.loss:.4f} bits per byte on valid", flush=True)
+
+
+class Halving:
+    """Successive halving (arXiv 1502.07943), in which a law chooses the networks of each rung.
+
+    networks: the candidates within the budget. Networks that are one change away from the best join them.
+    """
+
+    def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
+        self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
+        self.config = trials.config
+
+    def law(self, points: int | None = None) -> Law:
+        """The law of the first points; None: of all."""
+        return Law(self.trials.points[:points], self.networks)
+
+    def run(self) -> Network:
+        """The best network of the last rung or, of several that are equally good, the cheapest."""
+        (first, count), *rungs = RUNGS
+        steps, warmup = (
+            min(rung_steps(first, first, steps) for steps in self.trials.steps.values()),
+            self.config.train.warmup_steps,
+        )
+        if steps < LONG_ENOUGH * warmup:
+            print(
+                f"WARNING: the first trials have {steps} steps, and the warm-up {warmup}: give a smaller "
+                "train.warmup_steps"
+            )
+        batch = self.first_networks(min(BATCH, count))
+        while batch:
+            self.trials.run(batch, first)
+            self.add_neighbours()
+            tried = {point.network for point in self.trials.points}
+            batch = self.promising(min(BATCH, count - len(tried)), tried)
+        for (before, _), (share, count) in zip(RUNGS, rungs, strict=False):
+            finished = [point.network for point in self.trials.points if point.text == before]
+            self.trials.run(self.contenders(finished, count, VOCABULARIES if before == first else 1), share)
+        last = {point.network: point.loss for point in self.trials.points if point.text == share}
+        equal = [network for network, loss in last.items() if loss <= (1 + TIE) * min(last.values())]
+        return min(equal, key=self.costs.cost)
+
+    def first_networks(self, count: int) -> list[Network]:
+        """Interleaved networks far from each other: the widest of each vocabulary and number of blocks, then others."""
+        plain = [n for n in self.networks if list(n.blocks) == interleaved(len(n.blocks))] or self.networks
+        widest = {(n.vocab_size, len(n.blocks)): n for n in sorted(plain, key=lambda network: network.d_model)}
+        chosen = spread(list(widest.values()), count)
+        others = [network for network in plain if network not in chosen]
+        return chosen + (spread(others, count - len(chosen)) if others else [])
+
+    def add_neighbours(self) -> None:
+        """Add the networks within the budget that are one change away from the best by the law."""
+        operations, most = self.config.search.operations, self.config.model.blocks
+        best = [self.networks[index] for index in np.argsort(self.law().predict(self.networks))[:PARENTS]]
+        limit = self.budget * self.costs.reference
+        near = [other for network in best for other in neighbours(network, operations, most)]
+        near = [other for other in near if within(self.costs.tables[other[:2]], limit)(other.blocks)]
+        self.networks = list(dict.fromkeys([*self.networks, *near]))
+
+    def promising(self, count: int, tried: set[Network]) -> list[Network]:
+        """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
+        others, chosen = [network for network in self.networks if network not in tried], []
+        generator = np.random.default_rng(len(tried))
+        while len(chosen) < min(count, len(others)):
+            (draw,) = self.law().draw(others, 1, generator)
+            draw[[others.index(network) for network in chosen]] = np.inf
+            chosen.append(others[int(np.argmin(draw))])
+        return chosen
+
+    def contenders(self, networks: list[Network], count: int, vocabularies: int) -> list[Network]:
+        """The networks of a later rung by the law: the best of each of the best vocabularies, and then the best others.
+
+        The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay.
+        """
+        law, first = self.law(), {}
+        order = [networks[index] for index in np.argsort(law.predict(networks))]
+        for network in order:
+            first.setdefault(network.vocab_size, network)
+        chances = dict(zip(networks, self.probabilities(law, networks), strict=True))
+        best = list(first.values())[:vocabularies]
+        others = [network for network in order if network not in best and chances[network] >= UNLIKELY]
+        return [*best, *others][:count]
+
+    def probabilities(self, law: Law, networks: list[Network]) -> np.ndarray:
+        """The probability [P] of each network to be the best of these, by the law."""
+        winners = law.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
+        return np.bincount(winners, minlength=len(networks)) / DRAWS
+
+    def history(self) -> list[dict]:
+        """The lines of pi.jsonl, one for each trial and one before them.
+
+        pi [N, O] is the probability of each operation in each block of the best network, by the law. Blocks that the
+        best network does not have are identity.
+        """
+        most, operations = self.config.model.blocks, list(dict.fromkeys([*self.config.search.operations, "identity"]))
+        if "identity" not in self.config.search.operations:
+            operations.pop()
+        places = np.zeros((len(self.networks), most, len(operations)))
+        for one, network in zip(places, self.networks, strict=True):
+            blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]
+            one[range(most), [operations.index(block) for block in blocks]] = 1
+        ratios = np.array([self.costs.ratio(network) for network in self.networks])
+        lines, steps, reached = [], 0, {}
+        for count in range(len(self.trials.points) + 1):
+            if count:
+                point = self.trials.points[count - 1]
+                until = self.trials.until(point.network, point.text)
+                steps, reached[point.network] = steps + until - reached.get(point.network, 0), until
+            chances = self.probabilities(self.law(count), self.networks)
+            lines.append(
+                {
+                    "step": steps,
+                    "temperature": 1.0,
+                    "operations": operations,
+                    "pi": np.einsum("p,pno->no", chances, places).tolist(),
+                    "expected_latency_ms": None,
+                    "expected_cost_ratio": float(chances @ ratios),
+                }
+            )
+        return [line | {"of_steps": steps} for line in lines]
+
+    def record(self, best: Network) -> dict:
+        """The content of choice.yaml.
+
+        `behind` is the relative difference of a network's loss to that of the chosen one, by the law, at the end of a
+        training. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
+        """
+        law, networks, costs, points = self.law(), self.networks, self.costs, self.trials.points
+        losses, chances = law.predict(networks), self.probabilities(law, networks)
+        own, intervals = law.predict([best])[0], NORMAL_95 * law.errors(networks, best)
+        results = self.trials.results
+        shown = {*np.argsort(-chances, kind="stable")[:RECORDED].tolist()}
+        shown |= {i for i, n in enumerate(networks) if n in results or list(n.blocks) == interleaved(len(n.blocks))}
+        train, steps = self.config.train, sum(one["step"] for one in results.values())
+        plain = make_network(*best[:2], interleaved(self.config.model.blocks))
+        return {
+            "format": "par-choice/1",
+            "name": str(best),
+            "network": as_dict(best),
+            "reference": as_dict(costs.own),
+            "budget": self.budget,
+            "unit": f"{costs.unit} for 1,000 bytes of text",
+            "reference_cost": costs.reference,
+            "ratio": costs.ratio(best),
+            "interleaved_ratio": costs.ratio(plain),
+            "trial": {"folder": str(self.trials.folder / str(best)), **results[best]},
+            "trainings": sum(one["step"] / one["of_steps"] for one in results.values()),
+            "train_steps": steps,
+            "train_tokens": steps * train.batch_size * train.segment,
+            "wall_time_s": sum(one["wall_time_s"] for one in results.values()),
+            "trials": [
+                {"name": str(p.network), **as_dict(p.network), "share": p.text, "bits_per_byte": p.loss} for p in points
+            ],
+            "networks": [
+                {
+                    "name": str(networks[index]),
+                    **as_dict(networks[index]),
+                    "cost": costs.cost(networks[index]),
+                    "ratio": costs.ratio(networks[index]),
+                    "behind": float(losses[index] / own - 1),
+                    "interval": float(intervals[index]),
+                    "probability": float(chances[index]),
+                }
+                for index in sorted(shown, key=lambda index: losses[index])
+            ],
+        }
+
+
+def as_dict(network: Network) -> dict:
+    return network._asdict() | {"blocks": list(network.blocks)}
+
+
+def spread(networks: list[Network], count: int) -> list[Network]:
+    """At most `count` networks, far from each other in the logarithms of their sizes. The first is in the middle."""
+    places = np.log([[n.vocab_size, n.d_model, len(n.blocks)] for n in networks])
+    places = (places - places.min(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
+    chosen = [int(np.argmin(((places - places.mean(axis=0)) ** 2).sum(axis=1)))][:count]
+    while len(chosen) < min(count, len(networks)):
+        distances = ((places[:, None] - places[None, chosen]) ** 2).sum(axis=-1).min(axis=1)
+        chosen.append(int(np.argmax(distances)))
+    return [networks[index] for index in chosen]

@@ -1,0 +1,129 @@
+"""A law of the loss in sizes, operations and text read, fitted to the first parts of trainings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from nas.core.operations import kind_of, parse_block
+from nas.networks.space import Network
+
+# Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
+# product of the logarithms of vocabulary V, width D, number of blocks N and text T (1 is a whole training), and of
+# A and F, how many of the blocks attend and how many widths of 4x the dense ones have, relative to interleaved, and
+# P, how much later the attending ones stand. The means are fits to trainings (experiments/frontier).
+# fmt: off
+TERMS = {
+    "": (0, 3), "T": (-0.15, 0.1), "TT": (0, 0.05), "V": (-0.02, 0.03), "D": (-0.048, 0.015), "N": (-0.0145, 0.01),
+    "VT": (0.008, 0.006), "DT": (-0.012, 0.006), "NT": (-0.007, 0.004), "VV": (0, 0.01), "DD": (0.015, 0.015),
+    "NN": (0.005, 0.006), "VD": (0, 0.008), "VN": (-0.003, 0.006), "DN": (-0.003, 0.008),
+    "A": (-0.01, 0.01), "F": (-0.01, 0.01), "P": (0, 0.005), "AA": (0.004, 0.006), "FF": (0.004, 0.006),
+    "AF": (0, 0.005), "PP": (0, 0.005), "AT": (0, 0.004), "FT": (0, 0.004), "PT": (0, 0.003), "AN": (0, 0.005),
+    "FN": (0, 0.005), "AD": (0, 0.005), "FD": (0, 0.005),
+}
+# fmt: on
+POWERS = np.array([[term.count(letter) for letter in "VDNTAFP"] for term in TERMS])
+OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
+OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
+NOISE = 0.004  # standard deviation of a loss, relative
+
+
+@dataclass(frozen=True)
+class Point:
+    """The loss of a network on valid, in bits per byte, after a share of the text of a training."""
+
+    network: Network
+    text: float
+    loss: float
+
+
+class Inputs(NamedTuple):
+    """Networks [P], their features [P, terms], and the indices of their sizes and of themselves [P, 2]."""
+
+    features: np.ndarray
+    effects: np.ndarray
+
+
+def numbers(network: Network) -> list[float]:
+    """What the terms are made of: the logarithms of sizes, A, F and P."""
+    blocks, half = network.blocks, len(network.blocks) / 2
+    attends = np.array([kind_of(block).attends for block in blocks])
+    widths = sum(width_of(block, network.d_model) for block in blocks)
+    places, later = np.linspace(-1, 1, len(blocks)) if len(blocks) > 1 else np.zeros(1), 0.0
+    if 0 < attends.sum() < len(blocks):
+        later = places[attends].mean() - places[~attends].mean()
+    logs = np.log([network.vocab_size, network.d_model, len(blocks)])
+    return [*logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later]
+
+
+def width_of(block: str, d_model: int) -> float:
+    """The inner width of a dense block in units of 4x; 0 for other blocks."""
+    name, sizes = parse_block(block)
+    if name != "dense":
+        return 0.0
+    size = sizes.get("d_ffn", "4x")
+    return float(size[:-1]) / 4 if size.endswith("x") else float(size) / (4 * d_model)
+
+
+class Law:
+    """A polynomial for the logarithm of the loss, and effects of its own of each network and of each pair of vocabulary
+    and width: a Gaussian process regression.
+
+    networks: all candidates. Sizes are relative to their geometric means.
+    """
+
+    def __init__(self, points: Sequence[Point], networks: Sequence[Network]):
+        self.names = sorted({block for network in networks for block in network.blocks} - {"attention", "dense"})
+        self.names = [name for name in self.names if name.split()[0] != "dense"]
+        self.keys: dict = {}
+        self.centre = np.mean([numbers(network)[:3] for network in networks], axis=0)
+        means, spreads = np.array(list(TERMS.values())).T
+        self.mean = np.append(means, np.zeros(2 * len(self.names)))
+        self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
+        self.known = self.inputs([point.network for point in points], [point.text for point in points])
+        self.inverse = np.linalg.inv(self.covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
+        self.rest = np.log([point.loss for point in points]) - self.known.features @ self.mean
+
+    def inputs(self, networks: Sequence[Network], text: Sequence[float] | float = 1.0) -> Inputs:
+        """text: relative to a whole training."""
+        given = np.array([numbers(network) for network in networks]).reshape(-1, 6)
+        time = np.broadcast_to(np.log(text), len(given))[:, None]
+        columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:]])
+        counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
+        counts = counts.reshape(len(given), len(self.names))
+        features = np.hstack([(columns[:, None, :] ** POWERS).prod(axis=-1), counts, counts * time])
+        keys = [[self.keys.setdefault(key, len(self.keys)) for key in (n[:2], n)] for n in networks]
+        return Inputs(features, np.array(keys, dtype=int).reshape(-1, 2))
+
+    def covariance(self, one: Inputs, two: Inputs) -> np.ndarray:
+        """[P, Q] of the logarithms of losses before the fit, without noise."""
+        same = (one.effects[:, None] == two.effects).sum(axis=-1)
+        return (one.features * self.spread**2) @ two.features.T + OWN**2 * same
+
+    def predict(self, networks: Sequence[Network]) -> np.ndarray:
+        """Losses [P] at the end of a training, up to a factor that is the same for all."""
+        wanted = self.inputs(networks)
+        return np.exp(wanted.features @ self.mean + self.covariance(wanted, self.known) @ self.inverse @ self.rest)
+
+    def errors(self, networks: Sequence[Network], other: Network) -> np.ndarray:
+        """Standard errors [P] of loss / loss of the other network - 1, at the end of a training."""
+        wanted, against = self.inputs(networks), self.inputs([other])
+        across = [self.covariance(part, self.known) for part in (wanted, against)]
+        own = (wanted.features**2 * self.spread**2).sum(axis=1) + 2 * OWN**2
+        own = own - ((across[0] @ self.inverse) * across[0]).sum(axis=1)
+        others = (self.covariance(against, against) - across[1] @ self.inverse @ across[1].T).item()
+        between = (self.covariance(wanted, against) - across[0] @ self.inverse @ across[1].T)[:, 0]
+        return np.sqrt(np.maximum(own + others - 2 * between, 0))
+
+    def draw(self, networks: Sequence[Network], count: int, generator: np.random.Generator) -> np.ndarray:
+        """Draws [count, P] of the logarithms of losses at the end of a training, by Matheron's rule: a draw before the
+        fit, corrected by what it misses at the points.
+        """
+        wanted = self.inputs(networks)
+        factors = self.spread * generator.standard_normal((count, len(self.spread))) + self.mean
+        effects = OWN * generator.standard_normal((count, len(self.keys)))
+        values = [factors @ part.features.T + effects[:, part.effects].sum(axis=-1) for part in (wanted, self.known)]
+        missed = self.rest + self.known.features @ self.mean - values[1]
+        missed -= NOISE * generator.standard_normal(missed.shape)
+        return values[0] + missed @ self.inverse @ self.covariance(self.known, wanted)
