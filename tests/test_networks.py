@@ -1,0 +1,301 @@
+"""The search among networks by trials: candidates, costs, the law, halving, and the command."""
+
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments.helpers import ArrayCorpus
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.core.pattern import expand, interleaved
+from nas.costs.cost_table import FLOPS, CostTable
+from nas.costs.flops import count_flops
+from nas.networks import costs, halving
+from nas.networks.costs import NetworkCosts, network_costs
+from nas.networks.halving import Halving, Trials
+from nas.networks.law import NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point
+from nas.networks.space import (
+    Network,
+    candidate_shapes,
+    make_network,
+    neighbours,
+    networks_within,
+    options_of,
+    with_shape,
+)
+from nas.training.device import device_context
+from tests.processes import ROOT, refuse, succeed
+
+CPU = device_context(Config().train)
+TABLE = CostTable(FLOPS, 1.0, {"attention": 2.0, "dense": 1.0, "dense 8x": 2.0, "identity": 0.0})
+
+
+def plain(vocab_size, d_model, blocks):
+    return make_network(vocab_size, d_model, interleaved(blocks))
+
+
+def test_candidates_for_the_sizes_are_those_given_or_the_automatic_ones_that_the_text_allows(small_config):
+    config = small_config("data.vocab_size=500", "model.d_model=16", "model.heads=2")
+    config.search.vocab_size, config.search.d_model = [700, 500], "auto"
+    found = candidate_shapes(config, 500, 10**9)
+    assert found == list(itertools.product((500, 700), (16, 24, 32, 48, 64)))
+    config.search.vocab_size, config.search.d_model = "auto", []
+    assert candidate_shapes(config, 500, 1_300_000) == [(size, 16) for size in (500, 1000, 2000, 4000)]
+
+
+@pytest.mark.parametrize(("lr", "other"), [("null", 0.01333), ("0.02", 0.01333), ("0.003", 0.003)])
+def test_other_sizes_keep_the_channels_of_a_head_and_get_the_default_rate_of_their_width(small_config, lr, other):
+    own = "model.d_model=64", "model.heads=4", f"train.lr={lr}", "data.vocab_size=50"
+    config = small_config(*own)
+    shaped = with_shape(config, 900, 96)
+    assert (shaped.data.vocab_size, shaped.model.d_model, shaped.model.heads) == (900, 96, 6)
+    assert shaped.train.lr == other
+    assert small_config(*own, *options_of(plain(900, 96, 3), config)) == shaped
+    assert with_shape(small_config(), 900, 16) == small_config()  # words are not pieces
+
+
+def test_candidates_are_interleaved_rules_and_random_networks_within_the_budget(small_config):
+    config = small_config("model.blocks=6", "search.method=trials", "search.operations=[attention,dense,d8x,identity]")
+    found = networks_within(config, {(100, 8): TABLE, (200, 8): TABLE}, 8.0)
+    assert len(found) == len({*found}) and all(TABLE.cost(network.blocks) <= 8 for network in found)
+    patterns = [network.blocks for network in found if network.vocab_size == 100]
+    assert patterns == [network.blocks for network in found if network.vocab_size == 200]
+    assert {tuple(interleaved(count)) for count in range(1, 5)} < {*patterns}
+    assert tuple(expand("addddd")) in patterns  # one attention
+    assert any(TABLE.cost(blocks) > 6 and blocks.count("dense 8x") > 1 for blocks in patterns)
+    config.search.operations.remove("identity")
+    assert {len(network.blocks) for network in networks_within(config, {(100, 8): TABLE}, 12.0)} == {6}
+
+
+def test_neighbours_are_one_change_away():
+    def near(blocks, operations):
+        return {"".join(name[0] for name in other.blocks) for other in neighbours(Network(9, 8, blocks), operations, 3)}
+
+    found = near(("attention", "dense"), ["attention", "dense", "identity"])
+    assert found == {"aa", "dd", "da", "a", "d", "aad", "dad", "ada", "add"}
+    assert near(("dense", "dense"), ["attention", "dense"]) == {"ad", "da"}
+
+
+def test_costs_count_a_text_in_any_vocabulary(small_config):
+    """A vocabulary that needs half of the tokens halves the cost of blocks."""
+    config = small_config("data.vocab_size=40", "model.blocks=4", "search.latency.source=flops")
+    corpora = {40: ArrayCorpus(40, train=np.arange(8000) % 40, valid=np.arange(9))}
+    corpora[80] = ArrayCorpus(80, train=np.arange(4000) % 80, valid=np.arange(9))
+    corpora[80].meta["splits"]["train"]["bytes"] = 8000
+    networks = [plain(40, 16, 4), plain(80, 16, 5), plain(80, 32, 2)]
+    found = network_costs(config, corpora, [network[:2] for network in networks], networks[0], CPU)
+    for network in networks:
+        table = count_flops(with_shape(config, *network[:2]), corpora[network.vocab_size].counts())
+        expected = table.cost(network.blocks) * {40: 1000, 80: 500}[network.vocab_size]
+        assert found.cost(network) == pytest.approx(expected, rel=1e-12)
+    assert found.ratio(networks[0]) == 1
+
+
+def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_vocabulary(small_config, monkeypatch):
+    overheads, blocks = {(40, 16): 1.0, (80, 16): 3.0, (80, 32): 4.0}, {16: {"attention": 0.5, "dense": 0.25}}
+    blocks[32] = {"attention": 2.0, "dense": 0.75}
+
+    def timed(works, rounds, seconds):
+        times = {key: overheads[key[0]] + 8 * blocks[key[0][1]].get(key[1], 0) for key in works}
+        return {key: np.array([taken, taken, 99]) / 1e3 for key, taken in times.items()}
+
+    monkeypatch.setattr(costs, "timed_rounds", timed)
+    configs = {key: small_config(f"data.vocab_size={key[0]}", f"model.d_model={key[1]}") for key in overheads}
+    counts = {size: np.arange(size) for size in (40, 80)}
+    for key, (overhead, own) in costs.measured_parts(configs, counts, CPU).items():
+        assert overhead == pytest.approx(overheads[key]) and own == pytest.approx(blocks[key[1]] | {"identity": 0})
+    blocks[32]["dense"] = -0.1
+    with pytest.raises(InputError, match="no time: stop other programs"):
+        costs.measured_parts(configs, counts, CPU)
+
+
+def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference():
+    """Weighted least squares, with the prior means as further rows; draws have the same means and errors."""
+    generator = np.random.default_rng(0)
+    networks = [make_network(*values) for values in ((1000, 64, expand("ad")), (1000, 64, expand("daadd8x")))]
+    networks.append(make_network(4000, 96, expand("adc")))
+    points = [Point(network, text, 2 + generator.random()) for network in networks[:2] for text in (0.125, 0.25)]
+    logs = np.log([[n.vocab_size, n.d_model, len(n.blocks)] for n in networks])
+    centre = logs.mean(axis=0)
+    # Attending blocks, widths of 4x, and how much later attention stands, by hand
+    given = {0: (1, 1, -2.0), 1: (2, 4, -0.25 - 1 / 6), 2: (1, 1, -1.5)}
+    shapes, names = [(1000, 64), (4000, 96)], [str(network) for network in networks]
+    spreads = np.array([*(spread for _, spread in TERMS.values()), OTHER, OTHER_TEXT, *[OWN] * 5])
+    means = np.array([*(mean for mean, _ in TERMS.values()), *[0] * 7])
+
+    def row(network, text):
+        index = networks.index(network)
+        attends, widths, later = given[index]
+        half = len(network.blocks) / 2 + 0.5
+        values = [*(logs[index] - centre), np.log(text), np.log((attends + 0.5) / half)]
+        values = dict(zip("VDNTAFP", [*values, np.log((widths + 0.5) / half), later], strict=True))
+        conv = np.log1p(network.blocks.count("conv"))
+        terms = [np.prod([values[letter] for letter in term]) for term in TERMS]
+        own = [float(network[:2] == shape) for shape in shapes] + [float(str(network) == name) for name in names]
+        return [*terms, conv, conv * np.log(text), *own]
+
+    rows = np.array([row(point.network, point.text) for point in points]) / NOISE
+    q, r = np.linalg.qr(np.concatenate([rows, np.diag(1 / spreads)]))
+    values = np.concatenate([np.log([point.loss for point in points]) / NOISE, means / spreads])
+    factors = np.linalg.solve(r, q.T @ values)
+    law, ends = Law(points, networks), np.array([row(network, 1) for network in networks])
+    np.testing.assert_allclose(law.predict(networks), np.exp(ends @ factors), rtol=1e-6)
+    errors = [np.linalg.norm(np.linalg.solve(r.T, end - ends[1])) for end in ends]
+    np.testing.assert_allclose(law.errors(networks, networks[1]), errors, rtol=1e-4, atol=1e-4)
+    draws = law.draw(networks, 20_000, np.random.default_rng(1))
+    np.testing.assert_allclose(draws.mean(axis=0), ends @ factors, atol=4 * 0.1 / 20_000**0.5)
+    np.testing.assert_allclose((draws - draws[:, [1]]).std(axis=0), errors, rtol=0.03, atol=1e-6)
+    assert np.isfinite(Law([], networks).draw(networks, 3, generator)).all()  # before the first trial
+
+
+def true_loss(network: Network, text: float) -> float:
+    """8,000 pieces are the best after an eighth of a training, and 2,000 at its end. Late attention is good."""
+    size, width, blocks = network
+    early = 0.25 * (text * size / 2000) ** -0.35
+    attends = np.array([block == "attention" for block in blocks])
+    places = np.arange(len(blocks)) / max(1, len(blocks) - 1)
+    pattern = 0.06 * abs(attends.mean() - 0.7) - 0.02 * (attends * places).mean()
+    return 0.9 + 1.5 * size**-0.3 + 3 * width**-0.5 + 0.3 * len(blocks) ** -0.7 + early + 0.15 * np.log(size) + pattern
+
+
+class KnownTrials(Trials):
+    """Trials of a known law, with noise. failing: a network whose trials fail."""
+
+    def __init__(self, config, failing=None):
+        self.config, self.steps = config, dict.fromkeys((1000, 2000, 4000, 8000), 4000)
+        self.folder, self.points, self.results, self.failing = Path("trials"), [], {}, failing
+        self.generator = np.random.default_rng(0)
+
+    def run(self, networks, share):
+        for network in networks:
+            if network == self.failing:
+                continue
+            loss = true_loss(network, share) * (1 + 0.001 * self.generator.normal())
+            self.points.append(Point(network, share, loss))
+            step = self.until(network, share)
+            self.results[network] = {"step": step, "of_steps": 4000, "wall_time_s": 1.0, "valid": {}}
+
+
+@pytest.fixture
+def known_search(small_config):
+    """known_search(failing) -> Halving of networks of 16 vocabularies and widths."""
+
+    def make(failing=None):
+        options = "model.blocks=8", "search.operations=[attention,dense,identity]", "search.method=trials"
+        trials = KnownTrials(small_config(*options), failing)
+        shapes = list(itertools.product((1000, 2000, 4000, 8000), (64, 96, 128, 192)))
+        tables = {
+            shape: CostTable(
+                FLOPS,
+                shape[1] * (5 + shape[0] / 1000),
+                {"attention": 2 * shape[1] ** 1.3, "dense": shape[1] ** 1.3, "identity": 0.0},
+            )
+            for shape in shapes
+        }
+        own = plain(2000, 64, 8)
+        networks = networks_within(trials.config, tables, tables[2000, 64].cost(own.blocks))
+        return Halving(trials, NetworkCosts(FLOPS, tables, own), 1.0, networks)
+
+    return make
+
+
+def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_their_order(known_search):
+    search = known_search()
+    best, points = search.run(), search.trials.points
+    rungs = [[point.network for point in points if point.text == share] for share in (1 / 8, 1 / 4, 1 / 2)]
+    assert len(rungs[0]) == len({*rungs[0]}) == 12 and len(rungs[1]) <= 5 and len(rungs[2]) <= 3
+    assert {*rungs[2]} <= {*rungs[1]} <= {*rungs[0]} and best in rungs[2]
+    assert all(list(network.blocks) == interleaved(len(network.blocks)) for network in rungs[0][:4])
+    assert len({network.vocab_size for network in rungs[1]}) >= 3
+    assert all(search.costs.ratio(network) <= 1 + 1e-9 for network in search.networks)
+    losses = {network: true_loss(network, 1.0) for network in search.networks}
+    order = sorted(losses.values())
+    assert losses[best] < order[len(order) // 50], "not among the best 2%"
+    assert losses[best] < 1.005 * order[0] and np.median(order) > 1.015 * order[0]
+    others = known_search(failing=rungs[0][0])  # one that diverges
+    assert others.run() != rungs[0][0]
+
+
+def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypatch):
+    monkeypatch.setattr(halving, "TIE", 0.5)
+    search = known_search()
+    best = search.run()
+    last = [point.network for point in search.trials.points if point.text == 1 / 2]
+    assert search.costs.cost(best) == min(map(search.costs.cost, last))
+
+
+def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_search):
+    search = known_search()
+    best = search.run()
+    lines, record = search.history(), search.record(best)
+    assert len(lines) == len(search.trials.points) + 1 and lines[0]["step"] == 0
+    assert lines[-1]["step"] == lines[0]["of_steps"] == record["train_steps"]
+    pi = np.array([line["pi"] for line in lines])
+    assert pi.shape[1:] == (8, 3) and np.allclose(pi.sum(axis=2), 1) and lines[0]["operations"][-1] == "identity"
+    assert (np.diff(pi[:, :, 2], axis=1) >= 0).all()  # identity stands at the end
+    chances = {one["name"]: one["probability"] for one in record["networks"]}
+    longest = max(len(one["blocks"]) for one in record["networks"] if one["probability"])
+    assert 0.5 < sum(chances.values()) <= 1 + 1e-9 and (pi[-1, longest:, 2] > 0.8).all()
+    entropies = -(pi * np.log(np.maximum(pi, 1e-12))).sum(axis=2).mean(axis=1)
+    assert entropies[-1] < 0.95 * entropies[0]  # trials decide a little
+
+
+OPTIONS = [
+    *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
+    *("search.d_model=[8,16]", "search.latency.source=flops", "search.latency.target=0.9", "train.epochs=2"),
+]
+
+
+@pytest.mark.slow
+def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(tmp_path, small_yaml):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
+    assert "takes the steps of at most 2.88 trainings" in shown and "\n0.5 of a training of 3" in shown
+    choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
+    (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
+    assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
+    assert choice["trainings"] == pytest.approx(2.875, abs=0.2)
+    command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS]
+    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(killed.glob("trials/*/trial-*.yaml")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *OPTIONS)
+    resume = "search", small_yaml, "--run", killed, "--resume", *OPTIONS
+    changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")
+    assert "another configuration: train.lr (0.003 -> 0.5), search.latency.target (0.9 -> 1" in changed
+    succeed(*resume)
+    same = {key: value for key, value in choice.items() if key not in ("trial", "wall_time_s")}
+    again = yaml.safe_load((killed / "trials" / "choice.yaml").read_text())
+    assert {key: again[key] for key in same} == same
+    assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
+
+    shown = succeed("derive", whole)
+    assert "0.125     0.25      0.5\n" in shown and f"written to {whole / 'networks.png'}" in shown
+    next_command = shown.splitlines()[-1].removeprefix("next: python retrain.py ").split()
+    pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
+    network = choice["network"]
+    assert {key: pattern[key] for key in network} == network and pattern["heads"] == pattern["d_model"] // 8
+    shown = succeed("retrain", *next_command)
+    assert f"going on from the trial {choice['trial']['folder']}" in shown
+    assert "0.7 of the reference" in shown or succeed("derive", whole, "--latency-budget", 0.7, "--force")
+    smaller = yaml.safe_load((whole / "pattern.yaml").read_text())
+    assert smaller["derived_from"]["latency_budget"] == 0.7 and "trial" not in smaller["derived_from"]
+    succeed("animate", whole)
+    assert (whole / "pi.gif").exists()
+
+
+@pytest.mark.slow
+def test_a_budget_that_no_network_meets_names_the_least(tmp_path, small_yaml):
+    message = refuse("search", small_yaml, "--run", tmp_path / "run", *OPTIONS, "search.latency.target=0.01")
+    assert message.startswith("error: no network is within search.latency.target=0.01: the cheapest, of 3")
+    assert "give at least that" in message and not (tmp_path / "run").exists()
