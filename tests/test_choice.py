@@ -1,20 +1,18 @@
-"""The choice of a pattern: candidates, their judges, trials, and what is printed about them."""
+"""The choice of a pattern: candidates, their judges, and what is printed about them."""
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nas.core.config import Config, SearchOptions, TrainOptions
 from nas.core.files import write_yaml
 from nas.core.pattern import expand, network
 from nas.costs.cost_table import MILLISECONDS, CostTable
-from nas.derivation import choice, trials
+from nas.derivation import choice
 from nas.derivation.pattern_record import Candidate, Choice, pattern_record
-from nas.derivation.printing import candidates_table, print_choice, print_notices
+from nas.derivation.printing import candidates_table, print_choice, print_notices, trials_table
 from nas.derivation.runs import check_seeds
 from tests.making import COSTS, NAMES, make_weights, one_hot, search_run
 
@@ -105,58 +103,6 @@ def test_pi_of_another_budget_is_learned_within_it(small_config, monkeypatch):
     assert learned.seed_pi.shape == (1, 3, 3) and not np.allclose(learned.seed_pi, run.seed_pi)
 
 
-def test_pi_and_the_best_rule_have_a_trial_however_far_behind_they_are():
-    def candidate(short, nll, *names):
-        return Candidate(list(names), short, nll)
-
-    others = [candidate("a" * n, n, "seed of pi") for n in range(1, 5)]
-    pi, par, worse = candidate("d", 8, "pi"), candidate("ad", 9, "par"), candidate("da", 10, "sandwich")
-    nothing = candidate("ii", 0.5, "seed of pi")  # has nothing to train
-    assert choice.for_trials([nothing, *others, pi, par, worse]) == [pi, par, *others, worse]
-    assert choice.for_trials([pi, *others]) == [pi, *others]
-    drawn_rule = candidate("adad", 8, "runner-up of pi", "interleaved")
-    assert choice.for_trials([*others, pi, drawn_rule, par]) == [pi, drawn_rule, *others, par]
-
-
-def make_trials(monkeypatch, losses, trained, steps=None) -> trials.Trials:
-    """Trials whose losses are given for each network."""
-    config = Config(train=TrainOptions(steps=24), search=SearchOptions(retrain_steps=8))
-    weights = SimpleNamespace(config=config, corpus=SimpleNamespace(tokens=lambda split: [0] * 100), context=None)
-
-    def run_trials(given, file, folder, context):
-        trained.append(([trial.name for trial in given], {(trial.steps, trial.until) for trial in given}))
-        assert file == Path("runs/one/config.yaml") and folder == Path("runs/one/trials/4")
-        return {one.name: {"nll_per_token": losses[one.name] - 0.1 * one.until} for one in given}
-
-    monkeypatch.setattr(trials, "run_trials", run_trials)
-    monkeypatch.setattr(trials, "load_shared_weights", lambda run: weights)
-    monkeypatch.setattr(trials, "load_config", lambda path, overrides: config)
-    return trials.Trials(search_run(one_hot(0, 0, 0)), steps)
-
-
-def test_trials_halve_the_candidates_and_the_best_of_the_last_rung_is_derived(monkeypatch, judged):
-    trained, losses = [], {"add": 2.5, "ada": 2.4, "dad": 2.6, "aad": 2.7, "daa": 2.8}
-    tried = make_trials(monkeypatch, losses, trained)
-    judged({"add": 3.0, "dad": 3.1, "aad": 3.2, "daa": 3.3, "ada": 5.0})
-    latency = {"latency": {"source": "flops", "target": 9.0}}
-    seeds = one_hot(0, 1, 1), one_hot(1, 0, 1), one_hot(0, 0, 1), one_hot(1, 0, 0)
-    run = search_run(one_hot(0, 1, 1), *seeds, search=latency)
-    made = choice.choose_pattern([run], COSTS, 9.0, tried)
-    rungs = [([*losses], {(8, 1)}), (["ada", "add", "dad", "aad"], {(8, 2)}), (["ada", "add"], {(8, 4)})]
-    assert [(sorted(names), steps) for names, steps in trained] == [(sorted(names), steps) for names, steps in rungs]
-    assert made.blocks == expand("ada") and made.trial == Path("runs/one/trials/4/ada")
-    assert [(one.pattern, one.trial_steps) for one in made.candidates] == [
-        *(("ada", 4), ("add", 4), ("dad", 2), ("aad", 2), ("daa", 1))
-    ]
-    assert [one.trial_nll for one in made.candidates[:3]] == pytest.approx([2.0, 2.1, 2.4])
-
-
-def test_trials_have_half_of_the_steps_and_warn_if_they_have_fewer(monkeypatch, capsys):
-    for given, steps, warned in ((None, 4, False), (4, 4, False), (3, 3, True), (9, 8, False)):
-        assert make_trials(monkeypatch, {}, [], steps=given).steps == steps
-        assert ("WARNING: these trials are too short" in capsys.readouterr().out) == warned
-
-
 # --- what is printed
 
 
@@ -166,25 +112,19 @@ def record_of(*candidates, **more):
 
 
 def test_the_table_of_candidates_has_a_line_each_and_names_what_wins():
-    pi, par = Candidate(["pi"], "aid", 3.0, 2.6, 9), Candidate(["par", "sandwich"], "add", 3.25, 2.5, 9)
-    trial = Path("runs/one/trials/add")
-    table = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
-    head, first, second, notice = table.splitlines()
-    assert "steps of a trial" in head and first.split() == ["add", "3.2500", "2.5000", "(9)", "par;", "sandwich"]
-    assert second.split() == ["aid", "3.0000", "2.6000", "(9)", "pi"]
+    pi, par = Candidate(["pi"], "aid", 3.35), Candidate(["par", "sandwich"], "add", 3.25)
+    table = candidates_table(record_of(par, pi)[1]["derived_from"])
+    _, first, second, notice = table.splitlines()
+    assert first.split() == ["add", "3.2500", "par;", "sandwich"] and second.split() == ["aid", "3.3500", "pi"]
     assert notice == "NOTICE: 'par' is derived: it is 0.1000 ahead of pi's pattern"
-    par.trial_nll = 2.595
-    told = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
-    assert "0.0050 ahead of pi's pattern, which may be chance" in told
-    pi.trial_steps = 3
-    told = candidates_table(record_of(par, pi, trial=trial)[1]["derived_from"])
-    assert "'par' is derived: pi's pattern left the trials after 3 steps" in told
-    nothing = Candidate(["pi"], "iii", 9.0)  # has no trial
-    told = candidates_table(record_of(par, nothing, trial=trial)[1]["derived_from"])
-    assert "pi's pattern left the trials after 0 steps" in told
-    pi.trial_steps = par.trial_steps = 0
-    table = candidates_table(record_of(pi, par)[1]["derived_from"])
-    assert "trial" not in table and "NOTICE" not in table
+    assert "NOTICE" not in candidates_table(record_of(pi, par)[1]["derived_from"])
+
+
+def test_the_table_of_trials_begins_with_the_longest_and_best():
+    losses = {("a", 0.125): 2.5, ("d", 0.125): 2.4, ("ad", 0.125): 2.3, ("a", 0.25): 2.2, ("d", 0.25): 2.1}
+    trials = [{"name": name, "share": share, "bits_per_byte": loss} for (name, share), loss in losses.items()]
+    _, *rows = trials_table(trials).splitlines()
+    assert [row.split() for row in rows] == [["d", "2.4000", "2.1000"], ["a", "2.5000", "2.2000"], ["ad", "2.3000"]]
 
 
 @pytest.mark.parametrize(

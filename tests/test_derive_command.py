@@ -113,7 +113,6 @@ def test_derive_reports_wrong_options_in_one_line(seeds, searched, small_yaml, t
     other = tmp_path / "other"
     succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
     assert "3 blocks of attention, dense, and" in refuse("derive", seeds[0], other)
-    assert "--trials needs searches with search.method=single_path" in refuse("derive", seeds[0], "--trials")
     too_low = ["search.latency.source=measured", "search.latency.target=0.01"]
     assert "no pattern fits a budget of 0.01: the cheapest costs" in refuse(
         "search", small_yaml, "--run", tmp_path / "run", *too_low

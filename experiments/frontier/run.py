@@ -1,7 +1,7 @@
 """All stages for one budget: `python experiments/frontier/run.py 0.65 --out runs/frontier-0.65`.
 
-The search chooses the shape and then the pattern (search.yaml), trials choose among patterns, and the best trains
-from scratch (frontier.yaml). The folder gets pattern.yaml, shapes.png and report.html. Repeat the command to resume it.
+The search chooses the network by trials, and its training goes on from its trial. The folder gets pattern.yaml,
+networks.png and report.html. Repeat the command to resume it.
 """
 
 import argparse
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+CONFIG = Path(__file__).with_name("frontier.yaml")
+ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
@@ -22,10 +22,10 @@ def main() -> None:
     out, overrides = arguments.out, arguments.overrides
     search, pattern, training = out / "search", out / "pattern.yaml", out / "training"
     budget = f"search.latency.target={arguments.budget}"
-    stages = [[ROOT / "search.py", HERE / "search.yaml", "--run", search, "--resume", budget, *overrides]]
+    stages = [[ROOT / "search.py", CONFIG, "--run", search, "--resume", budget, *overrides]]
     if not pattern.exists():
-        stages.append([ROOT / "derive.py", search, "--trials", "--out", pattern])
-    stages.append([ROOT / "retrain.py", pattern, HERE / "frontier.yaml", "--run", training, "--resume", *overrides])
+        stages.append([ROOT / "derive.py", search, "--out", pattern])
+    stages.append([ROOT / "retrain.py", pattern, CONFIG, "--run", training, "--resume", *overrides])
     stages.append(["-m", "nas.report", search, training, "--out", out / "report.html", "--title", out.name])
     out.mkdir(parents=True, exist_ok=True)
     for stage in stages:

@@ -21,7 +21,7 @@ from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.tasks import Task, script_task
-from nas.search.maturity import MATURE, MATURE_WITH_TRIALS, maturity_warning
+from nas.search.maturity import maturity_warning
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext, device_context, set_up_device
 
@@ -53,8 +53,10 @@ class Comparison:
         self.search, self.blocks = search, (search or recipe).model.blocks
         for contender in given:
             simplify(contender.blocks, recipe, f"{contender.name}: block")
-        if search and search.search.chooses_shape:
-            raise InputError("nas.compare needs one shape: remove search.vocab_size, d_model and blocks")
+        if search and (search.search.vocab_size or search.search.d_model):
+            raise InputError("nas.compare needs one vocabulary and width: remove search.vocab_size and search.d_model")
+        if search and search.search.method == "trials" and len(settings.search_seeds) > 1:
+            raise InputError("search.method=trials chooses one network: give one of search_seeds")
         if search and search.model.d_model != recipe.model.d_model:
             raise InputError(
                 f"the search has model.d_model={search.model.d_model}, and the trainings {recipe.model.d_model}; "
@@ -84,10 +86,10 @@ class Comparison:
     def warn_of_immature_weights(self) -> None:
         """Print a warning if a search trains its operations clearly less than the recipe trains patterns."""
         search, steps = self.search, self.recipe.train.steps  # None if epochs are given
-        if search and search.search.method == "single_path" and not search.search.weights_from and search.train.steps:
-            share = MATURE_WITH_TRIALS if self.settings.trials else MATURE
-            if warning := maturity_warning(search, search.train.steps, steps, share):
-                print(warning)
+        trains = search and search.search.method == "single_path" and not search.search.weights_from
+        warning = maturity_warning(search, search.train.steps, steps) if trains and search.train.steps else None
+        if warning:
+            print(warning)
 
     def search_tasks(self) -> list[Task]:
         tasks = []
@@ -102,7 +104,6 @@ class Comparison:
         tasks = []
         for name, budget in self.settings.searched.items():
             how = [] if budget is None else ["--latency-budget", budget]
-            how += ["--trials", self.settings.trials] if self.settings.trials else []
             out = pattern_file(self.path, name)
             arguments = [*self.search_folders.values(), *how, "--out", out]
             tasks.append(self.task(f"derive-{name}", "derive.py", arguments, out))

@@ -54,7 +54,6 @@ class Settings:
     search: Path | None = None
     search_seeds: list[int] = field(default_factory=lambda: [1])
     budgets: list[float] = field(default_factory=list)
-    trials: int = 0
     patterns: list[str] = field(default_factory=lambda: ["interleaved"])
     random: int = 0
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -104,7 +103,7 @@ SEEDS = list_of(is_count), "different whole numbers from 0, such as [1, 2, 3]"
 BUDGETS = "different ratios to the interleaved pattern's cost, of at most 4 decimals, such as [0.5, 0.65]"
 CHECKS = {  # of the keys of COMPARISON.yaml: (is a value valid?, what is allowed)
     **dict.fromkeys(("retrain", "search"), (is_name, "the name of a configuration file")),
-    **dict.fromkeys(("random", "trials"), (is_count, "a whole number from 0")),
+    "random": (is_count, "a whole number from 0"),
     **dict.fromkeys(("seeds", "search_seeds", "random_seeds"), SEEDS),
     "budgets": (list_of(is_budget, 0), BUDGETS),
     "patterns": (list_of(is_name, 0), f"different names of {', '.join(RULES)}, or pattern files"),
@@ -128,7 +127,7 @@ def read_settings(path: Path, overrides: dict) -> Settings:
         if not is_valid(value):
             raise InputError(f"{path}: {key}={value!r} must be {allowed}")
     if "search" not in content:
-        if needed := [key for key in ("budgets", "random", "trials", "search_seeds") if content.get(key)]:
+        if needed := [key for key in ("budgets", "random", "search_seeds") if content.get(key)]:
             raise InputError(f"{path}: {needed[0]} needs a search: add `search: FILE.yaml`, or remove the key")
         if content.get("patterns") == []:
             raise InputError(f"{path}: patterns=[] and no search leave nothing to compare")

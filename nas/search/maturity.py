@@ -6,8 +6,7 @@ from nas.core.config import Config
 from nas.core.operations import turn_groups
 from nas.training.build import count_steps, passes_warning, warmup_warning
 
-MATURE_WITH_TRIALS = 0.5  # share of a pattern's steps in which each operation should train, if trials follow
-MATURE = 0.9  # the same without trials
+MATURE = 0.9  # share of a pattern's steps in which each operation should train
 
 
 def steps_per_update(config: Config) -> int:
@@ -27,7 +26,7 @@ def describe_steps(config: Config, text_tokens: int) -> list[str]:
     steps = count_steps(config, text_tokens)
     lines = (
         describe_maturity(config, steps),
-        maturity_warning(config, steps, config.search.retrain_steps, MATURE_WITH_TRIALS),
+        maturity_warning(config, steps, config.search.retrain_steps),
         passes_warning(config, "search.retrain_steps", retraining_steps(config, steps), text_tokens),
         warmup_warning(config, steps),
     )
@@ -44,9 +43,9 @@ def describe_maturity(config: Config, weights_steps: int) -> str:
     return f"{text}, {updates / pattern_steps:.2f} of the {pattern_steps:,} steps for which patterns will be trained"
 
 
-def maturity_warning(config: Config, weights_steps: int, pattern_steps: int | None, share: float) -> str | None:
-    """A warning if operations train in less than `share` of a pattern's steps. pattern_steps: None if unknown."""
-    enough = math.ceil(share * (pattern_steps or 0) * steps_per_update(config))
+def maturity_warning(config: Config, weights_steps: int, pattern_steps: int | None) -> str | None:
+    """A warning if operations train in less than MATURE of a pattern's steps. pattern_steps: None if unknown."""
+    enough = math.ceil(MATURE * (pattern_steps or 0) * steps_per_update(config))
     if weights_steps >= enough:
         return None
     return (
