@@ -54,6 +54,7 @@ COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0}
 def search_run(*seed_pi, path="runs/one", operations=NAMES, **content) -> SearchRun:
     """A run in the form of read_run(), with pi [N, O] for each seed of the logits."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
+    content["search"] = {"method": "single_path"} | content.get("search", {})
     return SearchRun(Path(path), content, list(operations), np.array(seed_pi, dtype=float), 7, 7, COSTS, [])
 
 

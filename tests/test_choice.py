@@ -159,7 +159,7 @@ def test_a_pattern_far_from_the_target_of_the_papers_method_causes_a_notice(caps
 def test_runs_with_the_same_weights_show_the_spread_of_pi_alone(tmp_path):
     runs = []
     for name, origin in (("first", None), ("second", str(tmp_path / "first"))):
-        content = {"search": {"weights_from": origin}, "seed": len(runs) + 1}
+        content = {"search": {"method": "single_path", "weights_from": origin}, "seed": len(runs) + 1}
         (tmp_path / name).mkdir()
         write_yaml(tmp_path / name / "config.yaml", content)
         runs.append(search_run(one_hot(0, 1), path=tmp_path / name, **content))
