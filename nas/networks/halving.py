@@ -41,13 +41,14 @@ class Trials:
     """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. steps: of whole trainings, by vocabulary.
+    trial. tried: also those that failed. steps: of whole trainings, by vocabulary.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
         self.config, self.folder, self.context = config, folder, context
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
+        self.tried: set[Network] = set()
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
 
@@ -68,6 +69,7 @@ class Trials:
             )
             for network in networks
         ]
+        self.tried |= {*networks}
         found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
         self.results |= {network: found[str(network)] for network in networks if str(network) in found}
         points = [
@@ -110,8 +112,7 @@ class Halving:
         while batch:
             self.trials.run(batch, first)
             self.add_neighbours()
-            tried = {point.network for point in self.trials.points}
-            batch = self.promising(min(BATCH, count - len(tried)), tried)
+            batch = self.promising(min(BATCH, count - len(self.trials.tried)))
         for (before, _), (share, count) in zip(RUNGS, rungs, strict=False):
             finished = [point.network for point in self.trials.points if point.text == before]
             self.trials.run(self.contenders(finished, count, VOCABULARIES if before == first else 1), share)
@@ -136,10 +137,10 @@ class Halving:
         near = [other for other in near if within(self.costs.tables[other[:2]], limit)(other.blocks)]
         self.networks = list(dict.fromkeys([*self.networks, *near]))
 
-    def promising(self, count: int, tried: set[Network]) -> list[Network]:
+    def promising(self, count: int) -> list[Network]:
         """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
-        others, chosen = [network for network in self.networks if network not in tried], []
-        generator = np.random.default_rng(len(tried))
+        others, chosen = [network for network in self.networks if network not in self.trials.tried], []
+        generator = np.random.default_rng(len(self.trials.tried))
         while len(chosen) < min(count, len(others)):
             (draw,) = self.law().draw(others, 1, generator)
             draw[[others.index(network) for network in chosen]] = np.inf
