@@ -40,7 +40,7 @@ def options(network: Network, overrides: list[str]) -> list[str]:
 
 def train(network: Network, overrides: list[str]) -> dict:
     """Train a network. Returns its figures on valid, and bits per byte after each rung."""
-    from nas.networks.halving import RUNGS
+    from nas.networks.trials import RUNGS
     from nas.retraining.phase import TRIAL_SHARE, RetrainPhase
     from nas.retraining.trials import rung_steps
     from nas.training.build import build_fixed
@@ -83,7 +83,7 @@ def measure(networks: list[Network], overrides: list[str]) -> dict[str, float]:
 
 def report(jobs: Jobs, networks: list[Network], ratios: dict[str, float], folders: list[Path]) -> dict:
     """Write grid.csv of the finished trainings, and grid.png. Returns the content of the last line: the best ones."""
-    from nas.networks.halving import RUNGS
+    from nas.networks.trials import RUNGS
 
     shares = [str(share) for share, _ in RUNGS]
     rows = [(ratios[str(network)], network, result) for network in networks if (result := jobs.get(str(network)))]

@@ -50,8 +50,9 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
     """The network that wins successive halving without a law."""
     from nas.networks.choice import COSTS, candidate_corpora
     from nas.networks.costs import NetworkCosts
-    from nas.networks.halving import RUNGS, Halving, Trials
+    from nas.networks.halving import Halving
     from nas.networks.space import Network, make_network
+    from nas.networks.trials import RUNGS, Trials
     from nas.training.device import set_up_device
 
     class RandomHalving(Halving):

@@ -13,13 +13,14 @@ from nas.core.run_folder import CHOICE, PI, TRIALS, open_run
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
-from nas.networks.halving import CONFIG, Halving, Trials, most_trainings
+from nas.networks.halving import Halving
 from nas.networks.space import (
     candidate_shapes,
     make_network,
     networks_within,
     with_shape,
 )
+from nas.networks.trials import CONFIG, Trials, most_trainings
 from nas.training.device import DeviceContext
 
 COSTS, STAGE = "costs.yaml", "search"

@@ -3,22 +3,15 @@
 P networks, N blocks, O operations.
 """
 
-from pathlib import Path
-
 import numpy as np
 
-from nas.core.config import Config
 from nas.core.pattern import interleaved
-from nas.data.corpus import Corpus
 from nas.networks.costs import NetworkCosts
-from nas.networks.law import Law, Point
-from nas.networks.space import Network, make_network, neighbours, options_of, within
-from nas.retraining.trials import Trial, run_trials, rung_steps
-from nas.training.build import count_steps
-from nas.training.device import DeviceContext
+from nas.networks.law import Law
+from nas.networks.space import Network, make_network, neighbours, within
+from nas.networks.trials import RUNGS, Trials
+from nas.retraining.trials import rung_steps
 
-CONFIG = "config.yaml"
-RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 3)  # share of a training, and number of networks that get it
 BATCH = 4  # networks of the first rung that the law proposes at once
 VOCABULARIES = 3  # of the second rung, at least
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
@@ -28,58 +21,6 @@ PARENTS = 6  # of the networks that are one change away
 LONG_ENOUGH = 1.3  # times the warm-up; shorter trials are judged on its weights
 RECORDED = 60  # networks
 NORMAL_95 = 1.96
-
-
-def most_trainings() -> float:
-    """The steps of all rungs, in trainings; each rung goes on from the one before."""
-    counts = [count for _, count in RUNGS]
-    steps = [share - before for (share, _), (before, _) in zip(RUNGS, [(0, 0), *RUNGS], strict=False)]
-    return float(np.dot(counts, steps))
-
-
-class Trials:
-    """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
-
-    points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: also those that failed. steps: of whole trainings, by vocabulary.
-    """
-
-    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
-        self.config, self.folder, self.context = config, folder, context
-        tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
-        self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
-        self.tried: set[Network] = set()
-        self.points: list[Point] = []
-        self.results: dict[Network, dict] = {}
-
-    def until(self, network: Network, share: float) -> int:
-        """The steps after which a trial stops."""
-        return rung_steps(share, RUNGS[0][0], self.steps[network.vocab_size])
-
-    def run(self, networks: list[Network], share: float) -> None:
-        """Train each network until a share of its steps. Raises RunError if all fail."""
-        print(f"{share:g} of a training of {', '.join(map(str, networks))}", flush=True)
-        trials = [
-            Trial(
-                str(network),
-                list(network.blocks),
-                self.steps[network.vocab_size],
-                self.until(network, share),
-                options_of(network, self.config),
-            )
-            for network in networks
-        ]
-        self.tried |= {*networks}
-        found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
-        self.results |= {network: found[str(network)] for network in networks if str(network) in found}
-        points = [
-            Point(network, share, self.results[network]["valid"]["bits_per_byte"])
-            for network in networks
-            if str(network) in found
-        ]
-        self.points += points
-        best = min(points, key=lambda point: point.loss)
-        print(f"the best of them, {best.network}: {best.loss:.4f} bits per byte on valid", flush=True)
 
 
 class Halving:
@@ -99,10 +40,7 @@ class Halving:
     def run(self) -> Network:
         """The best network of the last rung or, of several that are equally good, the cheapest."""
         (first, count), *rungs = RUNGS
-        steps, warmup = (
-            min(rung_steps(first, first, steps) for steps in self.trials.steps.values()),
-            self.config.train.warmup_steps,
-        )
+        steps, warmup = rung_steps(first, first, min(self.trials.steps.values())), self.config.train.warmup_steps
         if steps < LONG_ENOUGH * warmup:
             print(
                 f"WARNING: the first trials have {steps} steps, and the warm-up {warmup}: give a smaller "
@@ -140,12 +78,10 @@ class Halving:
     def promising(self, count: int) -> list[Network]:
         """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
         others, chosen = [network for network in self.networks if network not in self.trials.tried], []
-        generator = np.random.default_rng(len(self.trials.tried))
-        while len(chosen) < min(count, len(others)):
-            (draw,) = self.law().draw(others, 1, generator)
-            draw[[others.index(network) for network in chosen]] = np.inf
-            chosen.append(others[int(np.argmin(draw))])
-        return chosen
+        for draw in self.law().draw(others, max(0, count), np.random.default_rng(len(self.trials.tried))):
+            draw[chosen] = np.inf
+            chosen.append(int(np.argmin(draw)))
+        return [others[index] for index in chosen[: len(others)]]
 
     def contenders(self, networks: list[Network], count: int, vocabularies: int) -> list[Network]:
         """The networks of a later rung by the law: the best of each of the best vocabularies, and then the best others.

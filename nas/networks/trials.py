@@ -1,0 +1,68 @@
+"""The first parts of trainings of networks."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nas.core.config import Config
+from nas.data.corpus import Corpus
+from nas.networks.law import Point
+from nas.networks.space import Network, options_of
+from nas.retraining.trials import Trial, run_trials, rung_steps
+from nas.training.build import count_steps
+from nas.training.device import DeviceContext
+
+CONFIG = "config.yaml"
+RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 3)  # share of a training, and number of networks that get it
+
+
+def most_trainings() -> float:
+    """The steps of all rungs, in trainings; each rung goes on from the one before."""
+    counts = [count for _, count in RUNGS]
+    steps = [share - before for (share, _), (before, _) in zip(RUNGS, [(0, 0), *RUNGS], strict=False)]
+    return float(np.dot(counts, steps))
+
+
+class Trials:
+    """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
+
+    points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
+    trial. tried: also those that failed. steps: of whole trainings, by vocabulary.
+    """
+
+    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
+        self.config, self.folder, self.context = config, folder, context
+        tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
+        self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
+        self.tried: set[Network] = set()
+        self.points: list[Point] = []
+        self.results: dict[Network, dict] = {}
+
+    def until(self, network: Network, share: float) -> int:
+        """The steps after which a trial stops."""
+        return rung_steps(share, RUNGS[0][0], self.steps[network.vocab_size])
+
+    def run(self, networks: list[Network], share: float) -> None:
+        """Train each network until a share of its steps. Raises RunError if all fail."""
+        print(f"{share:g} of a training of {', '.join(map(str, networks))}", flush=True)
+        trials = [
+            Trial(
+                str(network),
+                list(network.blocks),
+                self.steps[network.vocab_size],
+                self.until(network, share),
+                options_of(network, self.config),
+            )
+            for network in networks
+        ]
+        self.tried |= {*networks}
+        found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
+        self.results |= {network: found[str(network)] for network in networks if str(network) in found}
+        points = [
+            Point(network, share, self.results[network]["valid"]["bits_per_byte"])
+            for network in networks
+            if str(network) in found
+        ]
+        self.points += points
+        best = min(points, key=lambda point: point.loss)
+        print(f"the best of them, {best.network}: {best.loss:.4f} bits per byte on valid", flush=True)
