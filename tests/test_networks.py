@@ -263,7 +263,7 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
     (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
     assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
-    assert choice["trainings"] == pytest.approx(2.875, abs=0.2)
+    assert 1.5 < choice["trainings"] < 2.9
     command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
