@@ -10,9 +10,10 @@ from nas.core.operations import kind_of, parse_block
 from nas.networks.space import Network
 
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
-# product of the logarithms of vocabulary V, width D, number of blocks N and text T (1 is a whole training), and of
-# A and F, how many of the blocks attend and how many widths of 4x the dense ones have, relative to interleaved, and
-# P, how much later the attending ones stand. The means are fits to trainings (experiments/frontier).
+# product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and text (1 is a whole
+# training). A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
+# relative to interleaved. P tells how much later the attending blocks stand. The means of V, D, N and T are fits to
+# interleaved networks of two texts (experiments/frontier).
 # fmt: off
 TERMS = {
     "": (0, 3), "T": (-0.15, 0.1), "TT": (0, 0.05), "V": (-0.02, 0.03), "D": (-0.048, 0.015), "N": (-0.0145, 0.01),
