@@ -18,7 +18,7 @@ def searched(tmp_path_factory, small_yaml):
     folder = tmp_path_factory.mktemp("sequential")
     content = yaml.safe_load(small_yaml.read_text())
     latency = {"source": "flops", "target": 0.8}
-    content["search"] = {"logits_steps": 8, "logits_seeds": 2, "paths": 4, "latency": latency}
+    content["search"] = {"method": "single_path", "logits_steps": 8, "logits_seeds": 2, "paths": 4, "latency": latency}
     (folder / "mine.yaml").write_text(yaml.safe_dump(content))
     shown = succeed("search", folder / "mine.yaml", "--run", folder / "run")
     assert "24 steps of 32 tokens train each operation of a block 8 times" in shown

@@ -78,10 +78,11 @@ class Halving:
     def promising(self, count: int) -> list[Network]:
         """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
         others, chosen = [network for network in self.networks if network not in self.trials.tried], []
-        for draw in self.law().draw(others, max(0, count), np.random.default_rng(len(self.trials.tried))):
+        count, generator = max(0, min(count, len(others))), np.random.default_rng(len(self.trials.tried))
+        for draw in self.law().draw(others, count, generator) if count else ():
             draw[chosen] = np.inf
             chosen.append(int(np.argmin(draw)))
-        return [others[index] for index in chosen[: len(others)]]
+        return [others[index] for index in chosen]
 
     def contenders(self, networks: list[Network], count: int, vocabularies: int) -> list[Network]:
         """The networks of a later rung by the law: the best of each of the best vocabularies, and then the best others.
