@@ -194,26 +194,9 @@ class Dense(Operation):
         self.expand = nn.Linear(config.d_model, d_ffn)
         self.activation = ACTIVATIONS[config.activation]()
         self.output = nn.Linear(d_ffn, config.d_model)
-        self.narrow: Dense | None = None
 
     def branch(self, context, length, positions):
-        branch = self.output(self.dropout(self.activation(self.expand(context))))
-        return branch if self.narrow is None else branch + self.narrow.branch(context, length, positions)
-
-    def extend(self, narrow: "Dense") -> None:
-        """Share the normalisation and all inner units of a narrower block, and keep own weights for the other units.
-
-        A step that runs the narrower block alone then leaves these weights without a gradient, so no optimizer moves
-        them.
-        """
-        (d_ffn, d_model), shared = self.expand.weight.shape, narrow.d_ffn
-        self.expand, self.output = nn.Linear(d_model, d_ffn - shared), nn.Linear(d_ffn - shared, d_model)
-        self.output.weight.fan_in = d_ffn  # so that these units begin as those of a block that is as wide
-        self.norm, self.narrow = narrow.norm, narrow
-
-    @property
-    def d_ffn(self) -> int:
-        return self.expand.out_features + (self.narrow.d_ffn if self.narrow else 0)
+        return self.output(self.dropout(self.activation(self.expand(context))))
 
 
 class Identity(nn.Module):

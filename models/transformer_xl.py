@@ -236,7 +236,7 @@ def initialise(model: TransformerXL, depth_scaled: bool) -> None:
     """
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter) and not name.startswith("ngrams."):
-            nn.init.normal_(parameter, std=getattr(parameter, "fan_in", parameter.shape[1]) ** -0.5)
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
             if depth_scaled and name.startswith("blocks.") and name.endswith("output.weight"):
                 parameter.data *= len(model.blocks) ** -0.5
 

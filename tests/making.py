@@ -10,7 +10,7 @@ from torch import nn
 
 from models.operations import OPERATIONS, BlockConfig
 from nas.core.config import Config, ModelOptions, TrainOptions
-from nas.core.operations import Shape, resolve_block, weight_groups
+from nas.core.operations import Shape, resolve_block
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.flops import count_flops, operation_flops
 from nas.data.corpus import Corpus
@@ -86,11 +86,10 @@ def flops_of(name: str, batch: int, segment: int, memory: int, relative=True, he
     return operation_flops(name, config)
 
 
-def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: int, shared=False, **shape) -> SuperNet:
-    """shared: whether operations share weights; shape: see shape_of()."""
-    shape = {"d_model": config.d_model} | shape
-    operations, groups = dict(zip(names, sized(names, **shape))), weight_groups(names, shape_of(**shape), shared)
-    return SuperNet(blocks, operations, config, vocab_size, groups)
+def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: int, **shape) -> SuperNet:
+    """shape: see shape_of()."""
+    operations = dict(zip(names, sized(names, **{"d_model": config.d_model} | shape)))
+    return SuperNet(blocks, operations, config, vocab_size)
 
 
 def generator(seed: int) -> torch.Generator:

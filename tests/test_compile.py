@@ -29,7 +29,7 @@ OPERATIONS = "search.operations=[attention,sparse_strided,sparse_fixed,window,li
 
 @pytest.mark.parametrize(
     "options",
-    [[OPERATIONS, "search.share_weights=true"], ["search.method=gumbel", "search.split=shared"]],
+    [[OPERATIONS], ["search.method=gumbel", "search.split=shared"]],
     ids=["weights", "soft"],
 )
 def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):

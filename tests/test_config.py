@@ -78,7 +78,6 @@ def test_the_later_of_steps_and_epochs_wins(load):
             "search.method=gumble",
             "search.method=gumble must be one of trials, gumbel, single_path; the nearest is gumbel",
         ),
-        ("search.share_weights=true", "needs two attentions with as many heads, or two dense blocks"),
         ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
         ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
         ("search.method=gumbel search.logits_seeds=4", "search.logits_seeds=4 needs search.method=single_path"),

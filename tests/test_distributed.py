@@ -78,9 +78,8 @@ def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
 
 GUMBEL = "search.method=gumbel"
 SEARCHES = {
-    "single path, shared weights, budget, parts": [
+    "single path, budget, parts": [
         "search.operations=[attention,window 6,dense,conv,dense 4x]",
-        "search.share_weights=true",
         "model.ngram_rows=[13,11]",
         "search.latency.source=flops",
         "train.grad_accum_steps=2",

@@ -7,12 +7,6 @@ import torch
 import yaml
 
 from nas import load_model
-from nas.core.pattern import expand
-from nas.retraining.weights import read_path, set_weights
-from nas.search.shared_weights import load_shared_weights
-from nas.search.supernet import evaluate_path
-from nas.training.build import build_fixed
-from nas.training.evaluation import evaluate_split
 from tests.making import TRAIN
 from tests.processes import refuse, succeed
 
@@ -73,28 +67,6 @@ def test_a_training_starts_from_the_path_of_a_search(small_yaml, tmp_path):
     message = refuse(*command, "--run", tmp_path / "other")
     assert "so it has no weights for w6 d l; give a pattern of as many blocks" in message
     assert "is a search; derive its pattern and train it" in refuse("generate", search)
-
-
-def test_a_training_starts_from_a_path_whose_operations_share_weights(small_yaml, tmp_path):
-    """The network of a path has the loss that the SuperNet has along it, and so has a training at its start."""
-    search, names = tmp_path / "search", ["dense 3x", "window 6", "dense 1x", "attention", "dense 2x", "conv"]
-    options = [f"search.operations=[{','.join(names)}]", "search.share_weights=true", "evaluate.batch_size=1"]
-    succeed("search", small_yaml, "--run", search, *options)
-    shared, losses = load_shared_weights(search), {}
-    corpus, config, context = shared.corpus, shared.config, shared.context
-    for short in ("d3xad1x", "w6d2xd3x", "d2xd1xc"):
-        path = [names.index(name) for name in expand(short)]
-        losses[short] = evaluate_path(shared.supernet, path, corpus, config, context)["nll_per_token"]
-        model = build_fixed(expand(short), config, corpus.vocab_size)
-        set_weights(model, read_path(search, expand(short)))
-        figures = evaluate_split(config, model, model.blocks, corpus, "valid", context)
-        assert figures["nll_per_token"] == pytest.approx(losses[short], rel=1e-6)
-    assert len(set(losses.values())) == 3
-    (tmp_path / "pattern.yaml").write_text("format: par-pattern/2\nblocks: [{dense: 3x}, a, d1x]\n")
-    more = [*options, f"train.init_from={search}", "train.steps=1", "train.lr=1e-12", "train.muon_lr=1e-12"]
-    succeed("retrain", tmp_path / "pattern.yaml", small_yaml, "--run", tmp_path / "run", *more, "train.warmup_steps=1")
-    results = yaml.safe_load((tmp_path / "run" / "results.yaml").read_text())
-    assert results["valid"]["nll_per_token"] == pytest.approx(losses["d3xad1x"], rel=1e-5)
 
 
 def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pattern, tmp_path):

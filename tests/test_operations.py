@@ -1,24 +1,22 @@
 """The operations against references, and the costs of operations against formulas."""
 
 import inspect
-import itertools
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import Positions, sinusoidal_encodings
-from models.operations import OPERATIONS, BlockConfig, Dense
+from models.operations import OPERATIONS, BlockConfig
 from nas.core.operations import OPERATIONS as CATALOGUE
-from nas.search.supernet import share_weights
 from tests import reference
 from tests.making import flops_of, operation_of
 
 
 def test_the_catalogue_describes_the_classes():
-    """Their names, the arguments of their constructors, whether they attend, and which can share weights."""
+    """Their names, the arguments of their constructors, and whether they attend."""
     assert list(OPERATIONS) == list(CATALOGUE)
-    letters, shapes = [kind.letter for kind in CATALOGUE.values()], {}
+    letters = [kind.letter for kind in CATALOGUE.values()]
     for name, kind in CATALOGUE.items():
         required = [
             key
@@ -31,11 +29,7 @@ def test_the_catalogue_describes_the_classes():
         assert not {*own} & {*letters}  # so a short form without spaces is unambiguous
         built = operation_of(name, BlockConfig(16))
         assert kind.attends == hasattr(built, "attention")
-        assert kind.shares == ("dense" if name == "dense" else "attention" * (kind.attends and name != "linear"))
-        if kind.shares == "attention":
-            shapes[name] = {key: parameter.shape for key, parameter in built.named_parameters()}
     assert len({*letters}) == len(letters) and all(len(letter) == 1 for letter in letters)
-    assert len(shapes) == 4 and all(own == shapes["attention"] for own in shapes.values())
 
 
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
@@ -129,50 +123,6 @@ def test_a_branch_is_what_the_block_adds(norm, activation):
 
     expected = x + network(dense.norm(x)) if norm == "pre" else dense.norm(x + network(x))
     torch.testing.assert_close(x + dense(x, None, None), expected)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_dense_blocks_that_share_weights_equal_blocks_with_the_joined_weights(norm):
-    """Values and gradients of three widths. The order of the widths does not matter."""
-    torch.manual_seed(0)
-    config, widths = BlockConfig(8, norm=norm, activation="gelu"), (12, 5, 20)
-    blocks = {width: Dense(config, width) for width in widths}
-    share_weights(list(blocks.values()))
-    blocks[20].double()  # the others are its parts
-    assert {width: block.d_ffn for width, block in blocks.items()} == {width: width for width in widths}
-    x, parts = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True), []
-    for width in sorted(widths):
-        parts.append(blocks[width])
-        joined = Dense(config, width).double()
-        groups = {  # parameters of the joined block, those of the parts, and how they are joined
-            "expand.weight": lambda *own: torch.cat(own),
-            "expand.bias": lambda *own: torch.cat(own),
-            "output.weight": lambda *own: torch.cat(own, dim=1),
-            "output.bias": lambda *own: sum(own),
-        }
-        with torch.no_grad():
-            for name, join in groups.items():
-                joined.get_parameter(name).copy_(join(*(part.get_parameter(name) for part in parts)))
-            for name in ("norm.weight", "norm.bias"):
-                torch.nn.init.normal_(blocks[width].get_parameter(name))
-                joined.get_parameter(name).copy_(blocks[width].get_parameter(name))
-        names = ["norm.weight", "norm.bias", *groups]
-        output, x_gradient, *gradients = values_and_gradients(
-            joined(x, None, None), [x, *(joined.get_parameter(name) for name in names)]
-        )
-        found, x_found, *own = values_and_gradients(
-            blocks[width](x, None, None),
-            [x, *(part.get_parameter(name) for part in parts for name in names)],
-        )
-        own = dict(zip(itertools.product(range(len(parts)), names), own, strict=True))
-        assert_close([found, x_found], [output, x_gradient])
-        for name, gradient in zip(names, gradients, strict=True):
-            each = [own[index, name] for index in range(len(parts))]
-            if name == "output.bias":  # each part adds its own
-                assert_close(each, [gradient] * len(parts))
-            else:  # all parts have the same normalisation
-                assert_close([groups[name](*each) if name in groups else each[0]], [gradient])
-        assert all(part.norm is blocks[width].norm for part in parts)
 
 
 def test_identity_adds_nothing():

@@ -3,9 +3,7 @@ import torch
 
 from models.attention import Positions, sinusoidal_encodings
 from models.operations import BlockConfig
-from nas.core.config import TrainOptions
 from nas.search import learn_pi, sampling
-from nas.training.optimizer import WeightsOptimizer
 from tests import reference
 from tests.making import generator, supernet_of
 
@@ -121,74 +119,6 @@ def test_leave_one_out_is_unbiased_and_straight_through_is_biased(capsys):
     print("\nexact gradient\n", exact, "\nleave-one-out, minus exact\n", unbiased.mean(dim=0) - exact)
     print("straight-through, minus exact (its bias)\n", bias, "\nits standard error\n", relaxed_error)
     assert ((bias.abs() / relaxed_error) > 6).any()
-
-
-def test_attentions_share_weights_if_they_have_the_same_heads():
-    names = [
-        "attention",
-        "sparse_strided 4",
-        "attention key_heads=1",
-        "sparse_fixed 4 key_heads=1",
-        "dense",
-        "window 3",
-    ]
-    shared, apart = (supernet_of(2, names, CONFIG, VOCAB, shared=shared) for shared in (True, False))
-    block = shared.backbone.blocks[0].candidates
-    for first, *others in ((0, 1, 5), (2, 3)):
-        own = dict(block[first].named_parameters())
-        for other in others:
-            assert all(own[name] is parameter for name, parameter in block[other].named_parameters())
-            assert not (own.keys() - dict(block[other].named_parameters()).keys())
-    assert {*block[0].parameters()}.isdisjoint(block[2].parameters())
-    assert len(list(block.parameters())) == sum(len(list(block[index].parameters())) for index in (0, 2, 4))
-    assert len(list(apart.backbone.blocks[0].parameters())) > len(list(block.parameters()))
-
-
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_step_of_a_narrow_dense_block_is_its_own_and_keeps_the_rest_of_a_wide_one(optimizer):
-    """Steps of the narrow block equal those without sharing. They change neither the units that only the wide block
-    has, nor their momenta.
-    """
-    options = TrainOptions(optimizer=optimizer, warmup_steps=0, lr=0.01, weight_decay=0.1)
-    names, networks = ["dense 4", "attention", "dense 12"], []
-    for share in (True, False):
-        torch.manual_seed(0)
-        networks.append(supernet_of(2, names, CONFIG, VOCAB, share))
-    shared, apart = networks
-    same = {name: weight for name, weight in shared.backbone.state_dict().items() if ".candidates.2." not in name}
-    assert not apart.backbone.load_state_dict(same, strict=False).unexpected_keys
-    before = {name: weight.clone() for name, weight in same.items()}
-    optimizers = {network: WeightsOptimizer(network.backbone, options, 10) for network in networks}
-
-    def step(network, path):
-        optimizers[network].set_lr(1)
-        optimizers[network].zero_grad()
-        loss_along(network, path).backward()
-        optimizers[network].step()
-
-    for network in (*networks, *networks):
-        step(network, [0, 1])
-    for name in same:
-        weight = shared.backbone.state_dict()[name]
-        assert torch.equal(weight, apart.backbone.state_dict()[name])
-        assert torch.equal(weight, before[name]) == (".0.candidates.1." in name or ".1.candidates.0." in name)
-    narrow, _, wide = shared.backbone.blocks[0].candidates
-    units = [*wide.expand.parameters(), *wide.output.parameters()]
-
-    def values():
-        states = [one.state[p] for p in units for one in optimizers[shared].optimizers.values() if p in one.state]
-        return [value.detach().clone() for value in (*units, *(value for state in states for value in state.values()))]
-
-    step(shared, [2, 1])
-    kept, moved = values(), narrow.expand.weight.clone()
-    step(shared, [0, 1])
-    assert len(kept) > len(units) and all(torch.equal(one, two) for one, two in zip(kept, values(), strict=True))
-    assert not torch.equal(narrow.expand.weight, moved)
-
-
-def test_own_units_of_a_wide_dense_block_begin_as_those_of_a_block_alone():
-    _, wide = supernet_of(1, ["dense 64", "dense 256"], CONFIG, VOCAB, True).backbone.blocks[0].candidates
-    assert wide.output.weight.shape[1] == 192 and wide.output.weight.std().item() == pytest.approx(256**-0.5, rel=0.1)
 
 
 def test_recomputation_changes_neither_the_mixture_nor_the_gates():

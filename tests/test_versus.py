@@ -20,11 +20,11 @@ def test_random_networks_are_of_the_budget_and_of_every_vocabulary_and_width(ver
     blocks = {"attention": 2.0, "dense": 1.0, "identity": 0.0}
     tables = {(size, 8): CostTable(FLOPS, size / 100, blocks) for size in (100, 200, 2000)}
     costs = SimpleNamespace(tables=tables)
-    found = versus.random_networks(config, costs, list(tables), 10.0, 40, np.random.default_rng(0))
+    found = versus.random_networks(config, costs, list(tables), 10.0, 40, np.random.default_rng(0), BAND)
     assert len({*found}) == 40 and {network.vocab_size for network in found} == {100, 200}  # 2,000 are too costly
     ratios = [tables[network[:2]].cost(network.blocks) / 10 for network in found]
     assert BAND - 1e-9 <= min(ratios) < 0.85 and max(ratios) <= 1 + 1e-9
-    few = versus.random_networks(config, costs, [(100, 8)], 2.0, 40, np.random.default_rng(0))
+    few = versus.random_networks(config, costs, [(100, 8)], 2.0, 40, np.random.default_rng(0), BAND)
     assert [network.blocks for network in few] == [("dense",)]
 
 

@@ -102,10 +102,6 @@ def test_the_steps_of_the_weights_are_described_beside_those_of_patterns(small_c
     assert "train each operation of a block 30 times: search.retrain_steps is not set" in text
     (text,) = lines("search.retrain_steps=33")
     assert "30 times, 0.91 of the 33 steps" in text
-    # Attentions take turns. A step on a narrow dense block trains only a part of a wide one.
-    for operations, times in (("attention,sparse_fixed,dense", 45), ("dense 2x,conv,dense 3x", 30)):
-        shared = ["search.share_weights=true", f"search.operations=[{operations}]"]
-        assert f"train each operation of a block {times} times" in lines(*shared)[0]
     _, warning = lines("search.retrain_steps=34")
     assert "give the search train.steps=92 or more" in warning
     assert "may overfit after 14" in lines("search.retrain_steps=5000")[-1] and lines("search.method=gumbel") == []

@@ -51,7 +51,7 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
     from nas.networks.choice import COSTS, candidate_corpora
     from nas.networks.costs import NetworkCosts
     from nas.networks.halving import Halving
-    from nas.networks.space import Network, make_network
+    from nas.networks.space import BAND, Network, make_network
     from nas.networks.trials import RUNGS, Trials
     from nas.training.device import set_up_device
 
@@ -77,21 +77,21 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
     budget, generator = config.search.latency.target, np.random.default_rng(config.seed)
     folder.mkdir(exist_ok=True)
     write_yaml(folder / "config.yaml", {"stage": "search", **asdict(config)})
-    networks = random_networks(config, costs, shapes, budget * costs.reference, RUNGS[0][1], generator)
+    networks = random_networks(config, costs, shapes, budget * costs.reference, RUNGS[0][1], generator, BAND)
     search = RandomHalving(Trials(config, corpora, folder, context), costs, budget, networks)
     best = search.run()
     seconds = sum(result["wall_time_s"] for result in search.trials.results.values())
     return {**best._asdict(), "blocks": list(best.blocks), "seconds": seconds, "ratio": costs.ratio(best)}
 
 
-def random_networks(config, costs, shapes, limit: float, count: int, generator) -> list:
-    """Different networks of BAND to 1 of the limit, of a uniform vocabulary and width that allows any."""
+def random_networks(config, costs, shapes, limit: float, count: int, generator, band: float) -> list:
+    """Different networks of `band` to 1 of the limit, of a uniform vocabulary and width that allows any."""
     from nas.core.errors import InputError
     from nas.costs.baselines import random_patterns
-    from nas.networks.space import BAND, make_network
+    from nas.networks.space import make_network
 
     draws, found = {}, []
-    middle, tolerance = limit * (1 + BAND) / 2, (1 - BAND) / (1 + BAND)
+    middle, tolerance = limit * (1 + band) / 2, (1 - band) / (1 + band)
     for number, shape in enumerate(shapes):
         about = config.model.blocks, config.search.operations, costs.tables[shape], middle, tolerance
         draws[shape] = random_patterns(*about, config.seed * len(shapes) + number)

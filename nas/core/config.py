@@ -130,7 +130,6 @@ class SearchOptions:
     best_fraction: float = option(0.25, "share of these paths that count at first; grows to 1", above=0, maximum=1)
     weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
     retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
-    share_weights: bool = option(False, "attentions share weights, and narrow dense blocks are parts of wide ones")
     arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
     warmup_steps: int | None = option(None, "gumbel: first steps, with uniform pi (null: a quarter)", minimum=0)
     sampling: str = option("soft", "gumbel: mix all operations (the paper), or draw one", choices=("soft", "hard"))

@@ -17,7 +17,7 @@ from nas.core.config import (
     options,
 )
 from nas.core.errors import InputError, nearest
-from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block, weight_groups
+from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
 
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
@@ -204,8 +204,3 @@ def check_search(config: Config, given: list) -> None:
             raise InputError(
                 f"search.operations: {given[first]} and {given[index]} are the same; candidates must differ"
             )
-    if config.search.share_weights and len(weight_groups(names, config.shape, True)) == len(names):
-        raise InputError(
-            "search.share_weights=true needs two attentions with as many heads, or two dense blocks; "
-            f"search.operations={names}"
-        )

@@ -41,15 +41,12 @@ class Size(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """An operation. attends: whether it can read any earlier position, or a window of them. shares: operations with
-    the same word here, and equal numbers of heads, can share their weights.
-    """
+    """An operation. attends: whether it can read any earlier position, or a window of them."""
 
     letter: str
     help: str
     sizes: dict[str, Size] = MappingProxyType({})
     attends: bool = False
-    shares: str = ""
 
 
 def default_stride(keys: int) -> int:
@@ -113,13 +110,13 @@ ATTENTION = HEADS | KEY_HEADS
 
 # models/operations.py has a class for each of these names. The arguments of its constructor are the sizes.
 OPERATIONS = {
-    "attention": Kind("a", "attention to all positions", ATTENTION, True, "attention"),
-    "sparse_strided": Kind("s", "attention to a window and a strided column", STRIDE | ATTENTION, True, "attention"),
-    "sparse_fixed": Kind("f", "attention to a row and summaries", STRIDE | SUMMARY | ATTENTION, True, "attention"),
-    "window": Kind("w", "attention to a sliding window", WINDOW | ATTENTION, True, "attention"),
+    "attention": Kind("a", "attention to all positions", ATTENTION, True),
+    "sparse_strided": Kind("s", "attention to a window and a strided column", STRIDE | ATTENTION, True),
+    "sparse_fixed": Kind("f", "attention to a row and summaries", STRIDE | SUMMARY | ATTENTION, True),
+    "window": Kind("w", "attention to a sliding window", WINDOW | ATTENTION, True),
     "linear": Kind("l", "linear attention (gated delta rule)", HEADS | CHUNK, True),
     "conv": Kind("c", "gated short convolution", KERNEL),
-    "dense": Kind("d", "feed-forward network", D_FFN, shares="dense"),
+    "dense": Kind("d", "feed-forward network", D_FFN),
     "identity": Kind("i", "nothing"),
 }
 NAMES = {kind.letter: name for name, kind in OPERATIONS.items()}
@@ -231,25 +228,3 @@ def simplify_block(entry, shape: Shape, where: str = "") -> str:
         others = {other: value for other, value in given.items() if other != key}
         given = others if resolve_block(spell_block(name, others), shape)[1] == sizes else given
     return spell_block(name, given)
-
-
-def weight_groups(operations: list[str], shape: Shape, shared: bool) -> list[list[int]]:
-    """The indices of the operations that share their weights."""
-    groups = {}
-    for index, block in enumerate(operations):
-        name, sizes = resolve_block(block, shape)
-        key = OPERATIONS[name].shares, sizes.get("heads"), sizes.get("key_heads")
-        groups.setdefault(key if shared and key[0] else block, []).append(index)
-    return list(groups.values())
-
-
-def turn_groups(operations: list[str], shape: Shape, shared: bool) -> list[list[int]]:
-    """The indices of the operations that take turns in a training, because a step on one trains the others too.
-
-    Dense blocks of several widths do not: a step on a narrow one trains only a part of a wide one.
-    """
-    turns = []
-    for group in weight_groups(operations, shape, shared):
-        apart = kind_of(operations[group[0]]).shares == "dense"
-        turns += [[index] for index in group] if apart else [group]
-    return turns

@@ -4,7 +4,6 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from nas.training.checkpoint import load_checkpoint, load_supernet
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
 EXPORT_FORMAT = "par-model/2"
 # Names of a SuperNet's weights (nas/search/supernet.py)
-BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.((?:narrow\.)*)(.+)")
+BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -69,22 +68,12 @@ def read_path(run: Path, pattern: list[str]) -> Trained:
     weights = {}
     for name, weight in load_supernet(run).items():
         if block := BLOCK_WEIGHT.fullmatch(name):
-            index, operation, parts, parameter = int(block[1]), int(block[2]), block[3], block[4]
+            index, operation, parameter = int(block[1]), int(block[2]), block[3]
             if operations[operation] == pattern[index]:
-                key = f"blocks.{index}.operation.{parameter}"
-                weights[key] = join_parts(parameter, weights.get(key) if parts else None, weight)
+                weights[f"blocks.{index}.operation.{parameter}"] = weight
         elif name.startswith(BACKBONE):
             weights[name.removeprefix(BACKBONE)] = weight
     return Trained(config, pattern, weights, file)
-
-
-def join_parts(parameter: str, wide: Tensor | None, narrow: Tensor) -> Tensor:
-    """A weight of a dense block that extends a narrower one (Dense.extend). wide: of its other units, None: none."""
-    if wide is None or parameter.startswith("norm."):
-        return narrow
-    if parameter == "output.bias":
-        return narrow + wide
-    return torch.cat([narrow, wide], dim=1 if parameter == "output.weight" else 0)
 
 
 def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:

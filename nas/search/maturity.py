@@ -3,20 +3,14 @@
 import math
 
 from nas.core.config import Config
-from nas.core.operations import turn_groups
 from nas.training.build import count_steps, passes_warning, warmup_warning
 
 MATURE = 0.9  # share of a pattern's steps in which each operation should train
 
 
-def steps_per_update(config: Config) -> int:
-    """The steps in which each operation of a block trains once. Attentions that share their weights take turns."""
-    return len(turn_groups(config.search.operations, config.shape, config.search.share_weights))
-
-
 def retraining_steps(config: Config, weights_steps: int) -> int:
     """The steps for which patterns will be trained: search.retrain_steps, or the updates of an operation."""
-    return config.search.retrain_steps or math.ceil(weights_steps / steps_per_update(config))
+    return config.search.retrain_steps or math.ceil(weights_steps / len(config.search.operations))
 
 
 def describe_steps(config: Config, text_tokens: int) -> list[str]:
@@ -35,7 +29,7 @@ def describe_steps(config: Config, text_tokens: int) -> list[str]:
 
 def describe_maturity(config: Config, weights_steps: int) -> str:
     """How often the steps train each operation."""
-    updates = weights_steps / steps_per_update(config)
+    updates = weights_steps / len(config.search.operations)
     tokens, pattern_steps = config.train.batch_size * config.train.segment, config.search.retrain_steps
     text = f"{weights_steps:,} steps of {tokens:,} tokens train each operation of a block {updates:,.0f} times"
     if pattern_steps is None:
@@ -45,10 +39,10 @@ def describe_maturity(config: Config, weights_steps: int) -> str:
 
 def maturity_warning(config: Config, weights_steps: int, pattern_steps: int | None) -> str | None:
     """A warning if operations train in less than MATURE of a pattern's steps. pattern_steps: None if unknown."""
-    enough = math.ceil(MATURE * (pattern_steps or 0) * steps_per_update(config))
+    enough = math.ceil(MATURE * (pattern_steps or 0) * len(config.search.operations))
     if weights_steps >= enough:
         return None
     return (
         f"WARNING: the search may misjudge patterns, because {weights_steps:,} steps train each operation only "
-        f"{weights_steps / steps_per_update(config):,.0f} times; give the search train.steps={enough} or more"
+        f"{weights_steps / len(config.search.operations):,.0f} times; give the search train.steps={enough} or more"
     )

@@ -3,8 +3,6 @@
 Jang et al. 2016 (arXiv 1611.01144), Maddison et al. 2016 (arXiv 1611.00712). N blocks, O candidate operations.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -61,17 +59,14 @@ def temperature_at(progress: float, start: float, end: float) -> float:
     return end if progress >= 1 else start * (end / start) ** progress
 
 
-def fair_paths(blocks: int, groups: list[list[int]], generator: torch.Generator) -> list[list[int]]:
-    """Paths that together visit each group of operations equally often in each block, in an order drawn for each block.
+def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
+    """One path per operation, which together visit each of them once in each block, in an order drawn for each block.
 
-    groups: indices of operations; those of a group share their weights and take turns. If each operation is a group,
-    the result is one path per operation, as with strict fairness (arXiv 1907.01845, section 3.2). The paper updates
-    the weights once with the summed gradients of these paths; here each path has its own update.
+    Strict fairness (arXiv 1907.01845, section 3.2). The paper updates the weights once with the summed gradients of
+    these paths; here each path has its own update.
     """
-    turns = math.lcm(*map(len, groups))
-    visits = [group[turn % len(group)] for turn in range(turns) for group in groups]
-    orders = [torch.randperm(len(visits), generator=generator).tolist() for _ in range(blocks)]
-    return [[visits[index] for index in path] for path in zip(*orders, strict=True)]
+    orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
+    return [list(path) for path in zip(*orders, strict=True)]
 
 
 class PathDistribution:

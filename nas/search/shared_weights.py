@@ -23,7 +23,7 @@ from nas.training.evaluation import count_memory_blocks, period_of, total_nll
 
 PARTS, PART_TOKENS = 2, 8_192  # parts of valid on which paths are judged
 ROWS = 16  # of a batch
-MUST_EQUAL = ("model.", "search.operations", "search.share_weights", "search.arch_fraction")
+MUST_EQUAL = ("model.", "search.operations", "search.arch_fraction")
 
 
 class SharedWeights:

@@ -4,17 +4,15 @@ Mandava et al. 2020, arXiv 2009.04534, section 3. N blocks, O candidate operatio
 """
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from models.attention import Positions
-from models.operations import OPERATIONS, BlockConfig, Dense
+from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import Memories, TransformerXL, extend_memory
 from nas.core.config import Config
-from nas.core.operations import resolve_block, weight_groups
+from nas.core.operations import resolve_block
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
 from nas.training.device import DeviceContext
@@ -31,14 +29,10 @@ class StochasticBlock(nn.Module):
     RuntimeError if `choice` is not set.
     """
 
-    def __init__(
-        self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig, groups: Sequence[list[int]] = ()
-    ):
-        """operations: names and sizes. groups: indices of the operations that share their weights."""
+    def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
+        """operations: names and sizes."""
         super().__init__()
         self.candidates = nn.ModuleList(OPERATIONS[name](config, **sizes) for name, sizes in operations)
-        for group in groups:
-            share_weights([self.candidates[index] for index in group])
         for candidate in self.candidates:
             candidate.carries_state = False
         self.carries_state = False
@@ -65,23 +59,6 @@ class StochasticBlock(nn.Module):
         return x
 
 
-def share_weights(modules: list[nn.Module]) -> None:
-    """Let attentions of the same shapes use the parameters of the first, and dense blocks those of the narrower ones.
-
-    The inner units of a dense block are then a prefix of a wider one's (AutoFormer, arXiv 2107.00651; MatFormer, arXiv
-    2310.07707).
-    """
-    if isinstance(modules[0], Dense):
-        for narrow, wide in pairwise(sorted(modules, key=lambda dense: dense.d_ffn)):
-            wide.extend(narrow)
-        return
-    first, *others = modules
-    for name, parameter in first.named_parameters():
-        owner, _, attribute = name.rpartition(".")
-        for other in others:
-            setattr(other.get_submodule(owner), attribute, parameter)
-
-
 class SuperNet(nn.Module):
     """A backbone of stochastic blocks."""
 
@@ -91,13 +68,12 @@ class SuperNet(nn.Module):
         operations: dict[str, tuple[str, dict[str, int]]],
         config: BlockConfig,
         vocab_size: int,
-        groups: Sequence[list[int]] = (),
         **options,
     ):
-        """operations: names and sizes, by their spelling. groups: see StochasticBlock; options: of TransformerXL."""
+        """operations: names and sizes, by their spelling. options: of TransformerXL."""
         super().__init__()
         self.blocks, self.operations = blocks, list(operations)
-        layers = [StochasticBlock(list(operations.values()), config, groups) for _ in range(blocks)]
+        layers = [StochasticBlock(list(operations.values()), config) for _ in range(blocks)]
         self.backbone = TransformerXL(layers, config, vocab_size, **options)
 
     def names(self, path: list[int]) -> list[str]:
@@ -133,8 +109,7 @@ class SuperNet(nn.Module):
 def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
     names, options = config.search.operations, backbone_options(config, corpus.vocab_size)
     operations = {name: resolve_block(name, config.shape) for name in names}
-    groups = weight_groups(names, config.shape, config.search.share_weights)
-    return SuperNet(config.model.blocks, operations, block_config(config), corpus.vocab_size, groups, **options)
+    return SuperNet(config.model.blocks, operations, block_config(config), corpus.vocab_size, **options)
 
 
 def evaluate_path(supernet: SuperNet, path: list[int], corpus: Corpus, config: Config, context: DeviceContext) -> dict:

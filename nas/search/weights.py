@@ -6,7 +6,6 @@ Single path one-shot (Guo et al. 2019, arXiv 1904.00420) with fair paths (Chu et
 from torch import Tensor
 
 from nas.core.config import Config
-from nas.core.operations import turn_groups
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.search.sampling import fair_paths, sampling_generator
@@ -30,7 +29,6 @@ class WeightsPhase(Phase):
             supernet.backbone, config.train, self.total_steps, context, sampled=True, short_share=short_share(config)
         )
         self.generator = sampling_generator(config.seed)
-        self.groups = turn_groups(config.search.operations, config.shape, config.search.share_weights)
         self.queue: list[list[int]] = []  # the unused paths of the last fair_paths()
 
     def step(self, step: int) -> tuple[Tensor, int]:
@@ -43,12 +41,12 @@ class WeightsPhase(Phase):
         return nll, batch.targets.numel() * distributed.world_size()
 
     def next_path(self) -> list[int]:
-        self.queue = self.queue or fair_paths(self.supernet.blocks, self.groups, self.generator)
+        self.queue = self.queue or fair_paths(self.supernet.blocks, len(self.supernet.operations), self.generator)
         return self.queue.pop()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on valid along one typical path, the same at each evaluation."""
-        path = fair_paths(self.supernet.blocks, self.groups, sampling_generator(0))[0]
+        path = fair_paths(self.supernet.blocks, len(self.supernet.operations), sampling_generator(0))[0]
         with self.train_weights.average.in_use():
             return evaluate_path(self.supernet, path, self.corpus, self.config, self.context)
 
