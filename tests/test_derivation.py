@@ -125,7 +125,7 @@ def test_the_current_pattern_is_the_latest_known_and_within_the_budget(tmp_path)
     COSTS.write(tmp_path / "flops.yaml")  # overhead 10, attention 6, dense 4, identity 0; interleaved 20
     budget = {"source": "flops", "target": 0.75}
     for latency, expected in ({}, [NAMES[0], NAMES[2]]), (budget, [NAMES[1], NAMES[2]]):
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"method": "gumbel", "latency": latency}}))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"method": "single_path", "latency": latency}}))
         assert current_pattern(tmp_path) == expected
     write_yaml(tmp_path / "pattern.yaml", {"format": FORMAT, "blocks": ["dense", "dense"]})
     assert current_pattern(tmp_path) == ["dense", "dense"]

@@ -1,8 +1,9 @@
 """What orders networks of one budget as whole trainings do? `python experiments/ranking/run.py`.
 
 Random networks of one latency train to the end; their losses on valid are the truth. The judges are FLOPs, the number
-of attention blocks, the losses after each rung of a search by trials, and its law after each rung. Every finished job is
-a JSON file in OUT and is not repeated. Several processes may share OUT, each with its own --only. The last line is JSON.
+of attention blocks, the losses after each rung of a search by trials, and its law after each rung. Every finished job
+is a JSON file in OUT and is not repeated. Several processes may share OUT, each with its own --only. The last line is
+JSON.
 """
 
 import json
@@ -31,6 +32,7 @@ def draw_networks(overrides: list[str]) -> list[dict]:
 
     from nas.networks.choice import candidate_corpora
     from nas.networks.costs import network_costs
+    from nas.networks.halving import as_dict
     from nas.training.device import set_up_device
 
     config = load_config(CONFIG, overrides)
@@ -40,15 +42,7 @@ def draw_networks(overrides: list[str]) -> list[dict]:
     flops, budget = network_costs(config, corpora, shapes, REFERENCE, context), config.search.latency.target
     generator = np.random.default_rng(config.seed)
     networks = random_networks(config, times, shapes, budget * times.reference, NETWORKS, generator, BAND)
-    return [
-        {
-            **network._asdict(),
-            "blocks": list(network.blocks),
-            "time": times.ratio(network),
-            "flops": flops.ratio(network),
-        }
-        for network in networks
-    ]
+    return [{**as_dict(network), "time": times.ratio(network), "flops": flops.ratio(network)} for network in networks]
 
 
 def report(networks: list[Network], drawn: list[dict], results: list[dict]) -> dict:
