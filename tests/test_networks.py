@@ -243,6 +243,7 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     assert pi.shape[1:] == (8, 3) and np.allclose(pi.sum(axis=2), 1) and lines[0]["operations"][-1] == "identity"
     assert (np.diff(pi[:, :, 2], axis=1) >= 0).all()  # identity stands at the end
     chances = {one["name"]: one["probability"] for one in record["networks"]}
+    assert str(search.costs.own) in chances  # the reference
     longest = max(len(one["blocks"]) for one in record["networks"] if one["probability"])
     assert 0.5 < sum(chances.values()) <= 1 + 1e-9 and (pi[-1, longest:, 2] > 0.8).all()
     entropies = -(pi * np.log(np.maximum(pi, 1e-12))).sum(axis=2).mean(axis=1)

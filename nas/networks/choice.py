@@ -14,12 +14,7 @@ from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import Halving
-from nas.networks.space import (
-    candidate_shapes,
-    make_network,
-    networks_within,
-    with_shape,
-)
+from nas.networks.space import candidate_shapes, make_network, networks_within, with_shape
 from nas.networks.trials import CONFIG, Trials, most_trainings
 from nas.training.device import DeviceContext
 
@@ -44,11 +39,10 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
 
 
 def networks_table(choice: dict) -> str:
-    """The likeliest networks, a line for each. choice: the content of choice.yaml."""
+    """The best networks by the law, a line for each. choice: the content of choice.yaml."""
     head = f"networks within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}"
     rows = [f"{head}; loss at the end by the law, and probability to be the best:"]
-    likeliest = sorted(choice["networks"], key=lambda one: -one["probability"])[:SHOWN]
-    for one in likeliest:
+    for one in [one for one in choice["networks"] if one["ratio"] <= choice["budget"] * (1 + 1e-9)][:SHOWN]:
         cost = f"{one['cost']:.4g}, {one['ratio']:.3f}"
         loss = f"loss {one['behind']:+.1%} ± {one['interval']:.1%}"
         rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")

@@ -142,11 +142,12 @@ class Halving:
         `behind` is the relative difference of a network's loss to that of the chosen one, by the law, at the end of a
         training. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
         """
-        law, networks, costs, points = self.law(), self.networks, self.costs, self.trials.points
-        losses, chances = law.predict(networks), self.probabilities(law, networks)
+        law, costs, points = self.law(), self.costs, self.trials.points
+        networks = list(dict.fromkeys([*self.networks, costs.own]))  # the reference may be beyond the budget
+        losses, chances = law.predict(networks), np.append(self.probabilities(law, self.networks), 0.0)
         own, intervals = law.predict([best])[0], NORMAL_95 * law.errors(networks, best)
         results = self.trials.results
-        shown = {*np.argsort(-chances, kind="stable")[:RECORDED].tolist()}
+        shown = {*np.argsort(-chances[: len(networks)], kind="stable")[:RECORDED].tolist()}
         shown |= {i for i, n in enumerate(networks) if n in results or list(n.blocks) == interleaved(len(n.blocks))}
         train, steps = self.config.train, sum(one["step"] for one in results.values())
         plain = make_network(*best[:2], interleaved(self.config.model.blocks))
