@@ -225,6 +225,21 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert others.run() != rungs[0][4] and len(others.trials.tried) == 12
 
 
+def test_the_networks_of_a_batch_differ_and_those_of_a_later_rung_have_several_vocabularies(known_search):
+    search = known_search()
+    search.trials.run(search.first_networks(4), 1 / 8)
+    others = [network for network in search.networks if network not in search.trials.tried]
+    search.networks = others[:4]
+    assert {*search.promising(4)} == {*search.promising(9)} == {*others[:4]}
+    search.networks = others
+    order = sorted(others, key=lambda network: true_loss(network, 1.0))
+    near = [network for network in order if network.vocab_size == 2000][:4]
+    far = [[network for network in order if network.vocab_size == size][-1] for size in (1000, 8000)]
+    search.trials.run([*near, *far], 1 / 4)
+    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
+    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == {1000, 2000, 8000}
+
+
 def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypatch):
     monkeypatch.setattr(halving, "TIE", 0.5)
     search = known_search()
