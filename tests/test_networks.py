@@ -50,13 +50,11 @@ def test_candidates_for_the_sizes_are_those_given_or_the_automatic_ones_that_the
     assert candidate_shapes(config, 500, 1_300_000) == [(size, 16) for size in (500, 1000, 2000, 4000)]
 
 
-@pytest.mark.parametrize(("lr", "other"), [("null", 0.01333), ("0.02", 0.01333), ("0.003", 0.003)])
-def test_other_sizes_keep_the_channels_of_a_head_and_get_the_default_rate_of_their_width(small_config, lr, other):
-    own = "model.d_model=64", "model.heads=4", f"train.lr={lr}", "data.vocab_size=50"
+def test_other_sizes_keep_the_channels_of_a_head(small_config):
+    own = "model.d_model=64", "model.heads=4", "data.vocab_size=50"
     config = small_config(*own)
     shaped = with_shape(config, 900, 96)
     assert (shaped.data.vocab_size, shaped.model.d_model, shaped.model.heads) == (900, 96, 6)
-    assert shaped.train.lr == other
     assert small_config(*own, *options_of(plain(900, 96, 3), config)) == shaped
     assert with_shape(small_config(), 900, 16) == small_config()  # words are not pieces
 

@@ -9,8 +9,7 @@ SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the 
 SHORT_PARTS = 2  # short segments that a segment is divided into
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
 AUTO = "cutoffs", "ngram_rows"  # options of the model that may be auto, until the text is known
-LR, ADAMW_LR = 0.01, 0.006  # default of train.lr beside Muon, and alone
-WIDE, MOST_LR = 128, 2  # d_model to which LR belongs, and its largest factor (experiments/frontier)
+OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
 
 def option(default, help, **allowed):
@@ -61,7 +60,7 @@ class TrainOptions:
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees; linear carries a state instead", minimum=0)
     optimizer: str = option("muon", "of the blocks' matrices; all other weights have AdamW", choices=("adamw", "muon"))
-    lr: float | None = option(None, "peak rate of AdamW (null: 0.01, twice at d_model 64; alone 0.006)", above=0)
+    lr: float | None = option(None, "peak learning rate of AdamW (null: 0.01 beside Muon, 0.006 alone)", above=0)
     muon_lr: float = option(0.015, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
     schedule: str = option("linear", "decay of the rates, to 1/4 or 0 (cosine)", choices=("cosine", "linear"))
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
@@ -167,11 +166,6 @@ class Config:
         """What the sizes of operations depend on."""
         keys = self.train.segment + self.train.memory
         return Shape(self.model.d_model, self.model.heads, self.model.d_ffn, self.train.segment, keys)
-
-
-def default_lr(optimizer: str, d_model: int) -> float:
-    """The peak learning rate of AdamW. Beside Muon, it is inversely proportional to widths between 64 and 128."""
-    return ADAMW_LR if optimizer == "adamw" else round(LR * min(MOST_LR, max(1, WIDE / max(1, d_model))), 5)
 
 
 def options(section=Config, prefix=""):

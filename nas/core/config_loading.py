@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nas.core.config import Config, default_lr, default_of, flat_config, options
+from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.operations import OPERATIONS
@@ -138,12 +138,10 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
     values: {dotted key: value} of every option.
     """
-    optimizer = values["train.optimizer"]
-    return {
-        "search.optimizer.lr": LOGITS_LR_GUMBEL if values["search.method"] == "gumbel" else LOGITS_LR,
-        "train.lr": default_lr(optimizer, values["model.d_model"]),
-        "train.weight_decay": 0.1 if optimizer == "adamw" else 0.02,
-    }
+    found = {"search.optimizer.lr": LOGITS_LR_GUMBEL if values["search.method"] == "gumbel" else LOGITS_LR}
+    for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
+        found[f"train.{key}"] = value
+    return found
 
 
 def resolve_defaults(config: Config) -> None:

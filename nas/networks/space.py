@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple
 
-from nas.core.config import Config, default_lr
+from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import file_name, interleaved, shape_options
 from nas.costs.baselines import random_patterns, rules_within
@@ -35,24 +35,17 @@ def make_network(vocab_size: int, d_model: int, blocks: Iterable[str]) -> Networ
 
 
 def with_shape(config: Config, vocab_size: int, d_model: int) -> Config:
-    """The configuration with other sizes. Heads keep their number of channels, and a default rate suits the width.
-
-    A vocabulary of bytes or words keeps its size.
-    """
-    model, train, data = config.model, config.train, config.data
-    if train.lr == default_lr(train.optimizer, model.d_model):
-        train = replace(train, lr=default_lr(train.optimizer, d_model))
+    """The configuration with other sizes. Heads keep their number of channels. Bytes or words keep their vocabulary."""
+    model, data = config.model, config.data
     model = replace(model, d_model=d_model, heads=d_model * model.heads // model.d_model)
     data = replace(data, vocab_size=vocab_size if data.vocab_size else None)
-    return replace(config, data=data, model=model, train=train)
+    return replace(config, data=data, model=model)
 
 
 def options_of(network: Network, config: Config) -> list[str]:
     """The options section.key=value that give a configuration a network's sizes, as with_shape()."""
-    shaped = with_shape(config, *network[:2])
-    sizes = {"d_model": network.d_model, "heads": shaped.model.heads}
-    sizes |= {"vocab_size": network.vocab_size} if config.data.vocab_size else {}
-    return [*shape_options(sizes), f"train.lr={shaped.train.lr}"]
+    sizes = {"d_model": network.d_model, "heads": with_shape(config, *network[:2]).model.heads}
+    return shape_options(sizes | ({"vocab_size": network.vocab_size} if config.data.vocab_size else {}))
 
 
 def candidate_shapes(config: Config, vocab_size: int, text_bytes: int) -> list[tuple[int, int]]:
