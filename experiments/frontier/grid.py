@@ -60,8 +60,7 @@ def train(network: Network, overrides: list[str]) -> dict:
     phase.end()
     valid = phase.valid_figures()
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}
-    figures |= {"rungs": rungs, "steps": phase.total_steps, "lr": config.train.lr}
-    return figures | {"seconds": time.monotonic() - began}
+    return figures | {"rungs": rungs, "steps": phase.total_steps, "seconds": time.monotonic() - began}
 
 
 def measure(networks: list[Network], overrides: list[str]) -> dict[str, float]:
@@ -89,15 +88,10 @@ def report(jobs: Jobs, networks: list[Network], ratios: dict[str, float], folder
     rows = [(ratios[str(network)], network, result) for network in networks if (result := jobs.get(str(network)))]
     with open(jobs.folder / "grid.csv", "w", newline="") as file:
         table, best = csv.writer(file), {}
-        head = ["vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity", "bits_per_byte", "steps", "lr"]
+        head = ["vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity", "bits_per_byte", "steps"]
         table.writerow([*head, *shares])
         for ratio, network, result in sorted(rows, key=lambda row: row[:2]):
-            figures = (
-                round(result["word_perplexity"], 2),
-                round(result["bits_per_byte"], 4),
-                result["steps"],
-                result["lr"],
-            )
+            figures = round(result["word_perplexity"], 2), round(result["bits_per_byte"], 4), result["steps"]
             after = [result.get("rungs", {}).get(share, "") for share in shares]
             table.writerow([*network[:2], len(network.blocks), round(ratio, 3), *figures, *after])
     for budget in BUDGETS:

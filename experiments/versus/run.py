@@ -4,7 +4,7 @@ trials: search.py with the law. random: random networks of the same space and bu
 vocabulary and width, then over the number of blocks; the same rungs, but the losses alone decide. gumbel: the method of
 the paper at the vocabulary and width that `trials` chose, with its latency term, for as many seconds. Each network that
 they choose then trains with SEEDS. Every finished job is a JSON file in OUT and is not repeated. Several processes may
-share OUT, each with its own --only; `random` and `gumbel` wait for `trials`. The last line is JSON.
+share OUT, each with its own --only, once `trials` is finished. The last line is JSON.
 """
 
 import json
@@ -31,8 +31,8 @@ SPACES = {
     "large": [],
     "paper": ["search.vocab_size=[]", "search.d_model=[]", "search.operations=[attention,dense,identity]"],
 }
-SEARCHES, SEEDS = ("trials", "random", "gumbel"), (1, 2, 3, 4, 5)
-RATE_STEPS = 40  # of the paper's method, to measure its seconds per step
+SEARCHES, SEEDS = ("trials", "random", "gumbel"), (2, 3, 4, 5, 6)  # the trials have seed 1
+RATE_STEPS = 20, 60  # of the paper's method, to measure its seconds per step
 
 
 def call(script: str, *arguments) -> None:
@@ -112,9 +112,14 @@ def search_by_gumbel(out: Path, overrides: list[str], seconds: float) -> dict:
     target = choice["budget"] / choice["interleaved_ratio"]  # the reference is interleaved of these sizes
     own = [*overrides, *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]", "search.method=gumbel"]
     own += [f"search.latency.target={target}", "train.checkpoint_every=100000"]
-    call("search.py", CONFIG, "--run", out / "gumbel-rate", "--resume", *own, f"train.steps={RATE_STEPS}")
-    rate = read_yaml(out / "gumbel-rate" / OUTCOME)["wall_time_s"] / RATE_STEPS
-    call("search.py", CONFIG, "--run", out / "gumbel", "--resume", *own, f"train.steps={round(seconds / rate)}")
+    walls = []
+    for steps in RATE_STEPS:
+        run = out / f"gumbel-{steps}-steps"
+        call("search.py", CONFIG, "--run", run, "--resume", *own, f"train.steps={steps}")
+        walls.append(read_yaml(run / OUTCOME)["wall_time_s"])
+    rate = (walls[1] - walls[0]) / (RATE_STEPS[1] - RATE_STEPS[0])
+    steps = round(RATE_STEPS[1] + (seconds - walls[1]) / rate)
+    call("search.py", CONFIG, "--run", out / "gumbel", "--resume", *own, f"train.steps={steps}")
     pattern = out / "gumbel" / "pattern.yaml"
     call("derive.py", out / "gumbel", "--out", pattern, "--force", "--latency-budget", round(target, 4))
     blocks = [block for block in read_yaml(pattern)["blocks"] if block != "identity"]
@@ -136,7 +141,10 @@ def train(out: Path, network: dict, seed: int, overrides: list[str]) -> dict:
 
 
 def report(jobs: Jobs, seeds: list[int]) -> dict:
-    """Print a table of the finished trainings on valid. p: Dunnett's test against `trials`. Returns the last line."""
+    """Print a table of the finished trainings on valid. Returns the content of the last line.
+
+    p: Dunnett's test of each network against that of `trials`; it does not know how searches of other seeds differ.
+    """
     from scipy import stats
 
     found, losses = {name: jobs.get(name) for name in SEARCHES}, {}
@@ -151,7 +159,7 @@ def report(jobs: Jobs, seeds: list[int]) -> dict:
         tests = dict(zip(others, test.pvalue.tolist(), strict=True))
     table = {}
     for name, own in losses.items():
-        if not len(own):
+        if not len(own) or not len(losses["trials"]):
             continue
         network, mean = found[name], float(np.exp(own.mean()))
         error = mean * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else float("nan")

@@ -3,6 +3,7 @@
 N blocks, O candidate operations.
 """
 
+import math
 import sys
 import time
 from collections import Counter
@@ -21,8 +22,9 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable
 from nas.derivation.pattern_record import PI, RUNNER_UP, SEED, Candidate, Choice
 from nas.derivation.runs import SearchRun, average_pi
+from nas.networks.halving import block_probabilities, probabilities
 from nas.networks.law import Law, Point
-from nas.networks.space import Network, make_network, networks_within
+from nas.networks.space import Network, cheapest, make_network, networks_within, within
 from nas.search.learn_pi import learn_pi
 from nas.search.shared_weights import load_shared_weights
 
@@ -50,18 +52,18 @@ def tried_choice(run: SearchRun, costs: CostTable, budget: float | None) -> Choi
     if budget in (None, run.budget):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
     shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / "config.yaml", [])
-    networks = networks_within(config, {shape: costs}, budget * costs.reference(len(run.pi)))
+    tried = [make_network(*(one[key] for key in Network._fields)) for one in trials]
+    limit = budget * costs.reference(len(run.pi))
+    fitting = [one for one in tried if one[:2] == shape and within(costs, limit)(one.blocks)]
+    networks = list(dict.fromkeys([*networks_within(config, {shape: costs}, limit), *fitting]))
     if not networks:
-        cheapest = costs.cheapest(run.operations, 1)
-        raise InputError(
-            f"no network is within {budget:.4g} of the reference's cost; give {costs.least_budget(cheapest)}"
-        )
-    points = [
-        Point(make_network(*(one[key] for key in Network._fields)), one["share"], one["bits_per_byte"])
-        for one in trials
-    ]
-    best = networks[int(np.argmin(Law(points, networks).predict(networks)))]
-    return Choice(list(best.blocks), budget, [run], trials=trials)
+        least = math.ceil(1000 * cheapest(config, costs) / costs.reference(len(run.pi))) / 1000
+        raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
+    points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
+    law = Law(points, list(dict.fromkeys([*networks, *tried])), config.model.d_ffn)
+    pi = block_probabilities(networks, probabilities(law, networks), run.operations, len(run.pi))
+    best = networks[int(np.argmin(law.predict(networks)))]
+    return Choice(list(best.blocks), budget, [replace(run, seed_pi=pi[None])], trials=trials)
 
 
 def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | None) -> Choice:

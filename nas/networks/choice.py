@@ -14,7 +14,7 @@ from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import Halving
-from nas.networks.space import candidate_shapes, make_network, networks_within, with_shape
+from nas.networks.space import BAND, candidate_shapes, cheapest, make_network, networks_within, with_shape
 from nas.networks.trials import CONFIG, Trials, most_trainings
 from nas.training.device import DeviceContext
 
@@ -62,18 +62,16 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> dic
     tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
     if (absolute := milliseconds(budget)) is not None:
         budget = absolute / costs.reference
-    if config.search.latency.source == "none":
+    band = BAND
+    if config.search.latency.source == "none":  # any network
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
-        budget /= costs.reference
-    networks = networks_within(config, tables, budget * costs.reference)
+        budget, band = budget / costs.reference, 0.0
+    networks = networks_within(config, tables, budget * costs.reference, band)
     if not networks:
-        least, shape = min(
-            (table.overhead + min(table.blocks[name] for name in config.search.operations), shape)
-            for shape, table in tables.items()
-        )
+        least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(
             f"no network is within search.latency.target={config.search.latency.target}: the cheapest, of {shape[0]} "
-            f"pieces and width {shape[1]}, costs {least / costs.reference:.3f} of the reference, "
+            f"pieces and width {shape[1]}, costs {1.0005 * least / costs.reference:.3f} of the reference, "
             f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ P networks, N blocks, O operations.
 
 import numpy as np
 
+from nas.core.config import Config
 from nas.core.pattern import interleaved
 from nas.networks.costs import NetworkCosts
 from nas.networks.law import Law
@@ -35,7 +36,7 @@ class Halving:
 
     def law(self, points: int | None = None) -> Law:
         """The law of the first points; None: of all."""
-        return Law(self.trials.points[:points], self.networks)
+        return Law(self.trials.points[:points], self.networks, self.config.model.d_ffn)
 
     def run(self) -> Network:
         """The best network of the last rung or, of several that are equally good, the cheapest."""
@@ -93,29 +94,14 @@ class Halving:
         order = [networks[index] for index in np.argsort(law.predict(networks))]
         for network in order:
             first.setdefault(network.vocab_size, network)
-        chances = dict(zip(networks, self.probabilities(law, networks), strict=True))
+        chances = dict(zip(networks, probabilities(law, networks), strict=True))
         best = list(first.values())[:vocabularies]
         others = [network for network in order if network not in best and chances[network] >= UNLIKELY]
         return [*best, *others][:count]
 
-    def probabilities(self, law: Law, networks: list[Network]) -> np.ndarray:
-        """The probability [P] of each network to be the best of these, by the law."""
-        winners = law.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
-        return np.bincount(winners, minlength=len(networks)) / DRAWS
-
     def history(self) -> list[dict]:
-        """The lines of pi.jsonl, one for each trial and one before them.
-
-        pi [N, O] is the probability of each operation in each block of the best network, by the law. Blocks that the
-        best network does not have are identity.
-        """
-        most, operations = self.config.model.blocks, list(dict.fromkeys([*self.config.search.operations, "identity"]))
-        if "identity" not in self.config.search.operations:
-            operations.pop()
-        places = np.zeros((len(self.networks), most, len(operations)))
-        for one, network in zip(places, self.networks, strict=True):
-            blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]
-            one[range(most), [operations.index(block) for block in blocks]] = 1
+        """The lines of pi.jsonl, one for each trial and one before them."""
+        operations, most = searched_operations(self.config), self.config.model.blocks
         ratios = np.array([self.costs.ratio(network) for network in self.networks])
         lines, steps, reached = [], 0, {}
         for count in range(len(self.trials.points) + 1):
@@ -123,17 +109,10 @@ class Halving:
                 point = self.trials.points[count - 1]
                 until = self.trials.until(point.network, point.text)
                 steps, reached[point.network] = steps + until - reached.get(point.network, 0), until
-            chances = self.probabilities(self.law(count), self.networks)
-            lines.append(
-                {
-                    "step": steps,
-                    "temperature": 1.0,
-                    "operations": operations,
-                    "pi": np.einsum("p,pno->no", chances, places).tolist(),
-                    "expected_latency_ms": None,
-                    "expected_cost_ratio": float(chances @ ratios),
-                }
-            )
+            chances = probabilities(self.law(count), self.networks)
+            line = {"step": steps, "temperature": 1.0, "operations": operations}
+            line["pi"] = block_probabilities(self.networks, chances, operations, most).tolist()
+            lines.append(line | {"expected_latency_ms": None, "expected_cost_ratio": float(chances @ ratios)})
         return [line | {"of_steps": steps} for line in lines]
 
     def record(self, best: Network) -> dict:
@@ -144,7 +123,7 @@ class Halving:
         """
         law, costs, points = self.law(), self.costs, self.trials.points
         networks = list(dict.fromkeys([*self.networks, costs.own]))  # the reference may be beyond the budget
-        losses, chances = law.predict(networks), np.append(self.probabilities(law, self.networks), 0.0)
+        losses, chances = law.predict(networks), np.append(probabilities(law, self.networks), 0.0)
         own, intervals = law.predict([best])[0], NORMAL_95 * law.errors(networks, best)
         results = self.trials.results
         shown = {*np.argsort(-chances[: len(networks)], kind="stable")[:RECORDED].tolist()}
@@ -182,6 +161,30 @@ class Halving:
                 for index in sorted(shown, key=lambda index: losses[index])
             ],
         }
+
+
+def probabilities(law: Law, networks: list[Network]) -> np.ndarray:
+    """The probability [P] of each network to be the best of these, by the law."""
+    winners = law.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
+    return np.bincount(winners, minlength=len(networks)) / DRAWS
+
+
+def searched_operations(config: Config) -> list[str]:
+    """The operations of pi: those of the search, with identity last if a network may have fewer blocks."""
+    names = config.search.operations
+    return [name for name in names if name != "identity"] + ["identity"] * ("identity" in names)
+
+
+def block_probabilities(networks: list[Network], chances: np.ndarray, operations: list[str], most: int) -> np.ndarray:
+    """pi [N, O]: the probability of each operation in each block of the best network.
+
+    Blocks that it does not have are identity. chances [P]: of each network to be the best.
+    """
+    pi = np.zeros((most, len(operations)))
+    for network, chance in zip(networks, chances, strict=True):
+        blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]
+        pi[range(most), [operations.index(block) for block in blocks]] += chance
+    return pi
 
 
 def as_dict(network: Network) -> dict:

@@ -46,11 +46,11 @@ class Inputs(NamedTuple):
     effects: np.ndarray
 
 
-def numbers(network: Network) -> list[float]:
-    """What the terms are made of: the logarithms of sizes, A, F and P."""
+def numbers(network: Network, d_ffn: int | str) -> list[float]:
+    """What the terms are made of: the logarithms of sizes, A, F and P. d_ffn: of dense blocks that give no width."""
     blocks, half = network.blocks, len(network.blocks) / 2
     attends = np.array([kind_of(block).attends for block in blocks])
-    widths = sum(width_of(block, network.d_model) for block in blocks)
+    widths = sum(width_of(block, network.d_model, d_ffn) for block in blocks)
     places, later = np.linspace(-1, 1, len(blocks)) if len(blocks) > 1 else np.zeros(1), 0.0
     if 0 < attends.sum() < len(blocks):
         later = places[attends].mean() - places[~attends].mean()
@@ -58,12 +58,12 @@ def numbers(network: Network) -> list[float]:
     return [*logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later]
 
 
-def width_of(block: str, d_model: int) -> float:
-    """The inner width of a dense block in units of 4x; 0 for other blocks."""
+def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
+    """The inner width of a dense block in units of 4x; 0 for other blocks. d_ffn: its width if it gives none."""
     name, sizes = parse_block(block)
     if name != "dense":
         return 0.0
-    size = sizes.get("d_ffn", "4x")
+    size = str(sizes.get("d_ffn", d_ffn))
     return float(size[:-1]) / 4 if size.endswith("x") else float(size) / (4 * d_model)
 
 
@@ -71,14 +71,15 @@ class Law:
     """A polynomial for the logarithm of the loss, and effects of its own of each network and of each pair of vocabulary
     and width: a Gaussian process regression.
 
-    networks: all candidates. Sizes are relative to their geometric means.
+    networks: all candidates. Sizes are relative to their geometric means. d_ffn: model.d_ffn.
     """
 
-    def __init__(self, points: Sequence[Point], networks: Sequence[Network]):
-        self.names = sorted({block for network in networks for block in network.blocks} - {"attention", "dense"})
+    def __init__(self, points: Sequence[Point], networks: Sequence[Network], d_ffn: int | str = "4x"):
+        known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
+        self.names = sorted({block for network in known for block in network.blocks} - {"attention", "dense"})
         self.names = [name for name in self.names if name.split()[0] != "dense"]
         self.keys: dict = {}
-        self.centre = np.mean([numbers(network)[:3] for network in networks], axis=0)
+        self.centre = np.mean([numbers(network, d_ffn)[:3] for network in networks], axis=0)
         means, spreads = np.array(list(TERMS.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
         self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
@@ -88,7 +89,7 @@ class Law:
 
     def inputs(self, networks: Sequence[Network], text: Sequence[float] | float = 1.0) -> Inputs:
         """text: relative to a whole training."""
-        given = np.array([numbers(network) for network in networks]).reshape(-1, 6)
+        given = np.array([numbers(network, self.d_ffn) for network in networks]).reshape(-1, 6)
         time = np.broadcast_to(np.log(text), len(given))[:, None]
         columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:]])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])

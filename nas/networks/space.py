@@ -57,8 +57,10 @@ def candidate_shapes(config: Config, vocab_size: int, text_bytes: int) -> list[t
     return list(product(*(sorted({*auto, own} if it == "auto" else {*it}) or [own] for it, auto, own in given)))
 
 
-def networks_within(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
-    """Candidates of at most a cost: interleaved networks, rules, and random networks of at least BAND of the cost.
+def networks_within(
+    config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float = BAND
+) -> list[Network]:
+    """Candidates of at most a cost: interleaved networks, rules, and random networks of at least `band` of the cost.
 
     With identity among the operations, a network has at most model.blocks blocks, else exactly as many.
     tables: costs of each vocabulary and width.
@@ -71,10 +73,16 @@ def networks_within(config: Config, tables: dict[tuple[int, int], CostTable], li
         patterns = [interleaved(count) for count in depths] if {*interleaved(2)} <= {*operations} else []
         patterns = [*filter(fits, patterns), *rules_within(most, operations, fits).values()]
         with suppress(InputError):  # no network is in the band
-            middle, tolerance = limit * (1 + BAND) / 2, (1 - BAND) / (1 + BAND)
+            middle, tolerance = limit * (1 + band) / 2, (1 - band) / (1 + band)
             patterns += islice(random_patterns(most, operations, table, middle, tolerance, config.seed), DRAWN)
         found += [make_network(*shape, blocks) for blocks in patterns]
     return list(dict.fromkeys(network for network in found if network.blocks))
+
+
+def cheapest(config: Config, table: CostTable) -> float:
+    """The cost of the cheapest network of a vocabulary and width."""
+    names, least = config.search.operations, 1 if "identity" in config.search.operations else config.model.blocks
+    return table.overhead + least * min(table.blocks[name] for name in names if name != "identity")
 
 
 def within(table: CostTable, limit: float) -> Callable[[Iterable[str]], bool]:
