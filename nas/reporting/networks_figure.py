@@ -42,7 +42,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
     costs, values = zip(*sorted((one["cost"], quality(one["behind"])) for one in networks), strict=True)
     frontier = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1}
     axes.step(costs, np.minimum.accumulate(values), where="post", **frontier)
-    handles.append(Line2D([], [], color=GREY, linestyle=":", label="best by the law"))
+    handles.append(Line2D([], [], color=GREY, linestyle=":", label="best" + " by the law" * bool(tried)))
     handles += [Line2D([], [], color="black", markerfacecolor="none", label="trial", **dot)] * bool(tried)
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
     for (marker, title, colour), key in zip(MARKS, ("reference", "network"), strict=True):
