@@ -42,7 +42,8 @@ def notice_other_sizes(pattern_file: dict, config: Config) -> None:
             if sizes.get(key) != value:
                 print(f"NOTICE: {name} was searched with {key}={value}; it is trained with {sizes.get(key)}")
     blocks = len(pattern_file["blocks"])
-    if "sizes" in pattern_file and blocks != config.model.blocks:
+    tried = "trials" in (pattern_file.get("derived_from") or {})
+    if "sizes" in pattern_file and blocks != config.model.blocks and not tried:
         print(f"NOTICE: the pattern has {blocks} blocks; model.blocks={config.model.blocks} is not used")
 
 

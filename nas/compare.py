@@ -11,7 +11,6 @@ required. The values below are examples unless a comment calls them the default:
   search_seeds: [1]          # default [1]; several seeds average pi; fixed once a run has begun
   budgets: [0.5, 0.65]       # default []; latency budgets; a searched pattern for each, such as searched-0.65.
                              # Without budgets there is one, searched, which derive.py derives without a budget
-  trials: 3000               # default 0: no trials; steps of derive.py --trials, half of the recipe's steps or more
   patterns: [interleaved]    # the default; rules of docs/compare.md by name, such as sandwich and par, or pattern files
   random: 5                  # default 0; patterns drawn at the measured latency of each searched pattern, within 3%:
                              # random-1 and so on for searched, random-0.65-1 and so on for searched-0.65

@@ -167,5 +167,3 @@ def test_runs_with_the_same_weights_show_the_spread_of_pi_alone(tmp_path):
     assert not runs[1].judges_patterns
     (tmp_path / "first/checkpoint.pt").touch()
     assert all(run.judges_patterns for run in runs)
-    write_yaml(tmp_path / "first/config.yaml", {"search": {"method": "gumbel"}})
-    assert not any(run.judges_patterns for run in runs)

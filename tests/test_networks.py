@@ -22,12 +22,12 @@ from nas.networks.halving import Halving
 from nas.networks.law import NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point
 from nas.networks.space import (
     Network,
-    candidate_shapes,
+    candidate_sizes,
     make_network,
     neighbours,
     networks_within,
     options_of,
-    with_shape,
+    with_sizes,
 )
 from nas.networks.trials import Trials
 from nas.training.device import device_context
@@ -44,19 +44,19 @@ def plain(vocab_size, d_model, blocks):
 def test_candidates_for_the_sizes_are_those_given_or_the_automatic_ones_that_the_text_allows(small_config):
     config = small_config("data.vocab_size=500", "model.d_model=16", "model.heads=2")
     config.search.vocab_size, config.search.d_model = [700, 500], "auto"
-    found = candidate_shapes(config, 500, 10**9)
+    found = candidate_sizes(config, 500, 10**9)
     assert found == list(itertools.product((500, 700), (16, 24, 32, 48, 64)))
     config.search.vocab_size, config.search.d_model = "auto", []
-    assert candidate_shapes(config, 500, 1_300_000) == [(size, 16) for size in (500, 1000, 2000, 4000)]
+    assert candidate_sizes(config, 500, 1_300_000) == [(size, 16) for size in (500, 1000, 2000, 4000)]
 
 
 def test_other_sizes_keep_the_channels_of_a_head(small_config):
     own = "model.d_model=64", "model.heads=4", "data.vocab_size=50"
     config = small_config(*own)
-    shaped = with_shape(config, 900, 96)
+    shaped = with_sizes(config, 900, 96)
     assert (shaped.data.vocab_size, shaped.model.d_model, shaped.model.heads) == (900, 96, 6)
     assert small_config(*own, *options_of(plain(900, 96, 3), config)) == shaped
-    assert with_shape(small_config(), 900, 16) == small_config()  # words are not pieces
+    assert with_sizes(small_config(), 900, 16) == small_config()  # words are not pieces
 
 
 def test_candidates_are_interleaved_rules_and_random_networks_within_the_budget(small_config):
@@ -90,7 +90,7 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
     networks = [plain(40, 16, 4), plain(80, 16, 5), plain(80, 32, 2)]
     found = network_costs(config, corpora, [network[:2] for network in networks], networks[0], CPU)
     for network in networks:
-        table = count_flops(with_shape(config, *network[:2]), corpora[network.vocab_size].counts())
+        table = count_flops(with_sizes(config, *network[:2]), corpora[network.vocab_size].counts())
         expected = table.cost(network.blocks) * {40: 1000, 80: 500}[network.vocab_size]
         assert found.cost(network) == pytest.approx(expected, rel=1e-12)
     assert found.ratio(networks[0]) == 1
@@ -223,28 +223,29 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert others.run() != rungs[0][4] and len(others.trials.tried) == 12
 
 
-def test_the_networks_of_a_batch_differ_and_those_of_a_later_rung_have_several_vocabularies(known_search):
+def test_the_networks_of_a_batch_differ(known_search):
     search = known_search()
     search.trials.run(search.first_networks(4), 1 / 8)
     others = [network for network in search.networks if network not in search.trials.tried]
     search.networks = others[:4]
     assert {*search.promising(4)} == {*search.promising(9)} == {*others[:4]}
     search.networks = others
-    order = sorted(others, key=lambda network: true_loss(network, 1.0))
-    near = [network for network in order if network.vocab_size == 2000][:4]
-    far = [[network for network in order if network.vocab_size == size][-1] for size in (1000, 8000)]
-    search.trials.run([*near, *far], 1 / 4)
-    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
-    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == {1000, 2000, 8000}
 
 
-def test_the_law_and_the_probability_to_be_the_best_decide_who_goes_on(known_search):
+def test_law_probability_and_vocabulary_decide_who_goes_on(known_search):
     """The prior expects that a large vocabulary loses its early lead."""
     search = known_search()
     small, large, bad = plain(2000, 64, 4), plain(8000, 64, 4), plain(4000, 64, 4)
     search.trials.points = [Point(small, 1 / 8, 2.0), Point(large, 1 / 8, 1.999), Point(bad, 1 / 8, 2.6)]
     assert search.contenders([large, small], 1, 1) == [small]
     assert search.contenders([large, small, bad], 3, 1) == [small, large]
+    others, search.trials.points = search.networks, []
+    order = sorted(others, key=lambda network: true_loss(network, 1.0))
+    near = [network for network in order if network.vocab_size == 2000][:4]
+    far = [[network for network in order if network.vocab_size == size][-1] for size in (1000, 8000)]
+    search.trials.run([*near, *far], 1 / 8)
+    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
+    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == {1000, 2000, 8000}
 
 
 def test_dense_blocks_count_with_their_width():

@@ -116,9 +116,8 @@ def draw(rows: list[tuple], folders: list[Path], path: Path) -> None:
     best, first = min(words for _, _, words in trained), choices[0]
     networks = [
         {
-            **network._asdict(),
+            **network.to_dict(),
             "name": str(network),
-            "blocks": list(network.blocks),
             "cost": ratio * first["reference_cost"],
             "behind": math.log(result["word_perplexity"]) / math.log(best) - 1,
             "interval": 0.0,

@@ -20,7 +20,7 @@ from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import random_networks
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.networks.space import Network, make_network
+from nas.networks.space import Network, read_network
 
 NETWORKS, BAND = 24, 0.95  # networks, and their least cost as a share of the budget
 DRAWS = 1000  # of the bootstrap that gives the standard error of tau
@@ -32,7 +32,6 @@ def draw_networks(overrides: list[str]) -> list[dict]:
 
     from nas.networks.choice import candidate_corpora
     from nas.networks.costs import network_costs
-    from nas.networks.halving import as_dict
     from nas.training.device import set_up_device
 
     config = load_config(CONFIG, overrides)
@@ -42,7 +41,7 @@ def draw_networks(overrides: list[str]) -> list[dict]:
     flops, budget = network_costs(config, corpora, shapes, REFERENCE, context), config.search.latency.target
     generator = np.random.default_rng(config.seed)
     networks = random_networks(config, times, shapes, budget * times.reference, NETWORKS, generator, BAND)
-    return [{**as_dict(network), "time": times.ratio(network), "flops": flops.ratio(network)} for network in networks]
+    return [{**network.to_dict(), "time": times.ratio(network), "flops": flops.ratio(network)} for network in networks]
 
 
 def report(networks: list[Network], drawn: list[dict], results: list[dict]) -> dict:
@@ -77,7 +76,7 @@ def main() -> None:
     arguments = job_parser(__doc__, "runs/ranking", "32000-*").parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
     drawn = jobs.do("networks", lambda: {"networks": draw_networks(overrides)})["networks"]
-    networks = [make_network(*(one[key] for key in Network._fields)) for one in drawn]
+    networks = [read_network(one) for one in drawn]
     results = [jobs.do(str(network), lambda: train(network, overrides)) for network in networks]  # noqa: B023
     if None in results:
         print(json.dumps({"missing": results.count(None)}))

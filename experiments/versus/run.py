@@ -51,7 +51,7 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
     from nas.networks.choice import COSTS, candidate_corpora
     from nas.networks.costs import NetworkCosts
     from nas.networks.halving import Halving
-    from nas.networks.space import BAND, Network, make_network
+    from nas.networks.space import BAND, read_network
     from nas.networks.trials import RUNGS, Trials
     from nas.training.device import set_up_device
 
@@ -71,8 +71,7 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
 
     config, folder = load_config(CONFIG, overrides), out / "random"
     context, (corpora, shapes) = set_up_device(config.seed, config.train), candidate_corpora(config)
-    reference = read_yaml(out / "trials" / CHOICE)["reference"]
-    own = make_network(*(reference[key] for key in Network._fields))
+    own = read_network(read_yaml(out / "trials" / CHOICE)["reference"])
     costs = NetworkCosts.read(out / "trials" / TRIALS / COSTS, own)
     budget, generator = config.search.latency.target, np.random.default_rng(config.seed)
     folder.mkdir(exist_ok=True)
@@ -81,7 +80,7 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
     search = RandomHalving(Trials(config, corpora, folder, context), costs, budget, networks)
     best = search.run()
     seconds = sum(result["wall_time_s"] for result in search.trials.results.values())
-    return {**best._asdict(), "blocks": list(best.blocks), "seconds": seconds, "ratio": costs.ratio(best)}
+    return best.to_dict() | {"seconds": seconds, "ratio": costs.ratio(best)}
 
 
 def random_networks(config, costs, shapes, limit: float, count: int, generator, band: float) -> list:
@@ -127,15 +126,16 @@ def search_by_gumbel(out: Path, overrides: list[str], seconds: float) -> dict:
     return {**sizes, "blocks": blocks, "seconds": read_yaml(out / "gumbel" / OUTCOME)["wall_time_s"]}
 
 
-def train(out: Path, network: dict, seed: int, overrides: list[str]) -> dict:
-    """Train a network to the end. Returns word perplexity and bits per byte on valid, and the run's folder."""
-    name = f"{network['vocab_size']}-{network['d_model']}-{abbreviate(network['blocks']).replace(' ', '')}"
-    pattern, run = out / "patterns" / f"{name}.yaml", out / "trainings" / f"{name}-{seed}"
+def train(out: Path, found: dict, seed: int, overrides: list[str]) -> dict:
+    """Train a network to the end. Returns its figures on valid and test, and milliseconds for 1,000 bytes of text."""
+    from nas.networks.space import options_of, read_network
+
+    network = read_network(found)
+    pattern, run = out / "patterns" / f"{network}.yaml", out / "trainings" / f"{network}-{seed}"
     pattern.parent.mkdir(exist_ok=True)
-    heads = network["d_model"] * load_config(CONFIG, []).model.heads // load_config(CONFIG, []).model.d_model
-    sizes = {key: network[key] for key in ("vocab_size", "d_model", "blocks")}
-    write_yaml(pattern, {"format": FORMAT, **sizes, "heads": heads})
-    call("retrain.py", pattern, CONFIG, "--run", run, "--resume", *overrides, f"seed={seed}")
+    write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
+    sizes = options_of(network, load_config(CONFIG, []))
+    call("retrain.py", pattern, CONFIG, "--run", run, "--resume", *sizes, *overrides, f"seed={seed}")
     results = read_yaml(run / RESULTS)
     return {split: results[split] for split in ("valid", "test")} | {"ms": results["latency"]["ms_per_1000_bytes"]}
 
@@ -173,7 +173,7 @@ def report(jobs: Jobs, seeds: list[int]) -> dict:
 
 def main() -> None:
     parser = job_parser(__doc__, "runs/versus", "trials-*")
-    parser.add_argument("--space", choices=SPACES, default="large", help="shapes and sized blocks, or the paper's own")
+    parser.add_argument("--space", choices=SPACES, default="large", help="vocabulary, width and sizes, or the paper's")
     arguments = parser.parse_intermixed_args()
     overrides = [*SPACES[arguments.space], *arguments.overrides]
     jobs, out = Jobs(arguments.out, overrides, arguments.only), arguments.out

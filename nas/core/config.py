@@ -36,7 +36,7 @@ class ModelOptions:
     heads: int = option(4, "attention heads; must divide d_model", minimum=1)
     # int or "4x": OmegaConf has no such union, so check_model() checks it
     d_ffn: Any = option("4x", "inner width of dense blocks; 4x: four times d_model")
-    blocks: int = option(6, "blocks of the SuperNet; a pattern file lists its own blocks", minimum=1)
+    blocks: int = option(6, "largest number of blocks; exactly as many, if identity is no operation", minimum=1)
     dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu_squared", "relu", "gelu"))
@@ -115,7 +115,7 @@ class LatencyOptions:
 class SearchOptions:
     # text, or mappings of a name to its sizes: simplify_block() checks them
     operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
-    # lists or "auto": check_shapes() checks them
+    # lists or "auto": check_sizes() checks them
     vocab_size: Any = option([], "trials: vocabularies to choose from; auto; []: data.vocab_size")
     d_model: Any = option([], "trials: widths to choose from, with heads of one size; auto; []: model.d_model")
     method: str = option(
@@ -141,8 +141,8 @@ class SearchOptions:
 
     @property
     def budget(self) -> float | str | None:
-        """The budget within which a search draws networks, as search.latency.target; None: none."""
-        return self.latency.target if self.method != "gumbel" and self.latency.source != "none" else None
+        """The budget within which a search draws paths, as search.latency.target; None: none."""
+        return self.latency.target if self.method == "single_path" and self.latency.source != "none" else None
 
 
 @dataclass

@@ -44,7 +44,7 @@ def check(config: Config) -> None:
         raise InputError(conflict)
     check_method(values)
     check_budget(config.search.latency)
-    check_shapes(config)
+    check_sizes(config)
     given = config.search.operations
     config.search.operations = simplify(given, config, "search.operations: entry")
     check_search(config, given)
@@ -158,7 +158,7 @@ def check_budget(options: LatencyOptions) -> None:
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
 
 
-def check_shapes(config: Config) -> None:
+def check_sizes(config: Config) -> None:
     search, data, head = config.search, config.data, config.model.d_model // config.model.heads
     for key in ("vocab_size", "d_model"):
         sizes = getattr(search, key)

@@ -43,14 +43,6 @@ def find_weights_run(run: Path) -> Path:
     return find_weights_run(Path(origin)) if origin else run
 
 
-def weights_judge_patterns(run: Path) -> bool:
-    """Whether a search holds weights that were trained on uniform paths, so that they can judge any pattern."""
-    weights = find_weights_run(run)
-    config = weights / "config.yaml"
-    whole = config.exists() and (weights / CHECKPOINT).exists()
-    return whole and flat_config(read_yaml(config))["search.method"] == "single_path"
-
-
 def on_rank_0(method):
     """Run a method only on the first of the processes that torchrun starts."""
 

@@ -77,7 +77,7 @@ class CostTable:
 
     def least_budget(self, blocks: list[str]) -> str:
         """The least budget that allows these blocks: ratio(), rounded up to three decimals."""
-        return f"{math.ceil(1000 * self.ratio(blocks)) / 1000:.3f}"
+        return least_ratio(self.ratio(blocks))
 
     def cheapest(self, operations: list[str], blocks: int) -> list[str]:
         """The pattern of the lowest cost."""
@@ -111,6 +111,11 @@ class CostTable:
 
     def write(self, path: Path) -> None:
         write_yaml(path, asdict(self))
+
+
+def least_ratio(ratio: float) -> str:
+    """A ratio as a budget, rounded up to three decimals."""
+    return f"{math.ceil(1000 * ratio) / 1000:.3f}"
 
 
 def read_costs(path: Path, operations: list[str]) -> CostTable:

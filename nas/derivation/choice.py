@@ -3,7 +3,6 @@
 N blocks, O candidate operations.
 """
 
-import math
 import sys
 import time
 from collections import Counter
@@ -19,12 +18,12 @@ from nas.core.pattern import abbreviate, expand, network
 from nas.core.run_folder import CHOICE
 from nas.costs.baselines import rules_within
 from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import CostTable
+from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import PI, RUNNER_UP, SEED, Candidate, Choice
 from nas.derivation.runs import SearchRun, average_pi
 from nas.networks.halving import block_probabilities, probabilities
 from nas.networks.law import Law, Point
-from nas.networks.space import Network, cheapest, make_network, networks_within, within
+from nas.networks.space import cheapest, networks_within, read_network, within
 from nas.search.learn_pi import learn_pi
 from nas.search.shared_weights import load_shared_weights
 
@@ -52,12 +51,12 @@ def tried_choice(run: SearchRun, costs: CostTable, budget: float | None) -> Choi
     if budget in (None, run.budget):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
     shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / "config.yaml", [])
-    tried = [make_network(*(one[key] for key in Network._fields)) for one in trials]
+    tried = [read_network(one) for one in trials]
     limit = budget * costs.reference(len(run.pi))
     fitting = [one for one in tried if one[:2] == shape and within(costs, limit)(one.blocks)]
     networks = list(dict.fromkeys([*networks_within(config, {shape: costs}, limit), *fitting]))
     if not networks:
-        least = math.ceil(1000 * cheapest(config, costs) / costs.reference(len(run.pi))) / 1000
+        least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
     law = Law(points, list(dict.fromkeys([*networks, *tried])), config.model.d_ffn)

@@ -11,6 +11,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_jsonl, read_yaml
 from nas.core.pattern import read_pattern
 from nas.core.run_folder import (
+    CHECKPOINT,
     CHOICE,
     FLOPS_TABLE,
     LATENCY,
@@ -19,7 +20,6 @@ from nas.core.run_folder import (
     PATTERN,
     find_weights_run,
     read_pi,
-    weights_judge_patterns,
 )
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
@@ -60,7 +60,7 @@ class SearchRun:
     @property
     def judges_patterns(self) -> bool:
         """Whether the weights were trained on uniform paths."""
-        return weights_judge_patterns(self.path)
+        return self.options["search.method"] == "single_path" and (self.weights_run / CHECKPOINT).exists()
 
     @property
     def pi(self) -> np.ndarray:

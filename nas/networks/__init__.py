@@ -1,1 +1,1 @@
-"""The choice of vocabulary, width and number of blocks before a search."""
+"""The search among whole networks by trials."""

@@ -10,11 +10,12 @@ from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, PI, TRIALS, open_run
+from nas.costs.cost_table import least_ratio
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import Halving
-from nas.networks.space import BAND, candidate_shapes, cheapest, make_network, networks_within, with_shape
+from nas.networks.space import BAND, candidate_sizes, cheapest, make_network, networks_within, with_sizes
 from nas.networks.trials import CONFIG, Trials, most_trainings
 from nas.training.device import DeviceContext
 
@@ -32,10 +33,12 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     if (folder / CONFIG).exists():
         open_run(folder, config, STAGE, resume=True)  # an InputError, if an earlier call had other options
     if not (run / CHOICE).exists():
-        write_yaml(run / CHOICE, search_networks(config, folder, context))
+        record, history = search_networks(config, folder, context)
+        write_text(run / PI, "".join(json.dumps(line) + "\n" for line in history))
+        write_yaml(run / CHOICE, record)
     choice = read_yaml(run / CHOICE)
     print(networks_table(choice))
-    return with_shape(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
+    return with_sizes(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
 
 
 def networks_table(choice: dict) -> str:
@@ -49,8 +52,8 @@ def networks_table(choice: dict) -> str:
     return "\n".join([*rows, f"chosen: {choice['name']}, after {choice['trainings']:.2f} trainings"])
 
 
-def search_networks(config: Config, folder: Path, context: DeviceContext) -> dict:
-    """The content of choice.yaml. Raises InputError and RunError as choose_network()."""
+def search_networks(config: Config, folder: Path, context: DeviceContext) -> tuple[dict, list[dict]]:
+    """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network()."""
     if config.search.vocab_size and config.train.epochs is None:
         raise InputError("search.vocab_size needs train.epochs, so that each vocabulary reads the same text")
     if world_size() > 1:
@@ -71,7 +74,7 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> dic
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(
             f"no network is within search.latency.target={config.search.latency.target}: the cheapest, of {shape[0]} "
-            f"pieces and width {shape[1]}, costs {1.0005 * least / costs.reference:.3f} of the reference, "
+            f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference)} of the reference, "
             f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,8 +88,7 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> dic
     trials = Trials(config, corpora, folder, context)
     search = Halving(trials, costs, budget, networks)
     chosen = search.run()
-    write_text(folder.parent / PI, "".join(json.dumps(line) + "\n" for line in search.history()))
-    return search.record(chosen)
+    return search.record(chosen), search.history()
 
 
 def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[tuple[int, int]]]:
@@ -96,7 +98,7 @@ def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[tuple[int
     """
     own = Corpus(prepare(config.data, print))
     size = config.data.vocab_size or own.vocab_size
-    corpora, shapes = {size: own}, candidate_shapes(config, size, own.meta["splits"]["train"]["bytes"])
+    corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])
     for size in sorted({shape[0] for shape in shapes} - corpora.keys()):
         try:
             corpora[size] = Corpus(prepare(replace(config.data, vocab_size=size), print))

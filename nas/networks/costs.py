@@ -14,7 +14,7 @@ from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
 from nas.data.corpus import Corpus, bytes_per_token
-from nas.networks.space import Network, with_shape
+from nas.networks.space import Network, with_sizes
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext
 
@@ -34,11 +34,11 @@ class NetworkCosts:
 
     def to_dict(self) -> dict:
         """The content of costs.yaml."""
-        return {"tables": [{"shape": [*shape], **asdict(table)} for shape, table in self.tables.items()]}
+        return {"tables": [{"sizes": [*shape], **asdict(table)} for shape, table in self.tables.items()]}
 
     @classmethod
     def read(cls, path: Path, own: Network) -> "NetworkCosts":
-        tables = {tuple(content.pop("shape")): CostTable(**content) for content in read_yaml(path)["tables"]}
+        tables = {tuple(content.pop("sizes")): CostTable(**content) for content in read_yaml(path)["tables"]}
         return cls(tables[own[:2]].unit, tables, own)
 
     @property
@@ -61,7 +61,7 @@ def network_costs(
     tokens = math.prod(batch_shape(config)[:2]) if measured else 1
     configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
     for shape in sorted({*shapes, own[:2]}):
-        configs[shape] = resolve_auto(with_shape(config, *shape), corpora[shape[0]], tell=lambda text: None)
+        configs[shape] = resolve_auto(with_sizes(config, *shape), corpora[shape[0]], tell=lambda text: None)
     if measured:
         parts = measured_parts(configs, counts, context)
     else:

@@ -3,6 +3,8 @@
 P networks, N blocks, O operations.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from nas.core.config import Config
@@ -19,7 +21,7 @@ UNLIKELY = 0.02  # networks that are the best with a lower probability do not go
 TIE = 0.001  # relative; of networks that differ less in their last losses, the cheapest is chosen
 DRAWS = 1000  # of the law, for the probability that a network is the best
 PARENTS = 6  # of the networks that are one change away
-LONG_ENOUGH = 1.3  # times the warm-up; shorter trials are judged on its weights
+LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
 RECORDED = 60  # networks
 NORMAL_95 = 1.96
 
@@ -40,7 +42,7 @@ class Halving:
 
     def run(self) -> Network:
         """The best network of the last rung or, of several that are equally good, the cheapest."""
-        (first, count), *rungs = RUNGS
+        first, count = RUNGS[0]
         steps, warmup = rung_steps(first, first, min(self.trials.steps.values())), self.config.train.warmup_steps
         if steps < LONG_ENOUGH * warmup:
             print(
@@ -52,10 +54,10 @@ class Halving:
             self.trials.run(batch, first)
             self.add_neighbours()
             batch = self.promising(min(BATCH, count - len(self.trials.tried)))
-        for (before, _), (share, count) in zip(RUNGS, rungs, strict=False):
+        for (before, _), (share, count) in pairwise(RUNGS):
             finished = [point.network for point in self.trials.points if point.text == before]
             self.trials.run(self.contenders(finished, count, VOCABULARIES if before == first else 1), share)
-        last = {point.network: point.loss for point in self.trials.points if point.text == share}
+        last = {point.network: point.loss for point in self.trials.points if point.text == RUNGS[-1][0]}
         equal = [network for network, loss in last.items() if loss <= (1 + TIE) * min(last.values())]
         return min(equal, key=self.costs.cost)
 
@@ -133,8 +135,8 @@ class Halving:
         return {
             "format": "par-choice/1",
             "name": str(best),
-            "network": as_dict(best),
-            "reference": as_dict(costs.own),
+            "network": best.to_dict(),
+            "reference": costs.own.to_dict(),
             "budget": self.budget,
             "unit": f"{costs.unit} for 1,000 bytes of text",
             "reference_cost": costs.reference,
@@ -146,12 +148,13 @@ class Halving:
             "train_tokens": steps * train.batch_size * train.segment,
             "wall_time_s": sum(one["wall_time_s"] for one in results.values()),
             "trials": [
-                {"name": str(p.network), **as_dict(p.network), "share": p.text, "bits_per_byte": p.loss} for p in points
+                {"name": str(one.network), **one.network.to_dict(), "share": one.text, "bits_per_byte": one.loss}
+                for one in points
             ],
             "networks": [
                 {
                     "name": str(networks[index]),
-                    **as_dict(networks[index]),
+                    **networks[index].to_dict(),
                     "cost": costs.cost(networks[index]),
                     "ratio": costs.ratio(networks[index]),
                     "behind": float(losses[index] / own - 1),
@@ -185,10 +188,6 @@ def block_probabilities(networks: list[Network], chances: np.ndarray, operations
         blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]
         pi[range(most), [operations.index(block) for block in blocks]] += chance
     return pi
-
-
-def as_dict(network: Network) -> dict:
-    return network._asdict() | {"blocks": list(network.blocks)}
 
 
 def spread(networks: list[Network], count: int) -> list[Network]:

@@ -12,8 +12,8 @@ from nas.networks.space import Network
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
 # product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and text (1 is a whole
 # training). A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
-# relative to interleaved. P tells how much later the attending blocks stand. The means of V, D, N and T are fits to
-# interleaved networks of two texts (experiments/frontier).
+# relative to interleaved. P tells how much later the attending blocks stand. The means of V, D, N and T were fitted
+# to interleaved networks of two texts (commit 3c5959c, experiments/frontier). Those of A, F and P are assumptions.
 # fmt: off
 TERMS = {
     "": (0, 3), "T": (-0.15, 0.1), "TT": (0, 0.05), "V": (-0.02, 0.03), "D": (-0.048, 0.015), "N": (-0.0145, 0.01),
@@ -40,13 +40,13 @@ class Point:
 
 
 class Inputs(NamedTuple):
-    """Networks [P], their features [P, terms], and the indices of their sizes and of themselves [P, 2]."""
+    """The features [P, terms] of networks; effects [P, 2]: the index of each one's pair of sizes, and its own index."""
 
     features: np.ndarray
     effects: np.ndarray
 
 
-def numbers(network: Network, d_ffn: int | str) -> list[float]:
+def log_sizes(network: Network, d_ffn: int | str) -> list[float]:
     """What the terms are made of: the logarithms of sizes, A, F and P. d_ffn: of dense blocks that give no width."""
     blocks, half = network.blocks, len(network.blocks) / 2
     attends = np.array([kind_of(block).attends for block in blocks])
@@ -79,17 +79,17 @@ class Law:
         self.names = sorted({block for network in known for block in network.blocks} - {"attention", "dense"})
         self.names = [name for name in self.names if name.split()[0] != "dense"]
         self.keys: dict = {}
-        self.centre = np.mean([numbers(network, d_ffn)[:3] for network in networks], axis=0)
+        self.centre = np.mean([log_sizes(network, d_ffn)[:3] for network in networks], axis=0)
         means, spreads = np.array(list(TERMS.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
         self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
         self.known = self.inputs([point.network for point in points], [point.text for point in points])
         self.inverse = np.linalg.inv(self.covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
-        self.rest = np.log([point.loss for point in points]) - self.known.features @ self.mean
+        self.residuals = np.log([point.loss for point in points]) - self.known.features @ self.mean
 
     def inputs(self, networks: Sequence[Network], text: Sequence[float] | float = 1.0) -> Inputs:
         """text: relative to a whole training."""
-        given = np.array([numbers(network, self.d_ffn) for network in networks]).reshape(-1, 6)
+        given = np.array([log_sizes(network, self.d_ffn) for network in networks]).reshape(-1, 6)
         time = np.broadcast_to(np.log(text), len(given))[:, None]
         columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:]])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
@@ -106,7 +106,7 @@ class Law:
     def predict(self, networks: Sequence[Network]) -> np.ndarray:
         """Losses [P] at the end of a training, up to a factor that is the same for all."""
         wanted = self.inputs(networks)
-        return np.exp(wanted.features @ self.mean + self.covariance(wanted, self.known) @ self.inverse @ self.rest)
+        return np.exp(wanted.features @ self.mean + self.covariance(wanted, self.known) @ self.inverse @ self.residuals)
 
     def errors(self, networks: Sequence[Network], other: Network) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other network - 1, at the end of a training."""
@@ -126,6 +126,6 @@ class Law:
         factors = self.spread * generator.standard_normal((count, len(self.spread))) + self.mean
         effects = OWN * generator.standard_normal((count, len(self.keys)))
         values = [factors @ part.features.T + effects[:, part.effects].sum(axis=-1) for part in (wanted, self.known)]
-        missed = self.rest + self.known.features @ self.mean - values[1]
+        missed = self.residuals + self.known.features @ self.mean - values[1]
         missed -= NOISE * generator.standard_normal(missed.shape)
         return values[0] + missed @ self.inverse @ self.covariance(self.known, wanted)

@@ -29,12 +29,20 @@ class Network(NamedTuple):
     def __str__(self) -> str:
         return f"{self.vocab_size}-{self.d_model}-{file_name(self.blocks)}"
 
+    def to_dict(self) -> dict:
+        """A mapping for YAML files. read_network() is the inverse."""
+        return self._asdict() | {"blocks": list(self.blocks)}
+
+
+def read_network(content: dict) -> Network:
+    return make_network(*(content[key] for key in Network._fields))
+
 
 def make_network(vocab_size: int, d_model: int, blocks: Iterable[str]) -> Network:
     return Network(vocab_size, d_model, tuple(block for block in blocks if block != "identity"))
 
 
-def with_shape(config: Config, vocab_size: int, d_model: int) -> Config:
+def with_sizes(config: Config, vocab_size: int, d_model: int) -> Config:
     """The configuration with other sizes. Heads keep their number of channels. Bytes or words keep their vocabulary."""
     model, data = config.model, config.data
     model = replace(model, d_model=d_model, heads=d_model * model.heads // model.d_model)
@@ -43,12 +51,12 @@ def with_shape(config: Config, vocab_size: int, d_model: int) -> Config:
 
 
 def options_of(network: Network, config: Config) -> list[str]:
-    """The options section.key=value that give a configuration a network's sizes, as with_shape()."""
-    sizes = {"d_model": network.d_model, "heads": with_shape(config, *network[:2]).model.heads}
+    """The options section.key=value that give a configuration a network's sizes, as with_sizes()."""
+    sizes = {"d_model": network.d_model, "heads": with_sizes(config, *network[:2]).model.heads}
     return shape_options(sizes | ({"vocab_size": network.vocab_size} if config.data.vocab_size else {}))
 
 
-def candidate_shapes(config: Config, vocab_size: int, text_bytes: int) -> list[tuple[int, int]]:
+def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tuple[int, int]]:
     """All pairs of search.vocab_size and search.d_model. vocab_size, text_bytes: of the training text."""
     model, search, head = config.model, config.search, config.model.d_model // config.model.heads
     sizes = [size for size in VOCABULARIES if size * BYTES_PER_PIECE <= text_bytes]

@@ -18,9 +18,8 @@ RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 3)  # share of a training, and number o
 
 def most_trainings() -> float:
     """The steps of all rungs, in trainings; each rung goes on from the one before."""
-    counts = [count for _, count in RUNGS]
-    steps = [share - before for (share, _), (before, _) in zip(RUNGS, [(0, 0), *RUNGS], strict=False)]
-    return float(np.dot(counts, steps))
+    shares, counts = zip(*RUNGS, strict=True)
+    return float(np.dot(counts, np.diff(shares, prepend=0)))
 
 
 class Trials:

@@ -79,7 +79,8 @@ def search_section(run: Path) -> dict:
     search, history = read_run(run), pi_history(read_pi(run))
     summary = f"Step {search.step:,} of {search.of_steps:,}."
     if (run / OUTCOME).exists():
-        summary += f" SuperNet on valid: perplexity {read_yaml(run / OUTCOME)['valid']['perplexity']:.2f}."
+        what = "The trial of the chosen network" if (run / CHOICE).exists() else "SuperNet"
+        summary += f" {what} on valid: perplexity {read_yaml(run / OUTCOME)['valid']['perplexity']:.2f}."
     return {
         "name": run.name,
         "blocks": current_pattern(run),

@@ -13,7 +13,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.operations import describe_sizes
 from nas.core.pattern import abbreviate, read_blocks
-from nas.core.run_folder import CHECKPOINT, OUTCOME, find_weights_run
+from nas.core.run_folder import CHECKPOINT, CHOICE, OUTCOME, find_weights_run
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
@@ -58,6 +58,8 @@ def read_trained(folder: Path) -> Trained:
 
 def read_path(run: Path, pattern: list[str]) -> Trained:
     """The weights of a finished search along the path of a pattern. Raises InputError if the search lacks the path."""
+    if (run / CHOICE).exists():
+        raise InputError(f"{run} is a search by trials, which has no weights of a SuperNet; give a training")
     config, file = load_config(run / "config.yaml", []), find_weights_run(run) / CHECKPOINT
     operations = config.search.operations
     if len(pattern) != config.model.blocks or not set(pattern) <= set(operations):

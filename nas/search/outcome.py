@@ -102,5 +102,6 @@ def print_outcome(run: RunFolder) -> None:
     what, weights = ("pattern", "after its trial") if trials else ("likeliest pattern", "with the SuperNet's weights")
     say(run, f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
     if outcome["cost_in_trainings"]:
-        say(run, f"cost: the wall time of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
+        unit = "steps" if trials else "wall time"
+        say(run, f"cost: the {unit} of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
     say(run, f"next: python derive.py {run.path}; python animate.py {run.path}")
