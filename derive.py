@@ -12,7 +12,7 @@ from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN
 from nas.costs.budget import read_budgets
 from nas.derivation.pattern_record import pattern_record
-from nas.derivation.printing import pareto_table, print_choice, print_notices
+from nas.derivation.printing import pareto_table, print_choice, print_notices, trials_table
 from nas.derivation.runs import check_seeds, read_run
 
 HELP = {
@@ -66,6 +66,8 @@ def main() -> None:
     can_judge, tried = all(run.judges_patterns for run in runs), (runs[0].path / CHOICE).exists()
 
     patterns = []
+    if tried:
+        print(trials_table(read_yaml(runs[0].path / CHOICE)["trials"]))
     for budget, file in zip(budgets, files, strict=True):
         if tried:
             choice = tried_choice(runs[0], costs, budget)
@@ -81,7 +83,7 @@ def main() -> None:
         print_choice(choice, pattern, costs)
         print(f"written to {file}")
     if arguments.pareto:
-        table = pareto_table(patterns, costs.unit)
+        table = pareto_table(patterns, costs)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
     if tried:

@@ -196,7 +196,8 @@ def read_pi(run: Path) -> list[dict]:
     """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
     lines = read_jsonl(run / PI) if (run / PI).is_file() else []
     if not lines:
-        searching = (run / "config.yaml").is_file() and read_yaml(run / "config.yaml").get("stage") == "search"
+        config = run / "config.yaml"
+        searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
         advice = "continue this search with --resume" if searching else "give the --run folder of a search"
         raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
     for number, line in enumerate(lines, start=1):

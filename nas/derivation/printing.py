@@ -21,8 +21,6 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     """Print a choice and the content of its pattern file."""
     if choice.candidates:
         print(candidates_table(pattern["derived_from"]))
-    if choice.trials:
-        print(trials_table(choice.trials))
     print(confidence_table(pattern))
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
@@ -116,26 +114,23 @@ def print_spread(choice: Choice, costs: CostTable) -> None:
     print(f"{np.mean(differing):.1f} of {len(paths[0])} blocks differ between two of these patterns")
 
 
-def pareto_table(patterns: list[dict], unit: str) -> str:
-    """Markdown: a row per budget, with the predicted and, if there is one, the measured cost of its pattern."""
+def pareto_table(patterns: list[dict], costs: CostTable) -> str:
+    """Markdown: a row per budget, with the predicted cost of its pattern and, if there is one, the measured time."""
     rows = [
-        f"Budgets are relative to the reference's cost, and ratios to that of as many interleaved blocks, in {unit}.",
+        f"Budgets and predicted ratios are relative to the reference's cost, in {costs.unit}.",
         "",
-        "| budget | pattern | attending blocks | predicted ratio | measured ratio | predicted ms | ms | "
-        "ms for 1,000 bytes | SuperNet nll |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| budget | pattern | attending blocks | predicted ratio | ms | ms for 1,000 bytes | ms, of interleaved |",
+        "|---|---|---|---|---|---|---|",
     ]
     for pattern in patterns:
-        latency, origin = pattern.get("latency") or {}, pattern["derived_from"]
-        ratio = latency.get("predicted_ratio_to_interleaved", pattern["flops_ratio_to_interleaved"])
-        values = {"ratio_to_interleaved": ".3f", "predicted_ms": ".2f", "median_ms": ".2f", "ms_per_1000_bytes": ".3f"}
+        latency, blocks = pattern.get("latency") or {}, pattern["blocks"]
+        values = {"median_ms": ".2f", "ms_per_1000_bytes": ".3f", "ratio_to_interleaved": ".3f"}
         cells = [
-            f"{origin['latency_budget']:.4g}",
-            abbreviate(pattern["blocks"]),
-            str(sum(kind_of(name).attends for name in pattern["blocks"])),
-            f"{ratio:.3f}",
+            f"{pattern['derived_from']['latency_budget']:.4g}",
+            abbreviate(blocks),
+            str(sum(kind_of(name).attends for name in blocks)),
+            f"{costs.ratio(blocks):.3f}",
             *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
-            str(origin["candidates"][0]["nll"]) if "candidates" in origin else "",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

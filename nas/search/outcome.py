@@ -98,7 +98,8 @@ def print_outcome(run: RunFolder) -> None:
         say(run, f"WARNING: {warning}")
     valid = outcome["valid"]
     figures = f"nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
-    say(run, f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {outcome['wall_time_s']:,.0f} s")
+    seconds = f"{outcome['wall_time_s']:,.0f} s" + " of one process" * trials
+    say(run, f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {seconds}")
     what, weights = ("pattern", "after its trial") if trials else ("likeliest pattern", "with the SuperNet's weights")
     say(run, f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
     if outcome["cost_in_trainings"]:
