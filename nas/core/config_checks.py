@@ -154,8 +154,6 @@ def check_budget(options: LatencyOptions) -> None:
     budget, absolute = options.target, milliseconds(options.target)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
-    if options.source == "none" and budget != LatencyOptions().target:
-        raise InputError(f"search.latency.target={budget} needs search.latency.source=measured or flops")
     if absolute and options.source != "measured":
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
 

@@ -80,10 +80,9 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     write_yaml(file, costs.to_dict())
+    within = "within the budget" if band else "candidates, without a budget (search.latency.source=none)"
     print(
-        f"{len(networks)} networks are within the budget; the search takes the steps of at most "
-        f"{most_trainings():.3g} trainings",
-        flush=True,
+        f"{len(networks)} networks are {within}; the search takes the steps of at most {most_trainings():.3g} trainings"
     )
     trials = Trials(config, corpora, folder, context)
     search = Halving(trials, costs, budget, networks)
