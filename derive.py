@@ -63,14 +63,15 @@ def main() -> None:
         budgets = [costs.as_ratio(budget, len(runs[0].pi)) for budget in arguments.budgets]
     else:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
-    can_judge, tried = all(run.judges_patterns for run in runs), (runs[0].path / CHOICE).exists()
+    can_judge, file = all(run.judges_patterns for run in runs), runs[0].path / CHOICE
+    tried = read_yaml(file) if file.exists() else None
 
     patterns = []
     if tried:
-        print(trials_table(read_yaml(runs[0].path / CHOICE)["trials"]))
+        print(trials_table(tried["trials"]))
     for budget, file in zip(budgets, files, strict=True):
         if tried:
-            choice = tried_choice(runs[0], costs, budget)
+            choice = tried_choice(runs[0], tried, costs, budget)
         else:
             choice = choose_pattern(runs, costs, budget) if can_judge else likeliest_choice(runs, costs, budget)
         pattern = pattern_record(choice, costs)
@@ -89,7 +90,7 @@ def main() -> None:
     if tried:
         from nas.reporting.networks_figure import networks_figure
 
-        networks_figure(read_yaml(runs[0].path / CHOICE), [], out.with_name("networks.png"))
+        networks_figure(tried, [], out.with_name("networks.png"))
         print(f"written to {out.with_name('networks.png')}")
     print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
     if tried:

@@ -11,7 +11,6 @@ import pytest
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import expand, network
-from nas.core.run_folder import CHOICE
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.derivation import choice
 from nas.derivation.pattern_record import Candidate, Choice, pattern_record
@@ -114,19 +113,18 @@ def test_trials_give_their_network_or_the_best_of_its_sizes_within_another_budge
     losses = {"aa": 2.0, "ad": 2.1, "dd": 2.4, "a": 2.2, "d": 2.5}
     trials = [sizes | {"name": s, "blocks": expand(s), "share": 0.5, "bits_per_byte": x} for s, x in losses.items()]
     network = sizes | {"blocks": own}
-    (tmp_path / "trials").mkdir()
-    write_yaml(tmp_path / CHOICE, {"network": network, "trials": trials, "trial": {"folder": "runs/one/trials/aa"}})
+    content = {"network": network, "trials": trials, "trial": {"folder": "runs/one/trials/aa"}}
     search = {"method": "trials", "latency": {"source": "flops", "target": 1.0}}
     run = search_run([[1, 0, 0]] * 3, path=tmp_path, search=search)
-    made = choice.tried_choice(run, COSTS, 1.0)
+    made = choice.tried_choice(run, content, COSTS, 1.0)
     assert made.blocks == own and made.trial == Path("runs/one/trials/aa") and made.trials == trials
-    other = choice.tried_choice(run, COSTS, 16.5 / COSTS.reference(3))
+    other = choice.tried_choice(run, content, COSTS, 16.5 / COSTS.reference(3))
     assert other.blocks == ["attention"] and other.trial is None
     (pi,) = other.runs[0].seed_pi
     assert pi[0, 0] > 0.9 and (pi[1:, 2] == 1).all()  # one block fits
     assert pattern_record(other, COSTS)["confidence"][0]["pi"]["attention"] > 0.9
     with pytest.raises(InputError, match=r"no network is within 0.5 of the reference's cost; give at least 0.539"):
-        choice.tried_choice(run, COSTS, 0.5)
+        choice.tried_choice(run, content, COSTS, 0.5)
 
 
 # --- what is printed

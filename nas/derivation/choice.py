@@ -13,9 +13,7 @@ import numpy as np
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand, network
-from nas.core.run_folder import CHOICE
 from nas.costs.baselines import rules_within
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, least_ratio
@@ -44,9 +42,11 @@ def choose_pattern(runs: list[SearchRun], costs: CostTable, budget: float | None
     return Choice(expand(candidates[0].pattern), budget, learned, candidates, seconds=seconds)
 
 
-def tried_choice(run: SearchRun, costs: CostTable, budget: float | None) -> Choice:
-    """The network that trials chose or, for another budget, the best one of its vocabulary and width by their law."""
-    content = read_yaml(run.path / CHOICE)
+def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
+    """The network that trials chose or, for another budget, the best one of its vocabulary and width by their law.
+
+    content: of choice.yaml.
+    """
     own, trials = content["network"], content["trials"]
     if budget in (None, run.budget):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))

@@ -63,7 +63,7 @@ class Halving:
 
     def first_networks(self, count: int) -> list[Network]:
         """Interleaved networks far from each other: the widest of each vocabulary and number of blocks, then others."""
-        plain = [n for n in self.networks if list(n.blocks) == interleaved(len(n.blocks))] or self.networks
+        plain = [network for network in self.networks if network.is_interleaved] or self.networks
         widest = {(n.vocab_size, len(n.blocks)): n for n in sorted(plain, key=lambda network: network.d_model)}
         chosen = spread(list(widest.values()), count)
         others = [network for network in plain if network not in chosen]
@@ -129,7 +129,7 @@ class Halving:
         own, intervals = law.predict([best])[0], NORMAL_95 * law.errors(networks, best)
         results = self.trials.results
         shown = {*np.argsort(-chances[: len(networks)], kind="stable")[:RECORDED].tolist()}
-        shown |= {i for i, n in enumerate(networks) if n in results or list(n.blocks) == interleaved(len(n.blocks))}
+        shown |= {i for i, n in enumerate(networks) if n in results or n.is_interleaved}
         train, steps = self.config.train, sum(one["step"] for one in results.values())
         plain = make_network(*best[:2], interleaved(self.config.model.blocks))
         return {

@@ -29,6 +29,10 @@ class Network(NamedTuple):
     def __str__(self) -> str:
         return f"{self.vocab_size}-{self.d_model}-{file_name(self.blocks)}"
 
+    @property
+    def is_interleaved(self) -> bool:
+        return list(self.blocks) == interleaved(len(self.blocks))
+
     def to_dict(self) -> dict:
         """A mapping for YAML files. read_network() is the inverse."""
         return self._asdict() | {"blocks": list(self.blocks)}

@@ -56,12 +56,9 @@ class Trials:
         ]
         self.tried |= {*networks}
         found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
-        self.results |= {network: found[str(network)] for network in networks if str(network) in found}
-        points = [
-            Point(network, share, self.results[network]["valid"]["bits_per_byte"])
-            for network in networks
-            if str(network) in found
-        ]
+        results = {network: found[str(network)] for network in networks if str(network) in found}
+        self.results |= results
+        points = [Point(network, share, result["valid"]["bits_per_byte"]) for network, result in results.items()]
         self.points += points
         best = min(points, key=lambda point: point.loss)
         print(f"the best of them, {best.network}: {best.loss:.4f} bits per byte on valid", flush=True)
