@@ -1,16 +1,19 @@
 """Three searches of equal time, side by side: `python experiments/versus/run.py --out runs/versus`.
 
-trials: search.py with the law. random: random networks of the same space and budget, one spelling each, uniform over
-vocabulary and width, then over the number of blocks; the same rungs, but the losses alone decide. gumbel: the method of
-the paper at the vocabulary and width that `trials` chose, with its latency term, for as many seconds. Each network that
-they choose then trains with SEEDS. Every finished job is a JSON file in OUT and is not repeated. Several processes may
-share OUT, each with its own --only, once `trials` is finished. The last line is JSON.
+trials: search.py with the law. random: random networks of the same space and budget; the same rungs, but the losses
+alone decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term, for
+as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds. All use the
+costs that are measured first, while nothing else should run. Every finished job is a JSON file in OUT and is not
+repeated. The last line is JSON.
 """
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import print_row
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
-from nas.core.errors import run_command
+from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import FORMAT, abbreviate, shape_options
+from nas.core.pattern import FORMAT, abbreviate, interleaved, shape_options
 from nas.core.run_folder import CHOICE, OUTCOME, RESULTS, TRIALS
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +34,9 @@ SPACES = {
     "large": [],
     "paper": ["search.vocab_size=[]", "search.d_model=[]", "search.operations=[attention,dense,identity]"],
 }
-SEARCHES, SEEDS = ("trials", "random", "gumbel"), (2, 3, 4, 5, 6)  # the trials have seed 1
+SEARCHES, SEEDS = ("trials", "random", "gumbel"), (1, 2, 3, 4, 5)
+BAND = 0.95  # least cost of a random network, as a share of the budget
+WORKERS = 2  # trainings at a time
 RATE_STEPS = 20, 60  # of the paper's method, to measure its seconds per step
 
 
@@ -39,21 +44,48 @@ def call(script: str, *arguments) -> None:
     subprocess.run([sys.executable, ROOT / script, *map(str, arguments)], check=True)
 
 
-def search_by_trials(out: Path, overrides: list[str]) -> dict:
-    """The network, and the seconds of the trials."""
-    call("search.py", CONFIG, "--run", out / "trials", "--resume", *overrides)
-    choice = read_yaml(out / "trials" / CHOICE)
-    return {**choice["network"], "seconds": choice["wall_time_s"], "ratio": choice["ratio"]}
+def seeded(overrides: list[str], seed: int) -> list[str]:
+    return [*overrides, f"seed={seed}"]
 
 
-def search_at_random(out: Path, overrides: list[str]) -> dict:
-    """The network that wins successive halving without a law."""
+def open_costs(out: Path, overrides: list[str]):
+    """(configuration, texts by vocabulary, candidates for vocabulary and width, costs, device)."""
     from nas.networks.choice import COSTS, candidate_corpora
-    from nas.networks.costs import NetworkCosts
-    from nas.networks.halving import Halving
-    from nas.networks.space import BAND, read_network
-    from nas.networks.trials import RUNGS, Trials
+    from nas.networks.costs import NetworkCosts, network_costs
+    from nas.networks.space import make_network
     from nas.training.device import set_up_device
+
+    config, file = load_config(CONFIG, overrides), out / COSTS
+    context, (corpora, shapes) = set_up_device(config.seed, config.train), candidate_corpora(config)
+    own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
+    if not file.exists():
+        write_yaml(file, network_costs(config, corpora, shapes, own, context).to_dict())
+    costs = NetworkCosts.read(file, own)
+    return config, corpora, shapes, costs, context
+
+
+def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
+    """The network, its trial's folder, and the seconds of the trials."""
+    run = out / f"trials-{seed}"
+    (run / TRIALS).mkdir(parents=True, exist_ok=True)
+    shutil.copy(out / "costs.yaml", run / TRIALS)
+    call("search.py", CONFIG, "--run", run, "--resume", *seeded(overrides, seed))
+    choice = read_yaml(run / CHOICE)
+    return {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
+
+
+def draw_networks(config, costs, shapes, count: int) -> list:
+    """Random networks of BAND to 1 of the budget."""
+    from nas.networks.space import random_networks
+
+    tables, limit = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target * costs.reference
+    return list(islice(random_networks(config, tables, limit, BAND), count))
+
+
+def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
+    """The network that wins successive halving without a law, and the seconds of the trials."""
+    from nas.networks.halving import Halving
+    from nas.networks.trials import RUNGS
 
     class RandomHalving(Halving):
         def first_networks(self, count):
@@ -69,123 +101,129 @@ def search_at_random(out: Path, overrides: list[str]) -> dict:
             last = {point.network: point.loss for point in self.trials.points}
             return sorted(networks, key=last.__getitem__)[:count]
 
-    config, folder = load_config(CONFIG, overrides), out / "random"
-    context, (corpora, shapes) = set_up_device(config.seed, config.train), candidate_corpora(config)
-    own = read_network(read_yaml(out / "trials" / CHOICE)["reference"])
-    costs = NetworkCosts.read(out / "trials" / TRIALS / COSTS, own)
-    budget, generator = config.search.latency.target, np.random.default_rng(config.seed)
-    folder.mkdir(exist_ok=True)
-    write_yaml(folder / "config.yaml", {"stage": "search", **asdict(config)})
-    networks = random_networks(config, costs, shapes, budget * costs.reference, RUNGS[0][1], generator, BAND)
-    search = RandomHalving(Trials(config, corpora, folder, context), costs, budget, networks)
-    best = search.run()
-    seconds = sum(result["wall_time_s"] for result in search.trials.results.values())
-    return best.to_dict() | {"seconds": seconds, "ratio": costs.ratio(best)}
+    config, corpora, shapes, costs, context = open_costs(out, seeded(overrides, seed))
+    trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)
+    networks = draw_networks(config, costs, shapes, RUNGS[0][1])
+    best = RandomHalving(trials, costs, config.search.latency.target, networks).run()
+    seconds = sum(result["wall_time_s"] for result in trials.results.values())
+    return {"network": best.to_dict(), "ratio": costs.ratio(best), "seconds": seconds}
 
 
-def random_networks(config, costs, shapes, limit: float, count: int, generator, band: float) -> list:
-    """Different networks of `band` to 1 of the limit, of a uniform vocabulary and width that allows any."""
-    from nas.core.errors import InputError
-    from nas.costs.baselines import random_patterns
-    from nas.networks.space import make_network
+def open_trials(config, corpora, folder: Path, context):
+    from nas.networks.trials import CONFIG as NAME
+    from nas.networks.trials import Trials
 
-    draws, found = {}, []
-    middle, tolerance = limit * (1 + band) / 2, (1 - band) / (1 + band)
-    for number, shape in enumerate(shapes):
-        about = config.model.blocks, config.search.operations, costs.tables[shape], middle, tolerance
-        draws[shape] = random_patterns(*about, config.seed * len(shapes) + number)
-    while draws and len(found) < count:
-        shape = list(draws)[generator.integers(len(draws))]
-        try:
-            found.append(make_network(*shape, next(draws[shape])))
-        except (InputError, StopIteration):
-            del draws[shape]
-    return found
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / NAME, {"stage": "search", **asdict(config)})
+    return Trials(config, corpora, folder, context)
 
 
-def search_by_gumbel(out: Path, overrides: list[str], seconds: float) -> dict:
-    """The pattern of the paper's method within the budget, after about `seconds`."""
-    choice = read_yaml(out / "trials" / CHOICE)
-    options = read_yaml(out / "trials" / "config.yaml")
-    sizes = {**choice["network"], "heads": options["model"]["heads"]}
-    target = choice["budget"] / choice["interleaved_ratio"]  # the reference is interleaved of these sizes
-    own = [*overrides, *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]", "search.method=gumbel"]
-    own += [f"search.latency.target={target}", "train.checkpoint_every=100000"]
+def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
+    """The network of the paper's method within the budget, after as many seconds as the trials of the same seed."""
+    choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, "config.yaml"))
+    sizes, run = trials["network"] | {"heads": options["model"]["heads"]}, out / f"gumbel-{seed}"
+    target = round(choice["budget"] / choice["interleaved_ratio"], 4)  # the reference is interleaved of these sizes
+    own = [*seeded(overrides, seed), *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]"]
+    own += ["search.method=gumbel", f"search.latency.target={target}", "train.checkpoint_every=100000"]
     walls = []
     for steps in RATE_STEPS:
-        run = out / f"gumbel-{steps}-steps"
-        call("search.py", CONFIG, "--run", run, "--resume", *own, f"train.steps={steps}")
-        walls.append(read_yaml(run / OUTCOME)["wall_time_s"])
+        began = time.monotonic()
+        call(
+            "search.py", CONFIG, "--run", out / f"gumbel-{steps}-steps-{seed}", "--resume", *own, f"train.steps={steps}"
+        )
+        walls.append(time.monotonic() - began)
     rate = (walls[1] - walls[0]) / (RATE_STEPS[1] - RATE_STEPS[0])
-    steps = round(RATE_STEPS[1] + (seconds - walls[1]) / rate)
-    call("search.py", CONFIG, "--run", out / "gumbel", "--resume", *own, f"train.steps={steps}")
-    pattern = out / "gumbel" / "pattern.yaml"
-    call("derive.py", out / "gumbel", "--out", pattern, "--force", "--latency-budget", round(target, 4))
-    blocks = [block for block in read_yaml(pattern)["blocks"] if block != "identity"]
-    sizes = {key: choice["network"][key] for key in ("vocab_size", "d_model")}
-    return {**sizes, "blocks": blocks, "seconds": read_yaml(out / "gumbel" / OUTCOME)["wall_time_s"]}
+    steps = round(RATE_STEPS[1] + max(0.0, trials["seconds"] - walls[1]) / rate)
+    call("search.py", CONFIG, "--run", run, "--resume", *own, f"train.steps={steps}")
+    call("derive.py", run, "--out", run / "pattern.yaml", "--force", "--latency-budget", target)
+    blocks = [block for block in read_yaml(run / "pattern.yaml")["blocks"] if block != "identity"]
+    return {"network": trials["network"] | {"blocks": blocks}, "seconds": read_yaml(run / OUTCOME)["wall_time_s"]}
 
 
-def train(out: Path, found: dict, seed: int, overrides: list[str]) -> dict:
-    """Train a network to the end. Returns its figures on valid and test, and milliseconds for 1,000 bytes of text."""
-    from nas.networks.space import options_of, read_network
+def train(folder: Path, networks: list, config) -> list[dict]:
+    """Train networks to the end, WORKERS at a time; trials in the folder go on. Returns the contents of results.yaml."""
+    from nas.networks.space import options_of
+    from nas.networks.trials import CONFIG as NAME
+    from nas.retraining.tasks import run_tasks, script_task
 
-    network = read_network(found)
-    pattern, run = out / "patterns" / f"{network}.yaml", out / "trainings" / f"{network}-{seed}"
-    pattern.parent.mkdir(exist_ok=True)
-    write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
-    sizes = options_of(network, load_config(CONFIG, []))
-    call("retrain.py", pattern, CONFIG, "--run", run, "--resume", *sizes, *overrides, f"seed={seed}")
-    results = read_yaml(run / RESULTS)
-    return {split: results[split] for split in ("valid", "test")} | {"ms": results["latency"]["ms_per_1000_bytes"]}
+    (folder / "patterns").mkdir(parents=True, exist_ok=True)
+    tasks, given = [], folder / NAME
+    if not given.exists():
+        write_yaml(given, {"stage": "search", **asdict(config)})
+    for network in networks:
+        pattern, run = folder / "patterns" / f"{network}.yaml", folder / str(network)
+        write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
+        arguments = [pattern, given, "--run", run, "--resume", "train.evaluate_every=0", *options_of(network, config)]
+        log = folder / "logs" / f"{network}.txt"
+        tasks.append(script_task(str(network), "retrain.py", arguments, run / RESULTS, log))
+    if failed := run_tasks(tasks, WORKERS):
+        raise RunError(f"trainings failed: {failed}")
+    return [read_yaml(task.result) for task in tasks]
 
 
-def report(jobs: Jobs, seeds: list[int]) -> dict:
-    """Print a table of the finished trainings on valid. Returns the content of the last line.
+def finish(out: Path, overrides: list[str], search: str, seed: int, found: dict) -> dict:
+    """Train what a search found. Returns its figures."""
+    from nas.networks.space import read_network
 
-    p: Dunnett's test of each network against that of `trials`; it does not know how searches of other seeds differ.
+    config = load_config(CONFIG, seeded(overrides, seed))
+    (results,) = train(out / f"{search}-{seed}" / TRIALS, [read_network(found["network"])], config)
+    return {split: results[split] for split in ("valid", "test")}
+
+
+def report(jobs: Jobs) -> dict:
+    """Print tables of the finished trainings on valid. Returns the content of the last line.
+
+    p: Dunnett's test of each search against `trials`, whose seeds are those of searches and trainings.
     """
     from scipy import stats
 
-    found, losses = {name: jobs.get(name) for name in SEARCHES}, {}
-    for name in filter(found.get, SEARCHES):
-        done = [result for seed in seeds if (result := jobs.get(f"{name}-{seed}"))]
-        losses[name] = np.log([result["valid"]["word_perplexity"] for result in done])
-    print_row("search", "network", "word perplexity on valid", "behind trials", "p", "search, seconds", header=True)
-    others = [name for name in losses if name != "trials" and len(losses[name]) > 1]
-    tests = {}
-    if others and len(losses["trials"]) > 1:
-        test = stats.dunnett(*(losses[name] for name in others), control=losses["trials"])
+    from nas.networks.space import read_network
+
+    losses, table = {}, {}
+    print_row("search", "seed", "network", "word perplexity on valid", "on test", "search, seconds", header=True)
+    for name in SEARCHES:
+        losses[name] = []
+        for seed in SEEDS:
+            found, result = jobs.get(f"{name}-{seed}"), jobs.get(f"{name}-{seed}-trained")
+            if result:
+                words = [result[split]["word_perplexity"] for split in ("valid", "test")]
+                losses[name].append(np.log(words[0]))
+                network, figures = read_network(found["network"]), (f"{value:,.1f}" for value in words)
+                short = f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks)}`"
+                print_row(name, seed, short, *figures, f"{found['seconds']:.0f}")
+    print()
+    control, tests = losses["trials"], {}
+    others = [name for name in SEARCHES[1:] if len(losses[name]) > 1]
+    if others and len(control) > 1:
+        test = stats.dunnett(*(losses[name] for name in others), control=control)
         tests = dict(zip(others, test.pvalue.tolist(), strict=True))
-    table = {}
+    print_row("search", "searches", "word perplexity on valid", "spread of searches", "behind trials", "p", header=True)
     for name, own in losses.items():
-        if not len(own) or not len(losses["trials"]):
-            continue
-        network, mean = found[name], float(np.exp(own.mean()))
-        error = mean * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else float("nan")
-        short = f"{network['vocab_size']:,}, {network['d_model']}, {abbreviate(network['blocks'])}"
-        behind = float(np.expm1(own.mean() - losses["trials"].mean()))
-        table[name] = {"word_perplexity": mean, "behind": behind, "p": tests.get(name)}
-        p = f"{tests[name]:.3f}" if name in tests else ""
-        print_row(name, short, f"{mean:.1f} ± {error:.1f}", f"{behind:+.1%}", p, f"{network['seconds']:.0f}")
+        if own and control:
+            mean, behind = float(np.exp(np.mean(own))), float(np.expm1(np.mean(own) - np.mean(control)))
+            spread = f"{np.std(own, ddof=1):.1%}" if len(own) > 1 else ""
+            table[name] = {"searches": len(own), "word_perplexity": mean, "behind": behind, "p": tests.get(name)}
+            p = f"{tests[name]:.4f}" if name in tests else ""
+            print_row(name, len(own), f"{mean:,.1f}", spread, f"{behind:+.1%}", p)
     return table
 
 
 def main() -> None:
-    parser = job_parser(__doc__, "runs/versus", "trials-*")
+    parser = job_parser(__doc__, "runs/versus", "trials-*,random-[12]*")
     parser.add_argument("--space", choices=SPACES, default="large", help="vocabulary, width and sizes, or the paper's")
     arguments = parser.parse_intermixed_args()
     overrides = [*SPACES[arguments.space], *arguments.overrides]
     jobs, out = Jobs(arguments.out, overrides, arguments.only), arguments.out
-    trials = jobs.do("trials", lambda: search_by_trials(out, overrides))
-    if trials:
-        jobs.do("random", lambda: search_at_random(out, overrides))
-        jobs.do("gumbel", lambda: search_by_gumbel(out, overrides, trials["seconds"]))
+    open_costs(out, overrides)
     for seed in SEEDS:
+        jobs.do(f"random-{seed}", lambda: search_at_random(out, overrides, seed))  # noqa: B023
+        trials = jobs.do(f"trials-{seed}", lambda: search_by_trials(out, overrides, seed))  # noqa: B023
+        if trials:
+            jobs.do(f"gumbel-{seed}", lambda: search_by_gumbel(out, overrides, seed, trials))  # noqa: B023
         for name in SEARCHES:
-            if network := jobs.get(name):
-                jobs.do(f"{name}-{seed}", lambda: train(out, network, seed, overrides))  # noqa: B023
-    print(json.dumps(report(jobs, list(SEEDS))))
+            if found := jobs.get(f"{name}-{seed}"):
+                jobs.do(f"{name}-{seed}-trained", lambda: finish(out, overrides, name, seed, found))  # noqa: B023
+    print(json.dumps(report(jobs)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Networks: vocabulary, width and blocks. Those of different vocabularies are compared by bytes of text."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple
+
+import numpy as np
 
 from nas.core.config import Config
 from nas.core.errors import InputError
@@ -16,7 +17,7 @@ BYTES_PER_PIECE = 300  # of the training text, in the largest vocabulary that `a
 VOCABULARIES = 1000, 2000, 4000, 8000, 16_000, 32_000
 WIDTHS = 1, 1.5, 2, 3, 4  # multiples of model.d_model
 BAND = 0.75  # least cost of random networks, as a share of the budget
-DRAWN = 60  # random networks of a vocabulary and width
+DRAWN = 60  # random networks, times the number of pairs of vocabulary and width
 
 
 class Network(NamedTuple):
@@ -84,11 +85,30 @@ def networks_within(
         fits = within(table, limit)
         patterns = [interleaved(count) for count in depths] if {*interleaved(2)} <= {*operations} else []
         patterns = [*filter(fits, patterns), *rules_within(most, operations, fits).values()]
-        with suppress(InputError):  # no network is in the band
-            middle, tolerance = limit * (1 + band) / 2, (1 - band) / (1 + band)
-            patterns += islice(random_patterns(most, operations, table, middle, tolerance, config.seed), DRAWN)
         found += [make_network(*shape, blocks) for blocks in patterns]
+    found += islice(random_networks(config, tables, limit, band), DRAWN * len(tables))
     return list(dict.fromkeys(network for network in found if network.blocks))
+
+
+def random_networks(
+    config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float
+) -> Iterator[Network]:
+    """Different networks of `band` to 1 of a cost. Vocabulary and width are uniform, and then as in random_patterns().
+
+    tables: costs of each vocabulary and width. Those that have no network, or none left, are left out.
+    """
+    middle, tolerance = limit * (1 + band) / 2, (1 - band) / (1 + band)
+    about, generator = (config.model.blocks, config.search.operations), np.random.default_rng(config.seed)
+    draws = {
+        shape: random_patterns(*about, table, middle, tolerance, config.seed * len(tables) + number)
+        for number, (shape, table) in enumerate(tables.items())
+    }
+    while draws:
+        shape = list(draws)[generator.integers(len(draws))]
+        try:
+            yield make_network(*shape, next(draws[shape]))
+        except (InputError, StopIteration):
+            del draws[shape]
 
 
 def cheapest(config: Config, table: CostTable) -> float:
