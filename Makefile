@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
-CONFIGS := experiments/demo
+CONFIG := experiments/demo/demo.yaml
 
 .PHONY: help setup demo check test lint clean
 help:
@@ -22,11 +22,11 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 
 # Each stage continues if an earlier `make demo` was interrupted.
 demo: setup
-	$(BIN)/python search.py $(CONFIGS)/search.yaml --run $(DEMO)/search --resume
+	$(BIN)/python search.py $(CONFIG) --run $(DEMO)/search --resume
 	$(BIN)/python derive.py $(DEMO)/search --force
 	$(BIN)/python animate.py $(DEMO)/search
-	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/searched --resume
-	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIGS)/retrain.yaml --run $(DEMO)/interleaved \
+	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIG) --run $(DEMO)/searched --resume
+	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIG) --run $(DEMO)/interleaved \
 		--resume --beside $(DEMO)/searched
 	@echo
 	@echo "The demonstration is too short to find a good pattern. It shows the commands."

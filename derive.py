@@ -20,7 +20,7 @@ HELP = {
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
     "--latency-budget": "highest cost, as a ratio R to the reference's: in milliseconds if the run has a latency.yaml "
     "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. For other budgets "
-    "than the search's, its law chooses, or pi is learned anew",
+    "than the search's, the law of the trials chooses",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--force": "replace existing pattern files",
 }
@@ -54,7 +54,7 @@ def main() -> None:
         raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
 
     from nas.costs.run_latency import RunLatency  # imported only now, because it needs torch
-    from nas.derivation.choice import choose_pattern, likeliest_choice, tried_choice
+    from nas.derivation.choice import likeliest_choice, tried_choice
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None
@@ -63,17 +63,14 @@ def main() -> None:
         budgets = [costs.as_ratio(budget, len(runs[0].pi)) for budget in arguments.budgets]
     else:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
-    can_judge, file = all(run.judges_patterns for run in runs), runs[0].path / CHOICE
+    file = runs[0].path / CHOICE
     tried = read_yaml(file) if file.exists() else None
 
     patterns = []
     if tried:
         print(trials_table(tried["trials"]))
     for budget, file in zip(budgets, files, strict=True):
-        if tried:
-            choice = tried_choice(runs[0], tried, costs, budget)
-        else:
-            choice = choose_pattern(runs, costs, budget) if can_judge else likeliest_choice(runs, costs, budget)
+        choice = tried_choice(runs[0], tried, costs, budget) if tried else likeliest_choice(runs, costs, budget)
         pattern = pattern_record(choice, costs)
         if latency:
             pattern["latency"] = latency.of(pattern["blocks"])

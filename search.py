@@ -56,14 +56,12 @@ def search_by_trials(config, folder: Path, context) -> None:
 
 
 def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
-    """Train the weights of a SuperNet, and learn pi, on each rank."""
+    """Train the weights of a SuperNet and pi in turn, on each rank."""
     from nas.core.run_folder import OUTCOME, open_run
     from nas.costs.budget import describe_budget
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.search.maturity import describe_steps
     from nas.search.outcome import print_outcome
-    from nas.search.shared_weights import inherit_weights
     from nas.search.supernet import build_supernet
     from nas.training.build import open_streams, resolve_auto
     from nas.training.distributed import first_on_each_node, is_main
@@ -75,9 +73,6 @@ def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
     config = resolve_auto(config, corpus)
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
-    if options.weights_from:
-        inherit_weights(supernet, config, corpus)
-    print_lines(describe_steps(config, len(corpus.tokens("train"))))
     flops, latency = cost_tables(config, corpus, context, run)
     costs = latency or flops
     if options.latency.source != "none":
@@ -90,8 +85,7 @@ def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
         print(latency.text(config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
-        method = gumbel if options.method == "gumbel" else single_path
-        run.write(OUTCOME, method(supernet, corpus, config, context, costs, run, seconds))
+        run.write(OUTCOME, gumbel(supernet, corpus, config, context, costs, run, seconds))
     if is_main():
         print_outcome(run)
 
@@ -119,36 +113,6 @@ def start(run, config, corpus, context, tables: list) -> None:
             run.write(name, asdict(table))
 
 
-def single_path(supernet, corpus, config, context, costs, run, seconds: float) -> dict:
-    """Train the weights along uniform paths, then learn pi with fixed weights. Returns the content of outcome.yaml.
-
-    seconds: the time until now.
-    """
-    from nas.costs.budget import likeliest_path
-    from nas.search.learn_pi import learn_pi
-    from nas.search.outcome import PiWriter, make_outcome
-    from nas.search.shared_weights import SharedWeights
-    from nas.search.supernet import evaluate_path
-    from nas.search.weights import WeightsPhase
-    from nas.training.trainer import Trainer, open_board
-
-    trainer = None
-    if not config.search.weights_from:
-        trainer = Trainer(WeightsPhase(supernet, corpus, config, context), run)
-        trainer.fit()
-    steps = trainer.step if trainer else 0
-    began = time.monotonic()
-    weights = SharedWeights(supernet, corpus, config, context)
-    budget = config.search.budget
-    with open_board(run, steps) as board:
-        writer = PiWriter(run, config, steps, board)
-        learned = learn_pi(weights, costs, budget, report=writer, known=writer.known)
-    path = likeliest_path(learned.pi.mean(axis=0), supernet.operations, costs, budget)
-    seconds += time.monotonic() - began
-    valid = evaluate_path(supernet, path, corpus, config, context)
-    return make_outcome(config, supernet.names(path), valid, writer.steps, seconds, trainer)
-
-
 def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dict:
     """Run the paper's method. Returns the content of outcome.yaml. seconds: the time until now."""
     from nas.search.gumbel import GumbelPhase
@@ -158,7 +122,7 @@ def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dic
     phase = GumbelPhase(supernet, corpus, config, context, costs)
     trainer = Trainer(phase, run)
     trainer.fit()
-    return make_outcome(config, supernet.names(phase.path), trainer.valid, trainer.step, seconds, trainer)
+    return make_outcome(config, supernet.names(phase.path), seconds, trainer)
 
 
 def print_lines(lines: list[str]) -> None:

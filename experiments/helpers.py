@@ -1,6 +1,5 @@
 """What several experiments share."""
 
-import csv
 import ctypes
 import gc
 from collections.abc import Callable
@@ -13,12 +12,10 @@ import numpy as np
 from nas.comparison.results import mean_and_standard_error
 from nas.core.config import Config
 from nas.core.config_loading import load_config
-from nas.core.errors import InputError
 from nas.core.operations import Shape, resolve_block
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
-    from nas.search.shared_weights import SharedWeights
     from nas.training.device import DeviceContext
 
 
@@ -60,29 +57,44 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus",
     return resolve_auto(config, corpus), corpus, context
 
 
-def train_supernet(config: Config, corpus: "Corpus", context: "DeviceContext") -> "SharedWeights":
-    """A new SuperNet whose weights have trained along uniform paths, without a run folder."""
-    from nas.search.shared_weights import SharedWeights
-    from nas.search.supernet import build_supernet
-    from nas.search.weights import WeightsPhase
+class PartialTraining:
+    """A training in this process. It is judged after each rung of a search as a trial is, and goes on."""
 
-    supernet = build_supernet(config, corpus)
-    phase = WeightsPhase(supernet, corpus, config, context)
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-    phase.end()
-    return SharedWeights(supernet, corpus, config, context)
+    def __init__(self, blocks: list[str], config: Config, corpus: "Corpus", context: "DeviceContext"):
+        import torch
 
+        from nas.retraining.phase import RetrainPhase
+        from nas.training.build import build_fixed
 
-def read_comparison(path: Path) -> list[dict[str, str]]:
-    """The rows of a comparison.csv. Raises InputError if the file is missing or something else."""
-    rows = []
-    if path.is_file():
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    if not rows or not {"name", "blocks", "valid_nll_mean"} <= rows[0].keys():
-        raise InputError(f"{path} is not a comparison.csv; python -m nas.compare writes one to its run folder")
-    return rows
+        torch.manual_seed(config.seed)
+        self.phase, self.steps = (
+            RetrainPhase(build_fixed(blocks, config, corpus.vocab_size), corpus, config, context),
+            0,
+        )
+
+    def until(self, share: float) -> dict:
+        """Figures on valid after a share of the steps, of a rung that begins where the one before ended."""
+        from nas.networks.trials import RUNGS
+        from nas.retraining.phase import TRIAL_SHARE
+        from nas.retraining.trials import rung_steps
+        from nas.training.optimizer import TailAverage
+
+        last = rung_steps(share, RUNGS[0][0], self.phase.total_steps)
+        parameters = self.phase.train_weights.optimizer.parameters
+        self.phase.trial_average = TailAverage(parameters, TRIAL_SHARE, last)
+        self.train(last)
+        return self.phase.figures(self.phase.trial_average)
+
+    def end(self) -> dict:
+        """Figures on valid at the end."""
+        self.train(self.phase.total_steps)
+        self.phase.end()
+        return self.phase.valid_figures()
+
+    def train(self, last: int) -> None:
+        while self.steps < last:
+            self.steps += 1
+            self.phase.step(self.steps)
 
 
 def mean_and_error(losses: list[float]) -> str | None:

@@ -56,7 +56,7 @@ def small_content(source: Path, cache: Path) -> dict:
             "device": "cpu",
             "precision": "fp32",  # with auto, Muon's precision depends on the processor
         },
-        "search": {"method": "single_path", "logits_steps": 12, "paths": 4},
+        "search": {"method": "gumbel"},
     }
 
 

@@ -18,15 +18,12 @@ from nas.data.preprocess import prepare
 from nas.derivation.runs import SearchRun
 from nas.retraining.phase import RetrainPhase
 from nas.search.gumbel import GumbelPhase
-from nas.search.shared_weights import SharedWeights
 from nas.search.supernet import SuperNet, build_supernet
-from nas.search.weights import WeightsPhase
 from nas.training.build import build_fixed
 from nas.training.device import device_context
 
 GUMBEL = ["search.warmup_steps=6", "search.optimizer.lr=0.05"]
 STAGES = {
-    "search_weights": [],
     "search_hard": ["search.method=gumbel", "search.sampling=hard", "search.split=shared", *GUMBEL],
     "search_soft": ["search.method=gumbel", "search.split=shared", *GUMBEL, "model.norm=post"],
     "retrain": ["model.cutoffs=[5,20]"],
@@ -51,11 +48,11 @@ NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
 
 
-def search_run(*seed_pi, path="runs/one", operations=NAMES, **content) -> SearchRun:
-    """A run in the form of read_run(), with pi [N, O] for each seed of the logits."""
+def search_run(pi, path="runs/one", operations=NAMES, **content) -> SearchRun:
+    """A run in the form of read_run(), with pi [N, O]."""
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
-    content["search"] = {"method": "single_path"} | content.get("search", {})
-    return SearchRun(Path(path), content, list(operations), np.array(seed_pi, dtype=float), 7, 7, COSTS, [])
+    content["search"] = {"method": "gumbel"} | content.get("search", {})
+    return SearchRun(Path(path), content, list(operations), np.array(pi, dtype=float), 7, 7, COSTS)
 
 
 def one_hot(*indices) -> np.ndarray:
@@ -108,20 +105,11 @@ def load_script(name: str):
 
 
 def make_search(config, corpus=None):
-    """The phase that trains the weights and, with search.method=gumbel, the logits."""
+    """The phase that trains weights and logits."""
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    parts = build_supernet(config, corpus), corpus, config, device_context(config.train)
-    if config.search.method == "single_path":
-        return WeightsPhase(*parts)
-    return GumbelPhase(*parts, count_flops(config, corpus.counts()))
-
-
-def make_weights(config, corpus=None) -> SharedWeights:
-    """A SuperNet with its initial weights, for learn_pi()."""
-    torch.manual_seed(config.seed)
-    corpus = corpus or Corpus(prepare(config.data))
-    return SharedWeights(build_supernet(config, corpus), corpus, config, device_context(config.train))
+    costs = count_flops(config, corpus.counts())
+    return GumbelPhase(build_supernet(config, corpus), corpus, config, device_context(config.train), costs)
 
 
 def make_retraining(config, pattern, corpus=None, until=None):

@@ -168,7 +168,7 @@ def test_results_are_read_from_patterns_runs_and_latencies_best_first(tmp_path):
     (tmp_path / "provenance.yaml").write_text("vocab_size: 77\n")
     (tmp_path / "search-1" / "outcome.yaml").write_text("wall_time_s: 7200\n")
     (tmp_path / "latencies.yaml").write_text(yaml.safe_dump({"patterns": {"addidd": {"median_ms": 1.0}}}))
-    origins = {"interleaved": {"method": "given"}, "random-1": {"method": "random"}, "searched": {"seconds": 3600}}
+    origins = {"interleaved": {"method": "given"}, "random-1": {"method": "random"}, "searched": {"runs": ["search-1"]}}
     letters = {"interleaved": "adadad", "random-1": "addidd", "searched": "addidd", "missing": "d"}
     for name, blocks in letters.items():
         content = {"format": "par-pattern/2", "blocks": expand(blocks), "derived_from": origins.get(name, {})}
@@ -182,7 +182,7 @@ def test_results_are_read_from_patterns_runs_and_latencies_best_first(tmp_path):
     assert baseline.contender == Contender("interleaved", "given", expand("adadad")) and baseline.vocab_size == 77
     assert (random.contender.kind, searched.contender.kind) == ("random", "searched")
     assert [run["test"]["word_perplexity"] for run in searched.runs] == [99.0, 100.0]
-    assert (searched.search_hours, baseline.search_hours, random.search_hours) == (3.0, 0.0, 0.0)
+    assert (searched.search_hours, baseline.search_hours, random.search_hours) == (2.0, 0.0, 0.0)
     assert searched.latency == {"median_ms": 1.0} and baseline.latency["ratio_to_interleaved"] == 0.5  # its training's
 
 

@@ -220,7 +220,7 @@ def test_the_prepare_command_prints_its_folder_and_counts(small_yaml):
 
 
 def test_a_search_warns_if_its_budget_has_no_room_for_attention(small_yaml, tmp_path):
-    given = ["train.steps=2", "search.logits_steps=1"]
+    given = ["train.steps=2", "search.warmup_steps=0", "search.arch_fraction=0.5"]
     given += ["search.latency.source=flops", "search.latency.target=0.4"]
     shown = succeed("search", small_yaml, "--run", tmp_path / "run", *given)
     assert "no pattern within search.latency.target=0.4 has an attention block" in shown

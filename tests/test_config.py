@@ -24,7 +24,9 @@ def load(tmp_path):
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(load):
-    config = load("train.lr=1e-4", "search.optimizer.lr=0.5", text="train: {lr: 1, steps: 7}\nseed: 3\n")
+    config = load(
+        "train.lr=1e-4", "search.method=gumbel", "search.optimizer.lr=0.5", text="train: {lr: 1, steps: 7}\nseed: 3\n"
+    )
     assert (config.train.lr, config.train.steps, config.seed) == (1e-4, 7, 3)
     assert config.search.optimizer.lr == 0.5
     assert config.model.d_model == Config().model.d_model
@@ -76,16 +78,12 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.window=3", "unknown key 'model.window'"),
         (
             "search.method=gumble",
-            "search.method=gumble must be one of trials, gumbel, single_path; the nearest is gumbel",
+            "search.method=gumble must be one of trials, gumbel; the nearest is gumbel",
         ),
         ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
         ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
-        ("search.method=gumbel search.logits_seeds=4", "search.logits_seeds=4 needs search.method=single_path"),
+        ("search.optimizer.lr=0.1", "search.optimizer.lr=0.1 needs search.method=gumbel"),
         ("search.split=shared", "search.split=shared needs search.method=gumbel"),
-        (
-            "search.method=gumbel search.weights_from=runs/x",
-            "search.weights_from=runs/x needs search.method=single_path",
-        ),
         ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
         ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
         (
@@ -100,7 +98,6 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.vocab_size=[900] data.tokenizer=words data.vocab_size=9", "search.vocab_size needs data.tokenizer"),
         ("search.vocab_size=auto", "search.vocab_size needs data.vocab_size, that of the reference"),
         ("search.d_model=auto search.method=gumbel", "search.d_model=auto needs search.method=trials"),
-        ("search.retrain_steps=9", "search.retrain_steps needs search.method=single_path: a trial is a part of"),
         ("search.latency.target=0ms", "search.latency.target=0ms must be a ratio such as 0.65 or a time"),
         ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
         ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),

@@ -110,13 +110,6 @@ def test_tasks_train_each_pattern_with_its_seeds_and_derive_each_budget(comparis
         assert [task.command[3:-2] for task in comparison(**changed).derivation_tasks()] == commands
 
 
-def test_a_search_that_trains_operations_less_than_the_recipe_gives_a_warning(comparison, capsys):
-    comparison("search.method=gumbel")
-    assert "WARNING" not in capsys.readouterr().out
-    comparison()
-    assert "8 steps train each operation only 3 times; give the search train.steps=22" in capsys.readouterr().out
-
-
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
     made, calls = comparison(), []
 

@@ -113,8 +113,10 @@ def test_seeds_of_different_searches_are_refused_with_the_difference():
         check_seeds([one, search_run([[0.5, 0.3, 0.2]], path="runs/two", model={"d_model": 16})])
     with pytest.raises(InputError, match="runs/one is given twice"):
         check_seeds([one, one])
-    (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], path="runs/two", search={"paths": 8}, seed=2)])
-    assert "search.paths is 8 in runs/two and 16 in runs/one" in notice
+    (notice,) = check_seeds(
+        [one, search_run([[0.5, 0.3, 0.2]], path="runs/two", search={"arch_fraction": 0.3}, seed=2)]
+    )
+    assert "search.arch_fraction is 0.3 in runs/two and 0.2 in runs/one" in notice
     (notice,) = check_seeds([one, search_run([[0.5, 0.3, 0.2]], path="runs/two")])
     assert "has the same seed as runs/one" in notice
 
@@ -125,7 +127,7 @@ def test_the_current_pattern_is_the_latest_known_and_within_the_budget(tmp_path)
     COSTS.write(tmp_path / "flops.yaml")  # overhead 10, attention 6, dense 4, identity 0; interleaved 20
     budget = {"source": "flops", "target": 0.75}
     for latency, expected in ({}, [NAMES[0], NAMES[2]]), (budget, [NAMES[1], NAMES[2]]):
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"method": "single_path", "latency": latency}}))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"method": "trials", "latency": latency}}))
         assert current_pattern(tmp_path) == expected
     write_yaml(tmp_path / "pattern.yaml", {"format": FORMAT, "blocks": ["dense", "dense"]})
     assert current_pattern(tmp_path) == ["dense", "dense"]

@@ -76,18 +76,14 @@ def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
             torch.testing.assert_close(torch.tensor(a["pi"]), torch.tensor(b["pi"]), rtol=0, atol=tolerance)
 
 
-GUMBEL = "search.method=gumbel"
 SEARCHES = {
-    "single path, budget, parts": [
+    "sizes, parts": [
         "search.operations=[attention,window 6,dense,conv,dense 4x]",
         "model.ngram_rows=[13,11]",
-        "search.latency.source=flops",
         "train.grad_accum_steps=2",
     ],
-    "gumbel, parts": [GUMBEL, "train.grad_accum_steps=2"],
-    "gumbel, shared": [GUMBEL, "search.split=shared", "model.cutoffs=[5,20]"],
-    "gumbel, hard, latency": [
-        GUMBEL,
+    "shared": ["search.split=shared", "model.cutoffs=[5,20]"],
+    "hard, latency": [
         "search.sampling=hard",
         "search.latency.source=flops",
         "search.latency.target=0.3",

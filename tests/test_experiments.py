@@ -8,14 +8,12 @@ from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import given_contenders, read_settings
 from nas.core.config_checks import simplify
 from nas.core.config_loading import load_config
-from nas.core.errors import InputError
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from tests.making import load_script
-from tests.processes import succeed
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-FOLDERS = ["demo", "hybrid", "inherit", "paper", "wikitext2", "wikitext2-best", "wikitext2-tensorflow"]
+FOLDERS = ["paper", "wikitext2-tensorflow"]
 
 
 @pytest.mark.parametrize(
@@ -72,38 +70,3 @@ def test_each_number_of_passes_is_trained_once_and_evaluated_with_several_memori
         assert len(result["nlls"]) == passes.EVALUATIONS and result["best"] == min(result["nlls"])
         # The last weights are evaluated with the memory of training too, and with others.
         assert result["memory"]["0"] != result["memory"]["32"]
-
-
-def test_inherited_weights_start_below_random_ones_and_differ_by_search(
-    small_yaml, text_folder, cache, tmp_path, monkeypatch, capsys
-):
-    inherit = load_script("inherit/run")
-    monkeypatch.setattr(inherit, "PATTERNS", ("adi",))
-    searches = [tmp_path / "search-1", tmp_path / "search-2"]
-    for seed, search in enumerate(searches, start=1):
-        succeed("search", small_yaml, "--run", search, "model.dropout=0", "model.ngram_rows=[13,11]", f"seed={seed}")
-    options = [f"data.source={text_folder}", f"data.cache={cache}", "model.d_model=16", "model.heads=2"]
-    options += ["model.d_ffn=24", "model.blocks=3", "model.ngram_rows=[13,11]"]
-    options += ["train.batch_size=4", "train.segment=8", "train.memory=8"]
-    arguments = ["--out", str(tmp_path / "out"), "train.steps=20", *options, "--searches", *map(str, searches)]
-    monkeypatch.setattr("sys.argv", ["run.py", *arguments])
-    inherit.main()
-    printed = capsys.readouterr().out.splitlines()
-    losses = {path.stem: json.loads(path.read_text())["nlls"] for path in (tmp_path / "out").glob("adi-*.json")}
-    starts = {name: nlls[0] for name, nlls in losses.items()}
-    inherited = {start for name, start in starts.items() if "inherited" in name}
-    assert len(inherited) == 2 and len(set(starts.values())) == 4  # two searches, two seeds from scratch
-    assert min(starts[f"adi-scratch-{seed}"] for seed in (1, 2)) > max(inherited) + 0.1
-    final = json.loads(printed[-1])["nll"]["adi"]
-    for start, nll in final.items():
-        assert nll == pytest.approx(sum(losses[f"adi-{start}-{seed}"][-1] for seed in (1, 2)) / 2, abs=1e-4)
-    assert final.keys() == inherit.COLOURS.keys()
-    difference = float(printed[2].split(" | ")[3])
-    assert difference == pytest.approx(final["inherited"] - final["scratch"], abs=2e-4)
-    assert (tmp_path / "out" / "curves.png").exists()
-    monkeypatch.setattr("sys.argv", ["run.py", *arguments[:-1], str(searches[0])])
-    with pytest.raises(InputError, match="holds results with"):  # of other searches
-        inherit.main()
-    monkeypatch.setattr("sys.argv", ["run.py", *arguments, "train.steps=2"])
-    with pytest.raises(InputError, match="is not a finished search; options come before --searches"):
-        inherit.main()

@@ -24,14 +24,15 @@ def test_frames_are_spread_and_include_both_ends():
 
 
 def test_darkness_is_probability_which_is_written_on_the_likeliest_operation():
-    picture = pi_figures.PiPicture(NAMES, 3)
     pi = [[0.05, 0.9, 0.05], [1.0, 0.0, 0.0], [0.3, 0.2, 0.5]]
-    picture.show({"step": 1200, "temperature": 0.25, "pi": pi})
+    lines = [{"step": 1200, "temperature": heat, "operations": NAMES, "pi": pi} for heat in (1.0, 0.25)]
+    picture = pi_figures.PiPicture(lines)
+    picture.show(lines[1])
     np.testing.assert_allclose(picture.image.get_array(), np.array(pi).T)  # operations as rows, blocks as columns
     shown = [(text.get_position(), text.get_text()) for text in picture.numbers]
     assert shown == [((0, 1), ".90"), ((1, 0), "1.00"), ((2, 2), ".50")]
     title = picture.title.get_text()
-    assert "1,200" in title and "seeds" not in title and "temperature 0.250" in title and "entropy 0.47" in title
+    assert "1,200" in title and "temperature 0.250" in title and "entropy 0.47" in title
     pixels = picture.pixels()
     x, y = (int(v) for v in picture.image.axes.transData.transform((1.35, 0.35)))  # in a cell, beside its number
     assert pixels[pixels.shape[0] - y, x] == 0
@@ -40,19 +41,19 @@ def test_darkness_is_probability_which_is_written_on_the_likeliest_operation():
 
 
 def test_no_number_is_written_where_all_operations_tie_and_the_title_is_not_cut():
-    picture = pi_figures.PiPicture(NAMES, 2)
-    picture.show({"step": 0, "temperature": 1.0, "logits_seeds": 3, "pi": [[1 / 3] * 3, [0.4, 0.4, 0.2]]})
+    line = {"step": 0, "temperature": 1.0, "operations": NAMES, "pi": [[1 / 3] * 3, [0.4, 0.4, 0.2]]}
+    picture = pi_figures.PiPicture([line])
+    picture.show(line)
     assert [text.get_text() for text in picture.numbers] == ["", ".40"]
     picture.pixels()
     box = picture.title.get_window_extent()
-    assert box.x0 >= 0 and box.x1 <= picture.figure.bbox.x1 and "mean of 3 seeds" in picture.title.get_text()
+    assert box.x0 >= 0 and box.x1 <= picture.figure.bbox.x1 and "temperature" not in picture.title.get_text()
 
 
 def pi_lines(*entries):
-    """Lines of pi.jsonl for one block, from (step, logits_seed, probability of attention)."""
+    """Lines of pi.jsonl for one block, from (step, probability of attention)."""
     return [
-        {"step": step, "temperature": 1.0, "operations": ["attention", "dense"], "logits_seed": s, "pi": [[p, 1 - p]]}
-        for step, s, p in entries
+        {"step": n, "temperature": 1.0, "operations": ["attention", "dense"], "pi": [[p, 1 - p]]} for n, p in entries
     ]
 
 
@@ -61,30 +62,14 @@ def drawn(lines):
 
 
 def test_steps_before_pi_changes_are_one_frame():
-    joint = [(0, 1, 0.5), (50, 1, 0.5), (100, 1, 0.5), (150, 1, 0.6), (200, 1, 0.7)]
-    assert drawn(pi_lines(*joint)) == [(100, 0.5), (150, 0.6), (200, 0.7)]
-    sequential = [(0, 1, 0.5), (50, 1, 0.5), (81, 1, 0.6), (82, 1, 0.5)]  # sparse lines while the weights train
-    assert drawn(pi_lines(*sequential)) == [(80, 0.5), (81, 0.6), (82, 0.5)]
-    assert drawn(pi_lines((0, 1, 0.5), (50, 1, 0.5))) == [(50, 0.5)]
-    shown, own = pi_lines((80, 1, 0.3), (81, 1, 0.4)), pi_lines((80, 1, 0.5), (81, 1, 0.6))
-    assert drawn([{**line, "pi_within_budget": other["pi"]} for line, other in zip(own, shown, strict=True)]) == [
-        (80, 0.3),
-        (81, 0.4),
-    ]  # of patterns drawn within a budget
-
-
-def test_seeds_of_the_logits_are_averaged_at_equal_progress():
-    first, second = [(11, 1, 0.5), (12, 1, 0.75), (13, 1, 1.0)], [(14, 2, 0.25), (15, 2, 0.25), (16, 2, 0.5)]
-    lines = pi_lines((0, 1, 0.4), *first, *second)
-    assert drawn(lines) == [(10, 0.4), (11, 0.375), (12, 0.5), (13, 0.75)]
-    assert {line["logits_seeds"] for line in pi_figures.pi_history(lines)} == {2}
-    assert drawn(lines[:-2]) == [(10, 0.4), (11, 0.375), (12, 0.5), (13, 0.625)]  # the second seed has not finished
+    assert drawn(pi_lines((0, 0.5), (50, 0.5), (100, 0.5), (150, 0.6))) == [(100, 0.5), (150, 0.6)]
+    assert drawn(pi_lines((0, 0.5), (50, 0.5))) == [(50, 0.5)]
 
 
 def test_pi_over_time_gives_most_of_its_width_to_the_changes(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(pi_figures, "save", lambda figure, path: figures.append(figure))
-    lines = pi_lines((0, 1, 0.5), (900, 1, 0.5), *((1000 + k, 1, 0.5 + k / 100) for k in range(1, 21)))
+    lines = pi_lines((0, 0.5), (1000, 0.5), *((1000 + k, 0.5 + k / 100) for k in range(1, 21)))
     pi_figures.pi_over_time(pi_figures.pi_history(lines), tmp_path / "time.png")
     (axes,), (grey,) = figures[0].axes, figures[0].axes[0].patches
     left, right = axes.get_xlim()
@@ -93,18 +78,18 @@ def test_pi_over_time_gives_most_of_its_width_to_the_changes(tmp_path, monkeypat
     assert "1,000 steps" in figures[0].get_supxlabel()
 
 
-def test_learning_curves_show_the_held_out_split_and_cut_only_first_steps(tmp_path, monkeypatch):
+def test_learning_curves_show_each_split_and_cut_only_first_steps(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(curves, "save", lambda figure, path: figures.append(figure))
     metrics = [{"tokens": s, "split": "train", "nll": nll} for s, nll in enumerate([90.0, 9.0, 4.0, 3.0, 7.5, 2.0])]
     curves.learning_curves(metrics, tmp_path / "curves.png")
-    metrics += [{"tokens": 6 + s, "split": "heldout", "nll": nll} for s, nll in enumerate([2.0, 1.5])]
+    metrics += [{"tokens": 6 + s, "split": "valid", "nll": nll} for s, nll in enumerate([2.0, 1.5])]
     curves.learning_curves(metrics[2:], tmp_path / "curves.png")
     (cut,), (whole,) = (figure.axes for figure in figures)
     assert 9.0 < cut.get_ylim()[1] < 90 and cut.get_title(loc="left") == "first steps outside"
     low, high = whole.get_ylim()
     assert low < 1.5 and high > 7.5 and whole.get_title(loc="left") == ""
-    assert [text.get_text() for text in whole.get_legend().get_texts()] == ["train", "held-out, sampled paths"]
+    assert [text.get_text() for text in whole.get_legend().get_texts()] == ["train", "valid"]
     assert len({line.get_color() for line in whole.lines}) == 2
 
 

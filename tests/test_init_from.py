@@ -1,9 +1,8 @@
-"""Trainings that start from the weights of a training, an export or a search."""
+"""Trainings that start from the weights of a training or an export."""
 
 import shutil
 
 import pytest
-import torch
 import yaml
 
 from nas import load_model
@@ -46,27 +45,6 @@ def test_a_run_without_a_checkpoint_starts_again_from_the_weights_of_its_origin(
         (run / name).unlink()
     assert "starting from the weights of" in succeed(*command, "--resume")
     assert (run / "metrics.jsonl").read_text().splitlines()[0] == first
-
-
-def test_a_training_starts_from_the_path_of_a_search(small_yaml, tmp_path):
-    search, run = tmp_path / "search", tmp_path / "run"
-    options = ["search.operations=[attention,window 6,dense]", "model.tie_embeddings=true"]
-    succeed("search", small_yaml, "--run", search, *options)
-    (tmp_path / "pattern.yaml").write_text("format: par-pattern/2\nblocks: [window 6, dense, attention]\n")
-    more = [*options, f"train.init_from={search}", "train.steps=1", "train.lr=1e-12", "train.muon_lr=1e-12"]
-    command = ["retrain", tmp_path / "pattern.yaml", small_yaml, *more]
-    succeed(*command, "--run", run, "train.warmup_steps=1", "train.weight_decay=0")
-
-    state = torch.load(search / "checkpoint.pt", weights_only=True)["phase"]["supernet"]
-    weights = load_model(run).module.state_dict()
-    for block, (operation, name) in enumerate([(1, "attention.query"), (2, "expand"), (0, "attention.output")]):
-        expected = state[f"backbone.blocks.{block}.candidates.{operation}.{name}.weight"]
-        torch.testing.assert_close(weights[f"blocks.{block}.operation.{name}.weight"], expected, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(weights["embedding.weight"], state["backbone.embedding.weight"], rtol=1e-5, atol=1e-7)
-    (tmp_path / "pattern.yaml").write_text("format: par-pattern/2\nblocks: [window 6, dense, linear]\n")
-    message = refuse(*command, "--run", tmp_path / "other")
-    assert "so it has no weights for w6 d l; give a pattern of as many blocks" in message
-    assert "is a search; derive its pattern and train it" in refuse("generate", search)
 
 
 def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pattern, tmp_path):

@@ -4,11 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 from nas.costs.lattice import PatternLattice
-from nas.search.sampling import PathsWithinBudget
-from tests.making import generator
 
 COSTS, BLOCKS, LIMIT = [3.0, 1.0, 0.1], 4, 6.15
 LOGITS = np.random.default_rng(0).normal(size=(BLOCKS, 3))
@@ -46,8 +43,8 @@ def test_marginals_and_the_best_path_equal_those_of_enumeration(seed):
 
 def test_samples_within_a_budget_have_the_conditional_frequencies():
     draws, expected = 40_000, probabilities(COSTS, LOGITS, LIMIT)
-    paths = PathsWithinBudget(PatternLattice(COSTS, BLOCKS, LIMIT))
-    drawn = paths.sample(torch.from_numpy(LOGITS), draws, generator(1))
+    noise = np.random.default_rng(1).gumbel(size=(draws, *LOGITS.shape))
+    drawn = [tuple(path) for path in PatternLattice(COSTS, BLOCKS, LIMIT).sample(LOGITS, noise).tolist()]
     assert set(drawn) <= expected.keys()
     observed = np.array([drawn.count(path) for path in expected])
     wanted = draws * np.array(list(expected.values()))

@@ -4,6 +4,8 @@ import itertools
 import subprocess
 import sys
 import time
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +23,14 @@ from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import Halving
 from nas.networks.law import NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point
 from nas.networks.space import (
+    BAND,
     Network,
     candidate_sizes,
     make_network,
     neighbours,
     networks_within,
     options_of,
+    random_networks,
     with_sizes,
 )
 from nas.networks.trials import Trials
@@ -64,12 +68,24 @@ def test_candidates_are_interleaved_rules_and_random_networks_within_the_budget(
     found = networks_within(config, {(100, 8): TABLE, (200, 8): TABLE}, 8.0)
     assert len(found) == len({*found}) and all(TABLE.cost(network.blocks) <= 8 for network in found)
     patterns = [network.blocks for network in found if network.vocab_size == 100]
-    assert patterns == [network.blocks for network in found if network.vocab_size == 200]
     assert {tuple(interleaved(count)) for count in range(1, 5)} < {*patterns}
     assert tuple(expand("addddd")) in patterns  # one attention
     assert any(TABLE.cost(blocks) > 6 and blocks.count("dense 8x") > 1 for blocks in patterns)
     config.search.operations.remove("identity")
     assert {len(network.blocks) for network in networks_within(config, {(100, 8): TABLE}, 12.0)} == {6}
+
+
+def test_random_networks_are_of_the_budget_and_of_every_vocabulary_and_width(small_config):
+    config = small_config("model.blocks=6", "search.operations=[attention,dense,identity]", "search.method=trials")
+    blocks = {"attention": 2.0, "dense": 1.0, "identity": 0.0}
+    tables = {(size, 8): CostTable(FLOPS, size / 100, blocks) for size in (100, 200, 2000)}
+    found = list(islice(random_networks(config, tables, 10.0, BAND), 40))
+    sizes = Counter(network.vocab_size for network in found)
+    assert len({*found}) == 40 and sizes.keys() == {100, 200} and min(sizes.values()) > 10  # 2,000 are too costly
+    ratios = [tables[network[:2]].cost(network.blocks) / 10 for network in found]
+    assert BAND - 1e-9 <= min(ratios) < 0.85 and max(ratios) <= 1 + 1e-9
+    few = random_networks(config, {(100, 8): tables[100, 8]}, 2.0, BAND)
+    assert [network.blocks for network in few] == [("dense",)]
 
 
 def test_neighbours_are_one_change_away():

@@ -13,18 +13,17 @@ def planted():
     return load_script("planted/run")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "once"])
-def test_the_search_finds_the_planted_pattern_freely_and_within_the_budget(planted, name):
+@pytest.mark.parametrize("name", ["nowhere", "late"])
+def test_trials_find_the_planted_pattern_freely_and_within_the_budget(planted, name):
     """Shorter than the experiment, which shows all four corpora."""
-    short = ["train.steps=1200", "train.batch_size=16", "search.logits_steps=100", "search.logits_seeds=1"]
-    found = planted.search(name, 1, ["train.threads=1", *short])
+    found = planted.search(name, 1, ["train.threads=1", "train.batch_size=32"])
     assert planted.is_right(name, found["free"]) and planted.is_right(name, found["budget"]), found
-    assert planted.patterns_within(name, [])[found["budget"]]
+    assert planted.networks_within(name, [])[found["budget"]]
 
 
 def test_is_right_accepts_the_right_patterns_only(planted):
-    right = {"nowhere": "d ad ddd", "once": "a dad iia", "early": "ad adi dad", "late": "da dda ada dia"}
-    wrong = {"nowhere": "a iii", "once": "d iii", "early": "da dda aaa", "late": "ad aad iai"}
+    right = {"nowhere": "d ad ddd", "once": "a dad a", "early": "ad add dad", "late": "da dda ada"}
+    wrong = {"nowhere": "a aa", "once": "d dd", "early": "da dda aaa", "late": "ad aad a"}
     for expected, cases in ((True, right), (False, wrong)):
         for name, patterns in cases.items():
             for pattern in patterns.split():
@@ -33,7 +32,7 @@ def test_is_right_accepts_the_right_patterns_only(planted):
 
 def test_the_known_pattern_just_meets_its_budget(planted):
     for name, corpus in planted.CORPORA.items():
-        within = planted.patterns_within(name, [])
+        within = planted.networks_within(name, [])
         assert within[corpus.known] and planted.is_right(name, corpus.known) and not within["aaa"]
 
 

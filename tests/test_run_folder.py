@@ -33,9 +33,10 @@ def test_a_run_is_never_overwritten_and_opening_writes_nothing(tmp_path, small_c
 
 def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_config):
     start(tmp_path / "run", small_config(), extra={"pattern": ["dense"]})
-    changed = small_config("train.lr=0.5", "search.paths=7", "data.cache=/elsewhere")
+    changed = small_config("train.lr=0.5", "search.arch_fraction=0.3", "data.cache=/elsewhere")
     with pytest.raises(
-        InputError, match=r"configuration: train.lr \(0.003 -> 0.5\), search.paths \(4 -> 7\); use the options of"
+        InputError,
+        match=r"configuration: train.lr \(0.003 -> 0.5\), search.arch_fraction \(0.2 -> 0.3\); use the options of",
     ):
         open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]})
     with pytest.raises(InputError, match="pattern"):
@@ -46,9 +47,9 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
 
 
 def test_only_a_search_is_bound_to_the_options_of_searches(tmp_path, small_config):
-    changed, timed = small_config("search.paths=7"), small_config("search.latency.timing=training")
+    changed, timed = small_config("search.arch_fraction=0.3"), small_config("search.latency.timing=training")
     start(tmp_path / "search", small_config())
-    with pytest.raises(InputError, match=r"search.paths \(4 -> 7\)"):
+    with pytest.raises(InputError, match=r"search.arch_fraction \(0.2 -> 0.3\)"):
         open_run(tmp_path / "search", changed, "search", True)
     for stage in ("retrain", "compare"):
         start(tmp_path / stage, small_config(), stage)

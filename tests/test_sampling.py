@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from nas.search import learn_pi, sampling
-from tests import reference
+from nas.search import sampling
 
 LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
 
@@ -43,7 +42,8 @@ def test_soft_sample_gradients():
 
 def test_frequencies_of_hard_samples_follow_pi():
     draws, source = 20_000, generator(1)
-    counts = Counter(tuple(sampling.sample_path(LOGITS, source)) for _ in range(draws))
+    paths = (sampling.straight_through(LOGITS, sampling.gumbel_like(LOGITS, source), 1.0)[0] for _ in range(draws))
+    counts = Counter(map(tuple, paths))
     pi = LOGITS.softmax(dim=-1)
     chi_square = 0.0
     for first in range(3):
@@ -69,97 +69,8 @@ def test_straight_through_gradient_is_the_closed_form():
         torch.testing.assert_close(gradient, expected)
 
 
-def test_leave_one_out_equals_its_definition():
-    paths, losses = [[0, 1], [2, 2], [0, 0]], [1.0, 4.0, 2.5]
-    total = torch.zeros_like(LOGITS)
-    for k, path in enumerate(paths):
-        logits = LOGITS.clone().requires_grad_()
-        (score,) = torch.autograd.grad(reference.log_probability(logits, path), logits)
-        others = [loss for j, loss in enumerate(losses) if j != k]
-        total += (losses[k] - sum(others) / len(others)) * score / len(paths)
-    torch.testing.assert_close(leave_one_out(LOGITS, paths, losses), total)
-
-
-def leave_one_out(logits, paths, losses):
-    weights = learn_pi.leave_one_out_weights(torch.tensor(losses, dtype=torch.float64))
-    return learn_pi.score_gradient(paths, weights, logits.shape[1])
-
-
-def test_leave_one_out_needs_two_paths():
-    with pytest.raises(ValueError, match="at least 2"):
-        learn_pi.leave_one_out_weights(torch.tensor([1.0]))
-
-
-def assert_unbiased(draws, exact):
-    """The mean of the draws [D, N, O] is within 4 standard errors of the exact gradient."""
-    draws = torch.stack(draws)
-    deviation = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / len(draws) ** 0.5)
-    assert deviation.abs().max().item() < 4
-
-
-def test_leave_one_out_is_unbiased_for_arbitrary_costs_of_paths():
-    costs = torch.randn(3, 3, dtype=torch.float64, generator=generator(5))
-    logits = LOGITS.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(reference.expected_loss(logits, lambda path: costs[path[0], path[1]]), logits)
-    source, draws = generator(6), []
-    for _ in range(4000):
-        paths = [sampling.sample_path(LOGITS, source) for _ in range(4)]
-        draws.append(leave_one_out(LOGITS, paths, [costs[a, b].item() for a, b in paths]))
-    assert_unbiased(draws, exact)
-
-
-def mean_of_the_best(logits, costs, fraction):
-    """The mean loss of the best `fraction` of the paths under pi; differentiable, by enumeration.
-
-    It is q + E[min(loss - q, 0)] / fraction, where q is the quantile (Rockafellar and Uryasev 2000).
-    """
-    log_pi = logits.log_softmax(dim=-1)
-    probabilities = (log_pi[0][:, None] + log_pi[1][None, :]).exp().flatten()  # of the 9 paths
-    order = costs.flatten().argsort()
-    reached = int((probabilities[order].cumsum(0) < fraction).sum())
-    quantile = costs.flatten()[order[reached]]
-    return quantile + (probabilities * (costs.flatten() - quantile).clamp_max(0)).sum() / fraction
-
-
-@pytest.mark.parametrize("fraction", [0.28, 0.6])
-def test_risk_seeking_follows_the_mean_of_the_best_losses(fraction):
-    """With many paths the estimate is that of the exact gradient, enumerated over all paths."""
-    costs, source = torch.randn(3, 3, dtype=torch.float64, generator=generator(5)), generator(6)
-    logits = LOGITS.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(mean_of_the_best(logits, costs, fraction), logits)
-    distribution, draws = sampling.PathDistribution(), []
-    for _ in range(20):
-        paths = distribution.sample(LOGITS, 2000, source)
-        losses = torch.stack([costs[path] for path in paths])
-        weights = learn_pi.risk_seeking_weights(losses, fraction)
-        draws.append(learn_pi.score_gradient(paths, weights, 3))
-    assert_unbiased(draws, exact)
-    assert exact.abs().max() > 0.05
-
-
-def test_risk_seeking_weighs_the_best_paths_by_their_distance_to_the_quantile():
-    weights = learn_pi.risk_seeking_weights(torch.tensor([5.0, 1.0, 2.0, 4.0, 9.0], dtype=torch.float64), 0.5)
-    clipped = torch.tensor([4.0, 1.0, 2.0, 4.0, 4.0], dtype=torch.float64)  # the quantile is 4
-    torch.testing.assert_close(weights, (clipped - 3.0) / 4 / 0.5)
-    assert not learn_pi.risk_seeking_weights(torch.full((4,), 2.0), 0.25).any()
-
-
-def test_the_share_of_best_paths_grows_with_the_progress():
-    shares = [learn_pi.best_fraction(0.2, progress) for progress in (0.0, 0.35, 0.7, 1.0)]
-    assert shares == pytest.approx([0.2, 0.6, 1.0, 1.0])
-
-
 def test_temperature_falls_exponentially_from_start_to_exactly_end():
     values = [sampling.temperature_at(step / 40, 1.7, 0.1) for step in range(-1, 41)]
     assert values[:2] == [1.7, 1.7] and values[-1] == 0.1
     assert values[21] == pytest.approx((1.7 * 0.1) ** 0.5)
     assert all(high > low for high, low in itertools.pairwise(values[1:]))
-
-
-def test_fair_paths_visit_operations_equally_often():
-    seen, source = set(), generator(0)
-    for _ in range(300):
-        paths = sampling.fair_paths(3, 3, source)
-        assert all(sorted(block) == [0, 1, 2] for block in zip(*paths, strict=True))
-        seen |= set(map(tuple, paths))
-    assert len(seen) == 27  # the order of each block is drawn by itself

@@ -149,3 +149,18 @@ def test_the_files_of_a_folder_may_have_other_names(tmp_path, name):
     for split in SPLITS:
         (tmp_path / name.format(split)).write_bytes(split.encode() + bytes(range(256)))
     assert sources.find_text(str(tmp_path), tmp_path)["test"].read_bytes() == b"test" + bytes(range(256))
+
+
+def test_the_standard_library_holds_each_source_file_once_and_no_tests(tmp_path, monkeypatch):
+    left_out = ["test/t.py", "site-packages/s.py", "package/test/t.py", "encodings/e.py"]
+    names = [f"m{index:02}.py" for index in range(25)] + left_out
+    for name in names:
+        (tmp_path / "library" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "library" / name).write_text(f"# {name}\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "library"))
+    texts = {split: file.read_text() for split, file in sources.find_text("stdlib", tmp_path / "cache").items()}
+    assert [texts[split].count("\n") for split in ("train", "valid", "test")] == [22, 2, 1]
+    lines = "".join(texts.values()).splitlines()
+    assert lines != sorted(lines) and sorted(lines) == [f"# {name}" for name in names[:25]]
+    (tmp_path / "library/m00.py").unlink()
+    assert sources.find_text("stdlib", tmp_path / "cache")["train"].read_text() == texts["train"]  # from the cache

@@ -3,8 +3,6 @@ import torch
 
 from models.attention import Positions, sinusoidal_encodings
 from models.operations import BlockConfig
-from nas.search import learn_pi, sampling
-from tests import reference
 from tests.making import generator, supernet_of
 
 CONFIG = BlockConfig(d_model=8)
@@ -79,46 +77,6 @@ def test_memory_is_kept_with_every_operation():
     supernet.set_path([2, 1])
     _, memories = supernet(*batch(), None, 4)
     assert [memory.shape for memory in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
-
-
-def exact_gradient(supernet):
-    losses = {}
-
-    def loss_of_path(path):
-        with torch.no_grad():
-            return losses.setdefault(tuple(path), loss_along(supernet, path))
-
-    (gradient,) = torch.autograd.grad(reference.expected_loss(LOGITS, loss_of_path), LOGITS)
-    return gradient, losses
-
-
-def test_leave_one_out_is_unbiased_and_straight_through_is_biased(capsys):
-    """Compares many draws of both estimators with the gradient of the expected loss, enumerated over all paths."""
-    supernet = small_supernet()
-    exact, losses = exact_gradient(supernet)
-    source = torch.Generator().manual_seed(7)
-    logits = LOGITS.detach()
-    unbiased = []
-    for _ in range(6000):
-        paths = [sampling.sample_path(logits, source) for _ in range(4)]
-        weights = learn_pi.leave_one_out_weights(torch.stack([losses[tuple(path)] for path in paths]))
-        unbiased.append(learn_pi.score_gradient(paths, weights, 3))
-    unbiased = torch.stack(unbiased)
-    error = unbiased.std(dim=0) / len(unbiased) ** 0.5
-    assert ((unbiased.mean(dim=0) - exact).abs() < 4 * error).all()
-    assert (error < 0.1 * exact.abs().max()).all()  # small enough to detect a wrong estimator
-
-    relaxed = []
-    for _ in range(1500):
-        noise = sampling.gumbel_like(logits, source)
-        loss = loss_along(supernet, *sampling.straight_through(LOGITS, noise, 1.0))
-        relaxed.append(torch.autograd.grad(loss, LOGITS)[0])
-    relaxed = torch.stack(relaxed)
-    bias = relaxed.mean(dim=0) - exact
-    relaxed_error = relaxed.std(dim=0) / len(relaxed) ** 0.5
-    print("\nexact gradient\n", exact, "\nleave-one-out, minus exact\n", unbiased.mean(dim=0) - exact)
-    print("straight-through, minus exact (its bias)\n", bias, "\nits standard error\n", relaxed_error)
-    assert ((bias.abs() / relaxed_error) > 6).any()
 
 
 def test_recomputation_changes_neither_the_mixture_nor_the_gates():

@@ -1,45 +1,36 @@
-"""The comparison of three searches: its random networks, and its table."""
+"""The comparison of three searches, and the ranking of judges: their tables."""
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 
-from nas.costs.cost_table import FLOPS, CostTable
-from nas.networks.space import BAND
 from tests.making import load_script
 
 
-@pytest.fixture(scope="module")
-def versus():
-    return load_script("versus/run")
-
-
-def test_random_networks_are_of_the_budget_and_of_every_vocabulary_and_width(versus, small_config):
-    config = small_config("model.blocks=6", "search.operations=[attention,dense,identity]", "search.method=trials")
-    blocks = {"attention": 2.0, "dense": 1.0, "identity": 0.0}
-    tables = {(size, 8): CostTable(FLOPS, size / 100, blocks) for size in (100, 200, 2000)}
-    costs = SimpleNamespace(tables=tables)
-    found = versus.random_networks(config, costs, list(tables), 10.0, 40, np.random.default_rng(0), BAND)
-    assert len({*found}) == 40 and {network.vocab_size for network in found} == {100, 200}  # 2,000 are too costly
-    ratios = [tables[network[:2]].cost(network.blocks) / 10 for network in found]
-    assert BAND - 1e-9 <= min(ratios) < 0.85 and max(ratios) <= 1 + 1e-9
-    few = versus.random_networks(config, costs, [(100, 8)], 2.0, 40, np.random.default_rng(0), BAND)
-    assert [network.blocks for network in few] == [("dense",)]
-
-
-def test_the_report_compares_each_search_with_the_trials(versus, tmp_path, capsys):
+def test_the_report_compares_the_networks_of_each_search_with_those_of_the_trials(tmp_path, capsys):
+    versus = load_script("versus/run")
     jobs = versus.Jobs(tmp_path, [], "*")
-    for name, perplexities in {
-        "trials": (100, 101, 99),
-        "random": (110, 111, 109),
-        "gumbel": (100.5, 99.5, 101),
-    }.items():
-        jobs.do(name, lambda: {"vocab_size": 900, "d_model": 8, "blocks": ["dense"], "seconds": 5.0})
+    found = {"trials": (100, 101, 99), "random": (110, 111, 109), "gumbel": (100.5, 99.5, 101)}
+    network = {"vocab_size": 900, "d_model": 8, "blocks": ["dense"]}
+    for name, perplexities in found.items():
         for seed, value in enumerate(perplexities, start=1):
-            jobs.do(f"{name}-{seed}", lambda: {"valid": {"word_perplexity": value}})  # noqa: B023
-    table = versus.report(jobs, [1, 2, 3])
+            figures = {"word_perplexity": value}
+            jobs.do(f"{name}-{seed}", lambda: {"network": network, "seconds": 5.0})
+            jobs.do(f"{name}-{seed}-trained", lambda: {"valid": figures, "test": figures})  # noqa: B023
+    table, shown = versus.report(jobs), capsys.readouterr().out
     assert table["random"]["behind"] == pytest.approx(0.1, abs=1e-3) and table["random"]["p"] < 0.001
-    assert (
-        table["gumbel"]["p"] > 0.5 and "| trials | 900, 8, d | 100.0 ± 0.6 | +0.0% |  | 5 |" in capsys.readouterr().out
-    )
+    assert table["gumbel"]["p"] > 0.5 and "| trials | 3 | 100.0 | 1.0% | +0.0% |  |" in shown
+    assert "| trials | 2 | 900, 8, `d` | 101.0 | 101.0 | 5 |" in shown
+
+
+def test_each_judge_has_a_tau(capsys):
+    blocks = [["attention"], ["attention", "dense"], ["attention", "dense", "dense"], ["dense"]]
+    rungs = [{"0.125": 3.0 + index, "0.25": 2.5 - index / 5, "0.5": 2.2 - index / 9} for index in range(4)]
+    found = [
+        {"vocab_size": 900, "d_model": 8 * index + 8, "blocks": own, "flops": len(own), "rungs": rungs[index]}
+        | {"bits_per_byte": 2.0 - index / 10}
+        for index, own in enumerate(blocks)
+    ]
+    taus = load_script("versus/ranking").report(found)["tau"]
+    assert taus["loss after 0.125"] == -1 and taus["loss after 0.25"] == taus["loss after 0.5"] == 1
+    assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["law before trials"] > 0
+    shown = capsys.readouterr().out
+    assert "| 900-32-d | 1.7000 | -1 | 0 |" in shown and "law after 0.5" in shown

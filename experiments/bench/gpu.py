@@ -76,17 +76,14 @@ def make_phase(config, corpus, pattern: list[str] | None = None):
     from nas.retraining.phase import RetrainPhase
     from nas.search.gumbel import GumbelPhase
     from nas.search.supernet import build_supernet
-    from nas.search.weights import WeightsPhase
     from nas.training.build import build_fixed
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
     if pattern:
         return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
-    parts = build_supernet(config, corpus), corpus, config, context
-    if config.search.method == "gumbel":
-        return GumbelPhase(*parts, count_flops(config, corpus.counts()))
-    return WeightsPhase(*parts)
+    costs = count_flops(config, corpus.counts())
+    return GumbelPhase(build_supernet(config, corpus), corpus, config, context, costs)
 
 
 def step_seconds(phase, seconds: float, group: int = 5) -> float:
@@ -199,7 +196,7 @@ def search_base(arguments) -> dict:
 
     from nas.core.pattern import interleaved
 
-    kinds = {"retrain": None, "hard": {"method": "single_path"}, "soft": shared_soft()}
+    kinds = {"retrain": None, "hard": shared_soft() | {"sampling": "hard"}, "soft": shared_soft()}
     figures = {}
     for name, search in kinds.items():
         config, corpus = base_model(arguments, search or {})
@@ -220,10 +217,10 @@ def search_base(arguments) -> dict:
 def four_stages(arguments) -> dict:
     import yaml
 
-    folder = ROOT / "experiments" / ("demo" if arguments.small else "wikitext2")
+    folder = ROOT / "experiments" / ("demo" if arguments.small else "paper")
     options = [f"data.source={arguments.source}", *arguments.options]
     if arguments.small:
-        small = "train.steps=20 train.evaluate_every=0 search.logits_steps=5 search.latency.source=none"
+        small = "train.steps=20 train.evaluate_every=0 search.latency.source=none"
         options += [*small.split(), "data.vocab_size=300", "data.tokenizer=bytes"]
     with tempfile.TemporaryDirectory() as runs:
         search, retrain = Path(runs) / "search", Path(runs) / "retrain"

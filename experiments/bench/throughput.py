@@ -10,8 +10,7 @@ machines differ.
 - peak_gflops: rate of the fastest of the model's own matrix products in fp32 (forward pass and both gradients of its
   projections, dense blocks and output layer). Median over all measurements.
 - search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
-  does. search_hard: a step trains the weights along one path; paths have each operation equally often. retrain_*: a
-  fixed pattern.
+  does. search_hard: with hard samples, through one candidate of each block. retrain_*: a fixed pattern.
 - flops_per_token: FLOPs of matrix products; a multiply-add counts as two. A forward pass takes, per token (D width, F
   inner width of a dense block, L segment, M memory, B batch, K = L + M; nas/costs/flops.py computes the sum)
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
@@ -63,7 +62,7 @@ def zipf_corpus(tokens: int, words: int = VOCABULARY):
     return ArrayCorpus(words, train=stream, valid=stream[: tokens // 10])
 
 
-def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = False):
+def make_config(segment: int, div_value: int, blocks: int = 6, sampling: str = "soft"):
     from nas.core.config import Config, ModelOptions, TrainOptions
     from nas.core.config_loading import resolve_defaults
 
@@ -76,8 +75,8 @@ def make_config(segment: int, div_value: int, blocks: int = 6, soft: bool = Fals
     config.train = TrainOptions(steps=10**6, optimizer="adamw", short_share=0.0, device="cpu", **shape)
     resolve_defaults(config)
     config.evaluate.batch_size = shape["batch_size"]
-    if soft:
-        config.search.method, config.search.split, config.search.warmup_steps = "gumbel", "shared", 0
+    search = config.search
+    search.method, search.sampling, search.split, search.warmup_steps = "gumbel", sampling, "shared", 0
     return config
 
 
@@ -89,16 +88,13 @@ class Workload:
         from nas.retraining.phase import RetrainPhase
         from nas.search.gumbel import GumbelPhase
         from nas.search.supernet import build_supernet
-        from nas.search.weights import WeightsPhase
         from nas.training.build import build_fixed
         from nas.training.device import device_context
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
-        self.config = make_config(segment, div_value, blocks, soft=name == "search_soft")
+        self.config = make_config(segment, div_value, blocks, "hard" if name == "search_hard" else "soft")
         context, costs = device_context(self.config.train), count_flops(self.config, corpus.counts())
-        if name == "search_hard":
-            self.phase = WeightsPhase(build_supernet(self.config, corpus), corpus, self.config, context)
-        elif name == "search_soft":
+        if name in ("search_soft", "search_hard"):
             self.phase = GumbelPhase(build_supernet(self.config, corpus), corpus, self.config, context, costs)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
@@ -106,7 +102,7 @@ class Workload:
                 build_fixed(pattern, self.config, corpus.vocab_size), corpus, self.config, context
             )
         candidates = [costs.blocks[operation] for operation in self.config.search.operations]
-        self.steps_per_turn = len(candidates)  # fair paths: each operation once
+        self.steps_per_turn = len(candidates)  # hard samples differ in time
         if name == "search_soft":
             self.flops_per_token = 3 * (costs.overhead + blocks * sum(candidates))
         elif name == "search_hard":

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment
+from experiments.helpers import PartialTraining, open_experiment
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -41,26 +41,15 @@ def options(network: Network, overrides: list[str]) -> list[str]:
 def train(network: Network, overrides: list[str]) -> dict:
     """Train a network. Returns its figures on valid, and bits per byte after each rung."""
     from nas.networks.trials import RUNGS
-    from nas.retraining.phase import TRIAL_SHARE, RetrainPhase
-    from nas.retraining.trials import rung_steps
-    from nas.training.build import build_fixed
-    from nas.training.optimizer import TailAverage
 
-    config, corpus, context = open_experiment(CONFIG, options(network, overrides))
-    began = time.monotonic()
-    phase = RetrainPhase(build_fixed(list(network.blocks), config, corpus.vocab_size), corpus, config, context)
-    trials, rungs = {rung_steps(share, RUNGS[0][0], phase.total_steps): share for share, _ in RUNGS}, {}
-    averages = {until: TailAverage(phase.train_weights.optimizer.parameters, TRIAL_SHARE, until) for until in trials}
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-        for until in (until for until in trials if step <= until):
-            averages[until].update(step)
-            if step == until:
-                rungs[str(trials[until])] = phase.figures(averages[until])["bits_per_byte"]
-    phase.end()
-    valid = phase.valid_figures()
+    training, began = (
+        PartialTraining(list(network.blocks), *open_experiment(CONFIG, options(network, overrides))),
+        time.monotonic(),
+    )
+    rungs = {str(share): training.until(share)["bits_per_byte"] for share, _ in RUNGS}
+    valid = training.end()
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}
-    return figures | {"rungs": rungs, "steps": phase.total_steps, "seconds": time.monotonic() - began}
+    return figures | {"rungs": rungs, "steps": training.steps, "seconds": time.monotonic() - began}
 
 
 def measure(networks: list[Network], overrides: list[str]) -> dict[str, float]:

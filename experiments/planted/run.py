@@ -1,9 +1,9 @@
 """Check that searches find patterns that are known to be right: `python experiments/planted/run.py`.
 
-Four corpora are made by rules that need a certain pattern. Ten SuperNets are trained on each corpus. With the weights
-of each, pi is learned without a budget, and within the FLOPs of the known pattern. --alone instead trains every pattern
-alone, which shows that the known patterns are indeed the best. Every finished job is a JSON file in OUT and is not
-repeated. The last line is JSON: {"found", "of"} for each corpus and budget; with --alone, the best pattern for each.
+Four corpora are made by rules that need a certain pattern. The trials of search.method=trials run ten times on each
+corpus, without a budget and within the FLOPs of the known pattern. --alone instead trains every pattern to the end,
+which shows that the known patterns are indeed the best. Every finished job is a JSON file in OUT and is not repeated.
+The last line is JSON: {"found", "of"} for each corpus and budget; with --alone, the best pattern for each.
 """
 
 import argparse
@@ -20,14 +20,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import ArrayCorpus, train_supernet
+from experiments.helpers import ArrayCorpus, PartialTraining
 from experiments.jobs import Jobs
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.core.pattern import abbreviate, expand, network
+from nas.core.pattern import abbreviate, expand, interleaved
 
-SEEDS, NOISE, TRAIN, VALID = 10, 0.1, 600_000, 16_000
+SEEDS, NOISE, TRAIN, VALID = range(11, 21), 0.1, 600_000, 16_000  # the settings were chosen with other seeds
 REACH = 4  # the most tokens that a rule looks back
 
 
@@ -83,10 +83,10 @@ def late(stream, position, source):
 
 
 CORPORA = {
-    "nowhere": Planted(48, 64, nowhere, "a dense", "d", "dii"),
-    "once": Planted(48, 64, once, "an attention", "a", "aii"),
-    "early": Planted(10, 32, early, "an attention, and a dense after it", "a.*d", "adi"),
-    "late": Planted(48, 64, late, "an attention, and a dense before it", "d.*a", "dai"),
+    "nowhere": Planted(48, 64, nowhere, "a dense", "d", "d"),
+    "once": Planted(48, 64, once, "an attention", "a", "a"),
+    "early": Planted(10, 32, early, "an attention, and a dense after it", "a.*d", "ad"),
+    "late": Planted(48, 64, late, "an attention, and a dense before it", "d.*a", "da"),
 }
 
 
@@ -107,53 +107,72 @@ def make_config(name: str, seed: int, overrides: list[str]) -> Config:
 
 
 def search(name: str, seed: int, overrides: list[str]) -> dict:
-    """Train a SuperNet and learn pi twice with its weights.
+    """The networks that trials choose without a budget (`free`), and within that of the known pattern (`budget`).
 
-    Returns the best pattern among the likeliest ones of the seeds of pi, by the SuperNet's weights, without a budget
-    (`free`) and within it (`budget`), abbreviated, and both pi.
+    They are abbreviated. Both searches share the trials.
     """
-    from nas.costs.budget import likeliest_path
     from nas.costs.flops import count_flops
-    from nas.search.learn_pi import learn_pi
+    from nas.networks.costs import NetworkCosts
+    from nas.networks.halving import Halving
+    from nas.networks.law import Point
+    from nas.networks.space import make_network
+    from nas.networks.trials import Trials
     from nas.training.device import device_context
 
-    config, corpus, result = make_config(name, seed, overrides), make_corpus(name), {}
-    weights, costs = train_supernet(config, corpus, device_context(config.train)), count_flops(config, corpus.counts())
-    operations = weights.supernet.operations
-    for kind, budget in (("free", None), ("budget", costs.ratio(expand(CORPORA[name].known)))):
-        learned = learn_pi(weights, costs, budget).pi
-        path = min((likeliest_path(pi, operations, costs, budget) for pi in learned), key=weights.nll)
-        result[kind] = abbreviate([operations[index] for index in path])
-        result[f"pi_{kind}"] = learned.tolist()
+    config, corpus, losses, trainings = make_config(name, seed, overrides), make_corpus(name), {}, {}
+    context = device_context(config.train)
+
+    class TrialsHere(Trials):
+        """Trials in this process."""
+
+        def run(self, networks, share):
+            for network in networks:
+                if (network, share) not in losses:
+                    if network not in trainings:
+                        trainings[network] = PartialTraining(list(network.blocks), config, corpus, context)
+                    losses[network, share] = trainings[network].until(share)["bits_per_byte"]
+                self.points.append(Point(network, share, losses[network, share]))
+            self.tried |= {*networks}
+
+    sizes, table = (corpus.vocab_size, config.model.d_model), count_flops(config, corpus.counts())
+    known = expand(CORPORA[name].known)
+    costs, result = NetworkCosts("FLOPs", {sizes: table}, make_network(*sizes, interleaved(config.model.blocks))), {}
+    for kind, budget in (("free", 2.0), ("budget", table.cost(known) / costs.reference)):
+        trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), context)
+        networks = [
+            make_network(*sizes, blocks)
+            for blocks in all_networks()
+            if table.cost(blocks) <= budget * costs.reference * (1 + 1e-9)
+        ]
+        result[kind] = abbreviate(Halving(trials, costs, budget, networks).run().blocks)
     return result
+
+
+def all_networks() -> list[tuple[str, ...]]:
+    """Every network of at most three blocks."""
+    return [blocks for count in (1, 2, 3) for blocks in itertools.product(("attention", "dense"), repeat=count)]
 
 
 def is_right(name: str, pattern: str) -> bool:
     return bool(re.search(CORPORA[name].sufficient, pattern))
 
 
-def patterns_within(name: str, overrides: list[str]) -> dict[str, bool]:
-    """{pattern: whether it is within the budget} for all 27 patterns."""
+def networks_within(name: str, overrides: list[str]) -> dict[str, bool]:
+    """{network: whether it is within the budget} for all networks."""
     from nas.costs.flops import count_flops
 
     costs = count_flops(make_config(name, 1, overrides), make_corpus(name).counts())
-    patterns = ["".join(letters) for letters in itertools.product("adi", repeat=3)]
     most = costs.cost(expand(CORPORA[name].known)) * (1 + 1e-9)
-    return {pattern: costs.cost(expand(pattern)) <= most for pattern in patterns}
+    return {abbreviate(blocks): costs.cost(blocks) <= most for blocks in all_networks()}
 
 
-def train_alone(name: str, pattern: tuple[str, ...], overrides: list[str]) -> dict:
-    """Train one pattern. Returns its nll on valid."""
-    from nas.retraining.phase import train_pattern
+def train_alone(name: str, blocks: tuple[str, ...], overrides: list[str]) -> dict:
+    """Train one network to the end. Returns its nll on valid."""
     from nas.training.device import device_context
-    from nas.training.evaluation import count_memory_blocks, total_nll
 
-    config, corpus = make_config(name, 1, overrides), make_corpus(name)
-    context = device_context(config.train)
-    model = train_pattern(list(pattern), config, corpus, context)
-    memory_blocks = count_memory_blocks(model.blocks)
-    total, counted = total_nll(model, corpus.tokens("valid"), 16, 16, 16, memory_blocks, device=context.device)
-    return {"nll": total / counted}
+    config = make_config(name, 1, overrides)
+    training = PartialTraining(list(blocks), config, make_corpus(name), device_context(config.train))
+    return {"nll": training.end()["nll_per_token"]}
 
 
 def main() -> None:
@@ -179,16 +198,16 @@ def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
     for name in arguments.corpus:
         results = [
             jobs.do(f"{name}-{seed}", lambda: search(name, seed, arguments.overrides))  # noqa: B023
-            for seed in range(1, SEEDS + 1)
+            for seed in SEEDS
         ]
-        within = patterns_within(name, arguments.overrides)
+        within = networks_within(name, arguments.overrides)
         for kind, possible in (("free", list(within)), ("budget", [pattern for pattern in within if within[pattern]])):
             found = [result[kind] for result in results]
             right = sum(is_right(name, pattern) for pattern in found)
-            chance = SEEDS * sum(is_right(name, pattern) for pattern in possible) / len(possible)
-            summary[f"{name}-{kind}"] = {"found": right, "of": SEEDS}
+            chance = len(SEEDS) * sum(is_right(name, pattern) for pattern in possible) / len(possible)
+            summary[f"{name}-{kind}"] = {"found": right, "of": len(SEEDS)}
             budget = f"as `{CORPORA[name].known}`" if kind == "budget" else "no"
-            cells = [name, budget, CORPORA[name].needs, f"{right} of {SEEDS}", f"{chance:.1f}", " ".join(found)]
+            cells = [name, budget, CORPORA[name].needs, f"{right} of {len(SEEDS)}", f"{chance:.1f}", " ".join(found)]
             print("| " + " | ".join(cells) + " |", flush=True)
     print(json.dumps(summary))
 
@@ -197,14 +216,12 @@ def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
     """Train every network of three blocks alone, and print its nll; and again those within the budget."""
     best = {}
     for name in arguments.corpus:
-        results, within = {}, patterns_within(name, arguments.overrides)
-        for pattern in itertools.product(("attention", "dense", "identity"), repeat=3):
-            short = network(pattern)
-            if short not in results:
-                work = lambda: train_alone(name, pattern, arguments.overrides)  # noqa: B023, E731
-                results[short] = jobs.do(f"{name}-alone-{short}", work)
+        results, within = {}, networks_within(name, arguments.overrides)
+        for blocks in all_networks():
+            work = lambda: train_alone(name, blocks, arguments.overrides)  # noqa: B023, E731
+            results[abbreviate(blocks)] = jobs.do(f"{name}-alone-{abbreviate(blocks)}", work)
         print(f"\n{name}: {CORPORA[name].needs}; the budget is that of {CORPORA[name].known} (* is right)")
-        cheap = {network(expand(pattern)) for pattern, fits in within.items() if fits}
+        cheap = {short for short, fits in within.items() if fits}
         for kind, names in (("free", set(results)), ("budget", cheap)):
             ranked = sorted(names, key=lambda short: results[short]["nll"])
             marked = [f"{short}{'*' if is_right(name, short) else ''} {results[short]['nll']:.3f}" for short in ranked]

@@ -1,9 +1,9 @@
 """Three searches of equal time, side by side: `python experiments/versus/run.py --out runs/versus`.
 
 trials: search.py with the law. random: random networks of the same space and budget; the same rungs, but the losses
-alone decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term, for
-as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds. All use the
-costs that are measured first, while nothing else should run. Every finished job is a JSON file in OUT and is not
+alone decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term,
+for as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds. All use
+the costs that are measured first; nothing else should run then. Every finished job is a JSON file in OUT and is not
 repeated. The last line is JSON.
 """
 
@@ -114,7 +114,8 @@ def open_trials(config, corpora, folder: Path, context):
     from nas.networks.trials import Trials
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / NAME, {"stage": "search", **asdict(config)})
+    if not (folder / NAME).exists():
+        write_yaml(folder / NAME, {"stage": "search", **asdict(config)})
     return Trials(config, corpora, folder, context)
 
 
@@ -140,20 +141,19 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
     return {"network": trials["network"] | {"blocks": blocks}, "seconds": read_yaml(run / OUTCOME)["wall_time_s"]}
 
 
-def train(folder: Path, networks: list, config) -> list[dict]:
-    """Train networks to the end, WORKERS at a time; trials in the folder go on. Returns the contents of results.yaml."""
+def train(trials, networks: list) -> list[dict]:
+    """Train networks to the end, WORKERS at a time, from their trials on if there are any. Returns their results."""
     from nas.networks.space import options_of
     from nas.networks.trials import CONFIG as NAME
     from nas.retraining.tasks import run_tasks, script_task
 
-    (folder / "patterns").mkdir(parents=True, exist_ok=True)
-    tasks, given = [], folder / NAME
-    if not given.exists():
-        write_yaml(given, {"stage": "search", **asdict(config)})
+    tasks, folder = [], trials.folder
+    (folder / "patterns").mkdir(exist_ok=True)
     for network in networks:
         pattern, run = folder / "patterns" / f"{network}.yaml", folder / str(network)
         write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
-        arguments = [pattern, given, "--run", run, "--resume", "train.evaluate_every=0", *options_of(network, config)]
+        arguments = [pattern, folder / NAME, "--run", run, "--resume", "train.evaluate_every=0"]
+        arguments += [f"train.steps={trials.steps[network.vocab_size]}", *options_of(network, trials.config)]
         log = folder / "logs" / f"{network}.txt"
         tasks.append(script_task(str(network), "retrain.py", arguments, run / RESULTS, log))
     if failed := run_tasks(tasks, WORKERS):
@@ -165,8 +165,9 @@ def finish(out: Path, overrides: list[str], search: str, seed: int, found: dict)
     """Train what a search found. Returns its figures."""
     from nas.networks.space import read_network
 
-    config = load_config(CONFIG, seeded(overrides, seed))
-    (results,) = train(out / f"{search}-{seed}" / TRIALS, [read_network(found["network"])], config)
+    config, corpora, _, _, context = open_costs(out, seeded(overrides, seed))
+    trials = open_trials(config, corpora, out / f"{search}-{seed}" / TRIALS, context)
+    (results,) = train(trials, [read_network(found["network"])])
     return {split: results[split] for split in ("valid", "test")}
 
 

@@ -21,7 +21,6 @@ from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.tasks import Task, script_task
-from nas.search.maturity import maturity_warning
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext, device_context, set_up_device
 
@@ -76,20 +75,11 @@ class Comparison:
     def start(self, text: str) -> None:
         """Prepare the data, lock the folder, and write the given patterns. text: the content of COMPARISON.yaml."""
         context = set_up_device(self.recipe.seed, self.recipe.train)
-        self.warn_of_immature_weights()
         self.recipe = resolve_auto(self.recipe, self.corpus)
         self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
         for contender in self.given:
             self.write_pattern(contender)
         write_text(self.path / SETTINGS, text)
-
-    def warn_of_immature_weights(self) -> None:
-        """Print a warning if a search trains its operations clearly less than the recipe trains patterns."""
-        search, steps = self.search, self.recipe.train.steps  # None if epochs are given
-        trains = search and search.search.method == "single_path" and not search.search.weights_from
-        warning = maturity_warning(search, search.train.steps, steps) if trains and search.train.steps else None
-        if warning:
-            print(warning)
 
     def search_tasks(self) -> list[Task]:
         tasks = []

@@ -10,7 +10,7 @@ from nas.comparison.spec import SEARCHED, Contender
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.run_folder import OUTCOME, RESULTS, find_weights_run
+from nas.core.run_folder import OUTCOME, RESULTS
 
 LATENCIES = "latencies.yaml"  # {"patterns": {abbreviated pattern: latency}, "holds_for": conditions}
 
@@ -97,9 +97,8 @@ def read_latencies(run: Path) -> dict:
 
 
 def search_seconds(run: Path) -> float:
-    """The time of all searches, and of the one that trained their weights (search.weights_from), if it exists."""
-    outcomes = {path / OUTCOME for own in run.glob("search-*") for path in (own, find_weights_run(own))}
-    return sum(read_yaml(outcome)["wall_time_s"] for outcome in outcomes if outcome.exists())
+    """The time of all searches."""
+    return sum(read_yaml(outcome)["wall_time_s"] for outcome in run.glob(f"search-*/{OUTCOME}"))
 
 
 def read_results(run: Path) -> list[PatternResult]:
@@ -114,7 +113,7 @@ def read_results(run: Path) -> list[PatternResult]:
         origin = pattern["derived_from"]
         contender = Contender(file.stem, origin.get("method", SEARCHED), pattern["blocks"])
         folders = [path.parent for path in sorted(run.glob(f"runs/{contender.key}-*/{RESULTS}"))]
-        seconds = search_seconds(run) + origin.get("seconds", 0) if contender.kind == SEARCHED else 0.0
+        seconds = search_seconds(run) if contender.kind == SEARCHED else 0.0
         if runs := [read_yaml(folder / RESULTS) for folder in folders]:
             latency = latencies.get(contender.key, runs[0]["latency"])  # the training's own, if it was not measured yet
             results.append(PatternResult(contender, runs, latency, seconds / 3600, vocab_size, tuple(folders)))

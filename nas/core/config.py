@@ -22,7 +22,9 @@ def option(default, help, **allowed):
 
 @dataclass
 class DataOptions:
-    source: str = option("pydoc", "pydoc, wikitext-2, wikitext-103, enwik8, text8, a folder of .txt or .bin, a file")
+    source: str = option(
+        "pydoc", "pydoc, stdlib, wikitext-2, wikitext-103, enwik8, text8, a folder of .txt or .bin, a file"
+    )
     tokenizer: str = option("bpe", "bpe or unigram (trained on train), bytes, words, a .model file or vocabulary")
     vocab_size: int | None = option(None, "pieces (null: at most 8000) or words (null: all)", minimum=2)
     lowercase: bool = option(False, "lowercase the text; word perplexity is then not comparable")
@@ -55,7 +57,7 @@ class ModelOptions:
 class TrainOptions:
     steps: int | None = option(1000, "training steps", minimum=1)
     epochs: float | None = option(None, "epochs over the training text, instead of steps", above=0)
-    init_from: str | None = option(None, "retrain: start from the weights of this training, search or exported folder")
+    init_from: str | None = option(None, "retrain: start from the weights of this training or exported folder")
     batch_size: int = option(32, "rows per step over all processes; each row is a contiguous text", minimum=1)
     segment: int = option(64, "tokens per row and step", minimum=1)
     memory: int = option(64, "earlier positions that attention sees; linear carries a state instead", minimum=0)
@@ -94,8 +96,8 @@ class TemperatureOptions:
 
 @dataclass
 class LogitsOptimizerOptions:
-    lr: float | None = option(None, "learning rate of the logits (Adam) (null: 0.05; gumbel: 0.01)", above=0)
-    weight_decay: float = option(0.0, "Adam weight decay of the logits", minimum=0)
+    lr: float = option(0.01, "gumbel: learning rate of the logits (Adam)", above=0)
+    weight_decay: float = option(0.0, "gumbel: Adam weight decay of the logits", minimum=0)
 
 
 @dataclass
@@ -120,16 +122,10 @@ class SearchOptions:
     d_model: Any = option([], "trials: widths to choose from, with heads of one size; auto; []: model.d_model")
     method: str = option(
         "trials",
-        "short trainings of networks; gumbel: arXiv 2009.04534; single_path: weights on uniform paths, then pi",
-        choices=("trials", "gumbel", "single_path"),
+        "short trainings of networks, led by a law of their losses; gumbel: arXiv 2009.04534",
+        choices=("trials", "gumbel"),
     )
-    logits_steps: int = option(300, "steps that train the logits", minimum=1)
-    logits_seeds: int = option(1, "times that pi is learned from uniform", minimum=1)
-    paths: int = option(16, "paths that a step of the logits evaluates", minimum=3)
-    best_fraction: float = option(0.25, "share of these paths that count at first; grows to 1", above=0, maximum=1)
-    weights_from: str | None = option(None, "finished search of the same model and text, for its weights")
-    retrain_steps: int | None = option(None, "steps of later trainings (null: train.steps / operations)", minimum=1)
-    arch_fraction: float = option(0.2, "share of the text (gumbel: and steps) for the logits", above=0, maximum=0.5)
+    arch_fraction: float = option(0.2, "gumbel: share of text and steps for the logits", above=0, maximum=0.5)
     warmup_steps: int | None = option(None, "gumbel: first steps, with uniform pi (null: a quarter)", minimum=0)
     sampling: str = option("soft", "gumbel: mix all operations (the paper), or draw one", choices=("soft", "hard"))
     split: str = option(
@@ -138,11 +134,6 @@ class SearchOptions:
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     optimizer: LogitsOptimizerOptions = field(default_factory=LogitsOptimizerOptions)
     latency: LatencyOptions = field(default_factory=LatencyOptions)
-
-    @property
-    def budget(self) -> float | str | None:
-        """The budget within which a search draws paths, as search.latency.target; None: none."""
-        return self.latency.target if self.method == "single_path" and self.latency.source != "none" else None
 
 
 @dataclass

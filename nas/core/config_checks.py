@@ -175,18 +175,16 @@ def check_sizes(config: Config) -> None:
         raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram")
     if search.vocab_size and data.vocab_size is None:
         raise InputError("search.vocab_size needs data.vocab_size, that of the reference")
-    if search.method == "trials" and search.retrain_steps:
-        raise InputError("search.retrain_steps needs search.method=single_path: a trial is a part of train.steps")
 
 
-ONLY_GUMBEL = ("warmup_steps", "sampling", "split", "temperature.start", "temperature.end", "latency.weight")
-ONLY_SINGLE_PATH = ("logits_seeds", "weights_from")
+ONLY_GUMBEL = ("arch_fraction", "warmup_steps", "sampling", "split", "latency.weight")
+ONLY_GUMBEL += ("temperature.start", "temperature.end", "optimizer.lr", "optimizer.weight_decay")
 ONLY_TRIALS = ("vocab_size", "d_model")
 
 
 def check_method(values: dict) -> None:
     """Raises InputError that names the first option that needs another search method. values: of all options."""
-    groups = {"gumbel": ONLY_GUMBEL, "single_path": ONLY_SINGLE_PATH, "trials": ONLY_TRIALS}
+    groups = {"gumbel": ONLY_GUMBEL, "trials": ONLY_TRIALS}
     needs = {f"search.{name}": method for method, names in groups.items() for name in names}
     for key, item in options():
         if values[key] != default_of(item) and needs.get(key, values["search.method"]) != values["search.method"]:

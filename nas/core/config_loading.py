@@ -18,7 +18,6 @@ from nas.core.operations import OPERATIONS
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256")
-LOGITS_LR, LOGITS_LR_GUMBEL = 0.05, 0.01  # defaults of search.optimizer.lr
 SECTIONS = "sections hold keys with values, such as `train: {steps: 100}`"
 OTHER_NAMES = {
     "learning_rate": "train.lr",
@@ -138,10 +137,8 @@ def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
     values: {dotted key: value} of every option.
     """
-    found = {"search.optimizer.lr": LOGITS_LR_GUMBEL if values["search.method"] == "gumbel" else LOGITS_LR}
-    for key, value in OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {}).items():  # check() reports unknown ones
-        found[f"train.{key}"] = value
-    return found
+    own = OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {})  # check() reports unknown ones
+    return {f"train.{key}": value for key, value in own.items()}
 
 
 def resolve_defaults(config: Config) -> None:

@@ -14,7 +14,7 @@ from nas.core.errors import InputError, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.provenance import check_text
 
-METRICS, PI, PATHS = "metrics.jsonl", "pi.jsonl", "paths.jsonl"
+METRICS, PI = "metrics.jsonl", "pi.jsonl"
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 PATTERN = "pattern.yaml"  # the pattern that derive.py found
@@ -34,13 +34,6 @@ ONLY_SEARCH = tuple(key for key, _ in options() if key.startswith("search.") and
 def trial_file(step: int) -> str:
     """The file of a training with its figures on valid after a step, at which it stopped."""
     return f"trial-{step}.yaml"
-
-
-def find_weights_run(run: Path) -> Path:
-    """The folder of the search that trained the weights of a run: its own, or that of search.weights_from."""
-    config = run / "config.yaml"
-    origin = flat_config(read_yaml(config)).get("search.weights_from") if config.exists() else None
-    return find_weights_run(Path(origin)) if origin else run
 
 
 def on_rank_0(method):
@@ -140,10 +133,10 @@ class RunFolder:
 
     def cut_after(self, step: int) -> None:
         """Remove the lines that a resumed run writes again: those after `step`, incomplete lines, and that of test."""
-        for name, last in {METRICS: step, PI: step, PATHS: math.inf}.items():
+        for name in (METRICS, PI):
             if (self.path / name).exists():
                 lines = read_jsonl(self.path / name)
-                self.write_lines(name, [x for x in lines if x["step"] <= last and x.get("split") != "test"])
+                self.write_lines(name, [x for x in lines if x["step"] <= step and x.get("split") != "test"])
 
 
 def open_run(
@@ -213,7 +206,6 @@ def is_pi_line(line, first) -> bool:
     try:
         shape, names = (len(first["pi"]), len(first["operations"])), line["operations"]
         whole = {"step", "temperature"} <= line.keys() and names == first["operations"]
-        tables = line["pi"], line.get("pi_within_budget", line["pi"])
-        return whole and 0 not in shape and all((len(pi), *{len(row) for row in pi}) == shape for pi in tables)
+        return whole and 0 not in shape and (len(line["pi"]), *{len(row) for row in line["pi"]}) == shape
     except (KeyError, TypeError):
         return False

@@ -190,12 +190,10 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
 
 
 def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, run: Path) -> CostTable | None:
-    """The table of a search, the same on each rank, or None. The run and search.weights_from may hold one already."""
+    """The table of a search, the same on each rank, or None. The run may hold one already."""
     if config.search.latency.source != "measured":
         return None
-    tables = [Path(folder, LATENCY) for folder in (run, config.search.weights_from) if folder]
-    file = next(filter(Path.exists, tables), tables[0])
-    return broadcast_from_main(lambda: current_costs(config, counts, context, file))
+    return broadcast_from_main(lambda: current_costs(config, counts, context, run / LATENCY))
 
 
 def measure_models(

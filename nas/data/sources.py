@@ -1,7 +1,11 @@
 """Sources of text: turn a name, a folder or a file into three files, train, valid and test."""
 
 import hashlib
+import platform
+import sysconfig
 from pathlib import Path
+
+import numpy as np
 
 from nas.core.errors import InputError
 from nas.core.files import write_text
@@ -11,7 +15,9 @@ from nas.data.text_files import find_splits, is_text_file, next_line_start, sha2
 STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
 # CONTRIBUTING.md lists what else a new source needs.
-NAMES = ("pydoc", *ARCHIVES)
+NAMES = ("pydoc", "stdlib", *ARCHIVES)
+NO_SOURCES = {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"}  # tests, and tables as text
+HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
 
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
@@ -21,6 +27,8 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
     """
     if source == "pydoc":
         return split_file(write_pydoc(cache), cache)
+    if source == "stdlib":
+        return find_splits(write_stdlib(cache))
     if source in ARCHIVES:
         return fetch_archive(source, ARCHIVES[source], cache)
     path = Path(source).expanduser()
@@ -54,6 +62,25 @@ def write_pydoc(cache: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     return path
+
+
+def write_stdlib(cache: Path) -> Path:
+    """A folder of the cache with the source files of Python's standard library, without tests and tables of encodings.
+
+    Their order is random, because a short training reads only the beginning. The text depends on Python's version.
+    """
+    library, folder = Path(sysconfig.get_path("stdlib")), cache / "sources" / f"stdlib-{platform.python_version()}"
+    if (folder / "test.txt").exists():  # the last one
+        return folder
+    files = [file for file in sorted(library.rglob("*.py")) if not NO_SOURCES & {*file.relative_to(library).parts}]
+    np.random.default_rng(1).shuffle(files)
+    texts = {"train": [], "valid": [], "test": []}
+    for index, file in enumerate(files):
+        texts[HELD_OUT.get(index % 20, "train")].append(file.read_text("utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, parts in texts.items():
+        write_text(folder / f"{split}.txt", "".join(parts))
+    return folder
 
 
 def split_file(path: Path, cache: Path) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """The pattern file that derive.py writes."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +12,6 @@ from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence
 from nas.derivation.runs import SearchRun
 
-PI, SEED, RUNNER_UP = "pi", "seed of pi", "runner-up of pi"  # names of patterns that no rule gives
-
-
-@dataclass
-class Candidate:
-    """A pattern that may be chosen.
-
-    Args:
-        names: where it comes from: pi, a seed of pi, a runner-up of pi, a rule.
-        pattern: abbreviated.
-        nll: per token on parts of valid, with the weights that all patterns share.
-    """
-
-    names: list[str]
-    pattern: str
-    nll: float | None = None
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -38,19 +21,15 @@ class Choice:
         blocks: the operation of each block.
         budget: a ratio to the reference's cost; None: none.
         runs: the runs, with the pi of this budget.
-        candidates: by shared weights, the best first; empty if they judged none.
         trials: of choice.yaml, if the search made trials.
         trial: the run folder of the pattern's trial, which retrain.py continues; None: it had none.
-        seconds: of the choice.
     """
 
     blocks: list[str]
     budget: float | None
     runs: list[SearchRun]
-    candidates: list[Candidate] = field(default_factory=list)
     trials: list[dict] = field(default_factory=list)
     trial: Path | None = None
-    seconds: float = 0.0
 
 
 def pattern_record(choice: Choice, costs: CostTable) -> dict:
@@ -62,11 +41,11 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     options = first.options
     model = (options[f"model.{key}"] for key in ("d_model", "heads", "d_ffn"))
     shape = Shape(*model, options["train.segment"], options["train.segment"] + options["train.memory"])
-    drawn = [run.seed_pi for run in choice.runs]  # of each run, [S, N, O]
+    drawn = [run.pi for run in choice.runs]
     if choice.budget is not None and not choice.trials:  # a law of trials knows networks within the budget only
         lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
-        drawn = [[lattice.marginals(log_pi(pi)) for pi in seeds] for seeds in drawn]
-    pi = np.stack([np.mean(seeds, axis=0) for seeds in drawn])  # [runs, N, O]
+        drawn = [lattice.marginals(log_pi(pi)) for pi in drawn]
+    pi = np.stack(drawn)  # [runs, N, O]
     confidence = [
         block_confidence(first.operations, rows, first.operations.index(name))
         for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=False)  # blocks leave identity out
@@ -74,9 +53,6 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
     if choice.budget is not None:
         origin["latency_budget"] = choice.budget
-    if choice.candidates:
-        origin["seconds"] = round(choice.seconds)
-        origin["candidates"] = [asdict(one) | {"nll": round(one.nll, 4)} for one in choice.candidates]
     if choice.trials:
         origin["trials"] = choice.trials
     if choice.trial:

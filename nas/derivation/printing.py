@@ -1,6 +1,5 @@
 """What derive.py prints: tables, warnings and notices."""
 
-from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -10,17 +9,14 @@ from nas.core.pattern import abbreviate, network
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
-from nas.derivation.pattern_record import PI, Choice
+from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 
-SHOWN = 10  # candidates
 TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
 
 
 def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     """Print a choice and the content of its pattern file."""
-    if choice.candidates:
-        print(candidates_table(pattern["derived_from"]))
     print(confidence_table(pattern))
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
@@ -38,21 +34,6 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
             "WARNING: the pattern has no attention, so it predicts from the last few tokens alone: give a larger "
             "budget, or model.cutoffs=auto if embedding and output layer take most of the time"
         )
-
-
-def candidates_table(origin: dict) -> str:
-    """A line per candidate, the best first: nll by shared weights, and names. origin: of the pattern file."""
-    rows = ["candidates, nll with the SuperNet's weights on parts of valid"]
-    for one in origin["candidates"][:SHOWN]:
-        rows.append(f"  {one['pattern']}  {one['nll']:.4f}  {'; '.join(one['names'])}")
-    if len(origin["candidates"]) > SHOWN:
-        rows.append(f"  and {len(origin['candidates']) - SHOWN} others, in the pattern file")
-    first, *others = origin["candidates"]
-    own = next((one for one in others if PI in one["names"]), None)
-    if own:
-        lead = f"it is {own['nll'] - first['nll']:.4f} ahead of pi's pattern"
-        rows.append(f"NOTICE: {first['names'][0]!r} is derived: {lead}")
-    return "\n".join(rows)
 
 
 def trials_table(trials: list[dict]) -> str:
@@ -100,18 +81,15 @@ def decision(record: dict) -> str:
 
 
 def print_spread(choice: Choice, costs: CostTable) -> None:
-    """Print the likeliest pattern of each seed of pi and run, and how much they differ, if there are several."""
-    limits = {"operations": choice.runs[0].operations, "costs": costs, "budget": choice.budget}
-    choose = partial(likeliest_path, **limits)
-    chosen = {run.path: [choose(pi) for pi in run.seed_pi] for run in choice.runs}
-    paths = [path for own in chosen.values() for path in own]
-    if len(paths) == 1:
+    """Print the likeliest pattern of each run, and how much they differ, if there are several."""
+    operations, paths = choice.runs[0].operations, {}
+    if len(choice.runs) == 1:
         return
     for run in choice.runs:
-        names = (abbreviate([run.operations[index] for index in path]) for path in chosen[run.path])
-        print(f"{run.path}: {', '.join(names)}")
-    differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(paths, 2)]
-    print(f"{np.mean(differing):.1f} of {len(paths[0])} blocks differ between two of these patterns")
+        paths[run.path] = likeliest_path(run.pi, operations, costs, choice.budget)
+        print(f"{run.path}: {abbreviate([operations[index] for index in paths[run.path]])}")
+    differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(paths.values(), 2)]
+    print(f"{np.mean(differing):.1f} of {len(choice.runs[0].pi)} blocks differ between two of these patterns")
 
 
 def pareto_table(patterns: list[dict], costs: CostTable) -> str:

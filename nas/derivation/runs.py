@@ -8,24 +8,14 @@ import numpy as np
 
 from nas.core.config import flat_config
 from nas.core.errors import InputError
-from nas.core.files import read_jsonl, read_yaml
+from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.run_folder import (
-    CHECKPOINT,
-    CHOICE,
-    FLOPS_TABLE,
-    LATENCY,
-    OUTCOME,
-    PATHS,
-    PATTERN,
-    find_weights_run,
-    read_pi,
-)
+from nas.core.run_folder import CHOICE, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, read_pi
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.history import TIE
 
-MAY_DIFFER = ("seed", "data.cache", "train.threads", "search.weights_from")  # between seeds of one search
+MAY_DIFFER = ("seed", "data.cache", "train.threads")  # between seeds of one search
 
 
 @dataclass(frozen=True)
@@ -34,38 +24,21 @@ class SearchRun:
 
     Args:
         content: of config.yaml.
-        seed_pi: pi [seeds of the logits, N, O] at their last logged steps.
-        evaluated: the lines of paths.jsonl.
+        pi: [N, O] at the last logged step.
     """
 
     path: Path
     content: dict
     operations: list[str]
-    seed_pi: np.ndarray
+    pi: np.ndarray
     step: int
     of_steps: int
     flops: CostTable
-    evaluated: list[dict]
 
     @cached_property
     def options(self) -> dict:
         """{dotted key: value}"""
         return flat_config(self.content)
-
-    @property
-    def weights_run(self) -> Path:
-        """The folder of the search that trained the weights: another one with search.weights_from."""
-        return find_weights_run(self.path)
-
-    @property
-    def judges_patterns(self) -> bool:
-        """Whether the weights were trained on uniform paths."""
-        return self.options["search.method"] == "single_path" and (self.weights_run / CHECKPOINT).exists()
-
-    @property
-    def pi(self) -> np.ndarray:
-        """pi [N, O], averaged over the seeds of the logits."""
-        return self.seed_pi.mean(axis=0)
 
     @property
     def target(self) -> float | None:
@@ -95,19 +68,17 @@ def read_run(path: Path) -> SearchRun:
     """Read a search run. Raises InputError if the folder is not a search run, or is damaged, or if its logits have not
     learned.
     """
-    lines = {line.get("logits_seed", 1): line for line in read_pi(path)}  # the last line of each seed
-    last = list(lines.values())[-1]
-    pi, of_steps = np.array([line["pi"] for line in lines.values()]), last.get("of_steps", 0)
+    last = read_pi(path)[-1]
+    pi, of_steps = np.array(last["pi"]), last.get("of_steps", 0)
     finished = (path / OUTCOME).exists()  # then a uniform pi has learned that no pattern is better than another
-    if pi.shape[-1] > 1 and np.ptp(pi[-1]) < TIE and not finished:
+    if pi.shape[-1] > 1 and np.ptp(pi) < TIE and not finished:
         raise InputError(
             f"{path}: pi is still uniform at step {last['step']} of {of_steps}, because the logits have not learned; "
             "continue the search with --resume"
         )
     content, names = read_yaml(path / "config.yaml"), last["operations"]
     flops = read_costs(path / FLOPS_TABLE, names)
-    evaluated = read_jsonl(path / PATHS) if (path / PATHS).exists() else []
-    return SearchRun(path, content, names, pi, last["step"], of_steps, flops, evaluated)
+    return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
 
 
 def current_pattern(run: Path) -> list[str]:
@@ -151,6 +122,4 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
             notices.append(f"{difference}; the pattern combines two different searches")
         if run.options["seed"] == first.options["seed"]:
             notices.append(f"{run.path} has the same seed as {first.path}, so it adds no evidence")
-        elif run.weights_run.resolve() == first.weights_run.resolve():
-            notices.append(f"{run.path} has the weights of {first.path}, so it shows the spread of pi alone")
     return notices

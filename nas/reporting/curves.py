@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from nas.reporting.style import BLUE, GREY, PURPLE, RED, new_figure, save, tidy
+from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
 
 STYLES = {  # of the splits in metrics.jsonl: label, colour, line, marker
     "train": ("train", GREY, "-", None),
-    "heldout": ("held-out, sampled paths", PURPLE, "-", None),
     "valid": ("valid", BLUE, "-", "o"),
     "test": ("test", RED, "", "D"),
 }

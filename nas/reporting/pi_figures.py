@@ -1,6 +1,6 @@
 """Figures of pi: an animated GIF of its history, and still pictures.
 
-`history` is the result of pi_history: a list of {"step", "temperature", "operations", "logits_seeds",
+`history` is the result of pi_history: a list of {"step", "temperature", "operations",
 "pi": [N blocks][O operations]}. Its first entry is pi before it changes.
 """
 
@@ -29,31 +29,10 @@ BEFORE = 0.15  # share of the steps in which pi changes; the figure begins this 
 def pi_history(lines: list[dict]) -> list[dict]:
     """The history of pi to draw, from the lines of pi.jsonl: one entry before pi changes, and then its changes.
 
-    Within a budget, these are the probabilities of operations in patterns drawn from pi within the budget.
-    If the logits were learned several times, pi is the mean over these seeds at equal progress, and the steps are those
-    of the first seed. A seed that stopped early keeps its last pi. The result has one entry if pi has not changed.
+    The result has one entry if pi has not changed.
     """
-    lines = [{**line, "pi": line.get("pi_within_budget", line["pi"])} for line in lines]
-    first, seeds = lines[0], {}
-    changed = next((index for index, line in enumerate(lines) if line["pi"] != first["pi"]), len(lines))
-    for line in lines[changed:]:
-        seeds.setdefault(line.get("logits_seed", 1), []).append(line)
-    history = [{**lines[max(0, changed - 1)], "logits_seeds": max(1, len(seeds))}]
-    if not seeds:
-        return history
-    longest = max(seeds.values(), key=len)  # the first of them
-    for index, line in enumerate(longest):
-        pi = np.mean([seed[min(index, len(seed) - 1)]["pi"] for seed in seeds.values()], axis=0)
-        history.append({**line, "logits_seeds": len(seeds), "pi": pi.tolist()})
-    if len(longest) > 1 and longest[1]["step"] == longest[0]["step"] + 1:  # then no change lies between two lines
-        history[0]["step"] = history[1]["step"] - 1
-    return history
-
-
-def mean_of_seeds(entry: dict) -> str:
-    """The words "mean of S seeds", or nothing if the logits were learned once."""
-    seeds = entry.get("logits_seeds", 1)
-    return f"mean of {seeds} seeds" if seeds > 1 else ""
+    changed = next((index for index, line in enumerate(lines) if line["pi"] != lines[0]["pi"]), len(lines))
+    return lines[max(0, changed - 1) :]
 
 
 def choose_frames(count: int) -> list[int]:
@@ -68,7 +47,9 @@ class PiPicture:
     created once, and show() changes only what differs between frames, which makes an animation fast.
     """
 
-    def __init__(self, operations: list[str], blocks: int):
+    def __init__(self, history: list[dict]):
+        operations, blocks = history[0]["operations"], len(history[0]["pi"])
+        self.anneals = len({line["temperature"] for line in history}) > 1  # trials have no temperature
         width = min(16.0, max(6.0, 1.6 + 0.62 * blocks))
         self.figure, axes = new_figure(width, 1.5 + 0.5 * len(operations), facecolor="white")
         self.image = axes.imshow(np.zeros((len(operations), blocks)), cmap="Greys", vmin=0, vmax=1, aspect="auto")
@@ -90,8 +71,8 @@ class PiPicture:
             best, tie = int(row.argmax()), len(row) > 1 and np.ptp(row) < TIE
             number = "" if tie else f"{row[best]:.2f}".lstrip("0")
             text.set(x=index, y=best, text=number, color="white" if row[best] > 0.55 else "black")
-        title = f"step {line['step']:>7,}   temperature {line['temperature']:.3f}   entropy {entropy(pi).mean():.3f}"
-        self.title.set_text(f"{title}   {mean_of_seeds(line)}".rstrip())
+        temperature = f"   temperature {line['temperature']:.3f}" if self.anneals else ""
+        self.title.set_text(f"step {line['step']:>7,}{temperature}   entropy {entropy(pi).mean():.3f}")
 
     def pixels(self) -> np.ndarray:
         """The picture in grey [height, width], uint8.
@@ -105,7 +86,7 @@ class PiPicture:
 
 def animate(history: list[dict], path: Path) -> int:
     """Write a history of two steps or more as a GIF that pauses on its last frame. Returns the number of frames."""
-    picture = PiPicture(history[0]["operations"], len(history[0]["pi"]))
+    picture = PiPicture(history)
     frames = []
     for index in choose_frames(len(history)):
         picture.show(history[index])
@@ -118,7 +99,7 @@ def animate(history: list[dict], path: Path) -> int:
 
 def final_pi(history: list[dict], path: Path) -> None:
     """A picture of pi at the last logged step."""
-    picture = PiPicture(history[-1]["operations"], len(history[-1]["pi"]))
+    picture = PiPicture(history)
     picture.show(history[-1])
     save(picture.figure, path)
 
@@ -154,8 +135,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     figure.supxlabel(f"step{note}", fontsize=9)
     figure.supylabel("probability", fontsize=9)
     handles = [Line2D([], [], linestyle=dashes[name], color=colours[name], label=name) for name in operations]
-    title = mean_of_seeds(history[-1]) or None
-    style = {"ncols": len(operations), "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
+    style = {"ncols": len(operations), "frameon": False, "fontsize": 9}
     figure.legend(handles=handles, loc="outside upper center", **style)
     save(figure, path)
 

@@ -1,6 +1,5 @@
-"""The weights of trained models: of a run folder of retrain.py, of an exported folder, or of a path of a search."""
+"""The weights of trained models: of a run folder of retrain.py, or of an exported folder."""
 
-import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,16 +12,14 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.operations import describe_sizes
 from nas.core.pattern import abbreviate, read_blocks
-from nas.core.run_folder import CHECKPOINT, CHOICE, OUTCOME, find_weights_run
+from nas.core.run_folder import CHECKPOINT, OUTCOME
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
-from nas.training.checkpoint import load_checkpoint, load_supernet
+from nas.training.checkpoint import load_checkpoint
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
 EXPORT_FORMAT = "par-model/2"
-# Names of a SuperNet's weights (nas/search/supernet.py)
-BACKBONE, BLOCK_WEIGHT = "backbone.", re.compile(r"backbone\.blocks\.(\d+)\.candidates\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -56,28 +53,6 @@ def read_trained(folder: Path) -> Trained:
     return Trained(config, pattern, load_file(folder / WEIGHTS), folder / WEIGHTS)
 
 
-def read_path(run: Path, pattern: list[str]) -> Trained:
-    """The weights of a finished search along the path of a pattern. Raises InputError if the search lacks the path."""
-    if (run / CHOICE).exists():
-        raise InputError(f"{run} is a search by trials, which has no weights of a SuperNet; give a training")
-    config, file = load_config(run / "config.yaml", []), find_weights_run(run) / CHECKPOINT
-    operations = config.search.operations
-    if len(pattern) != config.model.blocks or not set(pattern) <= set(operations):
-        raise InputError(
-            f"{run} has {config.model.blocks} blocks of {', '.join(operations)}, so it has no weights for "
-            f"{abbreviate(pattern)}; give a pattern of as many blocks and of these operations"
-        )
-    weights = {}
-    for name, weight in load_supernet(run).items():
-        if block := BLOCK_WEIGHT.fullmatch(name):
-            index, operation, parameter = int(block[1]), int(block[2]), block[3]
-            if operations[operation] == pattern[index]:
-                weights[f"blocks.{index}.operation.{parameter}"] = weight
-        elif name.startswith(BACKBONE):
-            weights[name.removeprefix(BACKBONE)] = weight
-    return Trained(config, pattern, weights, file)
-
-
 def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:
     """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
@@ -90,7 +65,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
         begun = load_config(run / "config.yaml", [])
         return with_vocabulary(config, begun, begun.data.tokenizer), None
     folder = Path(config.train.init_from)
-    origin = read_path(folder, pattern) if (folder / OUTCOME).exists() else read_trained(folder)
+    origin = read_trained(folder)
     prefix = f"train.init_from={folder}"
     if origin.pattern != pattern:
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
-from nas.core.run_folder import RunFolder
+from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
 from nas.search.history import entropy, pi_line
-from nas.search.learn_pi import ADAM_BETAS
 from nas.search.sampling import gumbel_like, relax, sampling_generator, straight_through, temperature_at
 from nas.search.supernet import SuperNet, evaluate_path
 from nas.training import distributed
@@ -35,6 +34,8 @@ from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext
 from nas.training.train_step import BatchRunner, TrainStep
 from nas.training.trainer import Phase
+
+ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
 class GumbelPhase(Phase):
@@ -128,11 +129,11 @@ class GumbelPhase(Phase):
 
     def line(self, step: int) -> dict:
         pi = self.logits.detach().double().softmax(dim=-1).numpy()
-        line = pi_line(step, self.supernet.operations, pi, None, self.costs)
+        line = pi_line(step, self.supernet.operations, pi, self.costs)
         return line | {"of_steps": self.total_steps, "temperature": self.temperature}
 
     def record(self, run: RunFolder, step: int) -> None:
-        run.append("pi.jsonl", self.line(step))
+        run.append(PI, self.line(step))
 
     def scalars(self, step: int) -> dict[str, float]:
         line = self.line(step)

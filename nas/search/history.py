@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from nas.core.pattern import abbreviate
 from nas.costs.cost_table import MILLISECONDS, CostTable
 
 TIE = 1e-6  # smaller margins are ties
@@ -15,42 +14,25 @@ MARGIN = 0.1  # smaller margins are undecided
 IDENTITY_SHARE, LATE = 0.5, 0.1  # see pi_warnings()
 
 
-def pi_line(step: int, operations: list[str], pi: np.ndarray, within: np.ndarray | None, costs: CostTable) -> dict:
-    """A line of pi.jsonl.
-
-    Args:
-        pi: [N, O].
-        within: the probabilities [N, O] in paths that are drawn within a budget; None: there is no budget.
-    """
-    drawn = pi if within is None else within
+def pi_line(step: int, operations: list[str], pi: np.ndarray, costs: CostTable) -> dict:
+    """A line of pi.jsonl. pi: [N, O]."""
     return {
         "step": step,
         "temperature": 1.0,
         "operations": operations,
         "pi": pi.tolist(),
-        **({} if within is None else {"pi_within_budget": within.tolist()}),
-        "expected_latency_ms": float(costs.expected(drawn, operations)) if costs.unit == MILLISECONDS else None,
-        "expected_cost_ratio": float(costs.expected_ratio(drawn, operations)),
+        "expected_latency_ms": float(costs.expected(pi, operations)) if costs.unit == MILLISECONDS else None,
+        "expected_cost_ratio": float(costs.expected_ratio(pi, operations)),
     }
 
 
-def drawn_pi(line: dict) -> np.ndarray:
-    """The probabilities [N, O] of a line: those within the budget, if there is one."""
-    return np.array(line.get("pi_within_budget", line["pi"]))
-
-
-def likeliest(line: dict) -> str:
-    """The likeliest operation of each block, abbreviated."""
-    return abbreviate([line["operations"][index] for index in drawn_pi(line).argmax(axis=1)])
-
-
 def pi_warnings(history: list[dict]) -> list[str]:
-    """Warnings about a doubtful outcome, one sentence each. history: the lines of one seed, from its first step.
+    """Warnings about a doubtful outcome, one sentence each. history: the lines of pi.jsonl.
 
     They tell if more than half of the blocks choose identity, if the best two operations of a block differ by less than
     0.1, and if a block changed its choice in the last tenth of the steps.
     """
-    pi, operations, warnings = drawn_pi(history[-1]), history[-1]["operations"], []
+    pi, operations, warnings = np.array(history[-1]["pi"]), history[-1]["operations"], []
     chosen = [operations[index] for index in pi.argmax(axis=1)]
     if chosen.count("identity") > IDENTITY_SHARE * len(chosen):
         warnings.append(f"{chosen.count('identity')} of {len(chosen)} blocks choose identity")
@@ -59,7 +41,7 @@ def pi_warnings(history: list[dict]) -> list[str]:
         if row[first] - row[second] < MARGIN:
             message = undecided_message(number, operations[first], operations[second], row[first] - row[second])
             warnings.append(message)
-    late = np.array([drawn_pi(line).argmax(axis=1) for line in history[-max(2, math.ceil(LATE * len(history))) :]])
+    late = np.array([np.argmax(line["pi"], axis=1) for line in history[-max(2, math.ceil(LATE * len(history))) :]])
     changed = [str(number) for number in 1 + np.flatnonzero(np.ptp(late, axis=0))]
     if changed:
         blocks = f"block{'s' if len(changed) > 1 else ''} {', '.join(changed)}"

@@ -1,12 +1,10 @@
-"""Paths and samples: fair paths, samples from pi = softmax(logits), and the temperature.
+"""Samples from pi = softmax(logits), and their temperature.
 
 Jang et al. 2016 (arXiv 1611.01144), Maddison et al. 2016 (arXiv 1611.00712). N blocks, O candidate operations.
 """
 
 import torch
 from torch import Tensor
-
-from nas.costs.lattice import PatternLattice
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 
@@ -39,11 +37,6 @@ def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     return ((logits.log_softmax(dim=-1) + noise) / temperature).softmax(dim=-1)
 
 
-def sample_path(logits: Tensor, generator: torch.Generator) -> list[int]:
-    """One operation per block, argmax(log pi + g), which is distributed as pi (arXiv 1611.01144, equation 1)."""
-    return (logits.detach() + gumbel_like(logits, generator)).argmax(dim=-1).tolist()
-
-
 def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
     """The sampled path, and gates [N] 1 + w_i - stop_gradient(w_i) of value 1, which pass gradients to the logits."""
     weights = relax(logits, noise, temperature)  # [N, O]
@@ -57,36 +50,3 @@ def temperature_at(progress: float, start: float, end: float) -> float:
     if progress <= 0:
         return start
     return end if progress >= 1 else start * (end / start) ** progress
-
-
-def fair_paths(blocks: int, operations: int, generator: torch.Generator) -> list[list[int]]:
-    """One path per operation, which together visit each of them once in each block, in an order drawn for each block.
-
-    Strict fairness (arXiv 1907.01845, section 3.2). The paper updates the weights once with the summed gradients of
-    these paths; here each path has its own update.
-    """
-    orders = [torch.randperm(operations, generator=generator).tolist() for _ in range(blocks)]
-    return [list(path) for path in zip(*orders, strict=True)]
-
-
-class PathDistribution:
-    """The distribution of paths that pi = softmax(logits) [N, O] gives: blocks are independent."""
-
-    def sample(self, logits: Tensor, count: int, generator: torch.Generator) -> list[tuple[int, ...]]:
-        return [tuple(sample_path(logits, generator)) for _ in range(count)]
-
-
-class PathsWithinBudget(PathDistribution):
-    """The distribution of pi under the condition that a path costs at most a budget. It is exact."""
-
-    def __init__(self, lattice: PatternLattice):
-        self.lattice = lattice
-
-    def sample(self, logits, count, generator):
-        noise = gumbel_like(logits.detach().double().expand(count, *logits.shape), generator)
-        paths = self.lattice.sample(logits.detach().double().numpy(), noise.numpy())
-        return [tuple(path) for path in paths.tolist()]
-
-    def marginals(self, logits: Tensor) -> Tensor:
-        """Probability [N, O] of each operation in each block, in float64."""
-        return torch.from_numpy(self.lattice.marginals(logits.detach().double().numpy()))

@@ -8,7 +8,6 @@ import torch
 
 from nas.core.errors import InputError, RunError
 from nas.core.files import atomic_write
-from nas.core.run_folder import CHECKPOINT, find_weights_run
 
 FORMAT = "par-checkpoint/3"
 
@@ -46,8 +45,3 @@ def load_checkpoint(path: Path, key: str) -> dict:
     if not isinstance(state, dict) or state.get("format") != FORMAT or key not in state:
         raise InputError(f"{path} is not a {FORMAT} with `{key}`; another program, version or stage wrote it")
     return state
-
-
-def load_supernet(run: Path) -> dict:
-    """The state of a search's SuperNet, or of the one in search.weights_from. Errors as load_checkpoint()."""
-    return load_checkpoint(find_weights_run(run) / CHECKPOINT, "phase")["phase"]["supernet"]
