@@ -35,6 +35,7 @@ def main() -> None:
 
 def search_by_trials(config, folder: Path, context) -> None:
     """Choose a network by the first parts of trainings."""
+    from nas.core.errors import interrupt_on_signals
     from nas.core.pattern import interleaved
     from nas.core.run_folder import OUTCOME, open_run
     from nas.data.corpus import Corpus
@@ -43,6 +44,7 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.search.outcome import print_outcome, trials_outcome
     from nas.training.build import resolve_auto
 
+    interrupt_on_signals()
     config, choice = choose_network(config, folder, context)
     run, corpus = open_run(folder, config, "search", resume=True), Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)

@@ -21,12 +21,11 @@ Patterns by rule have model.blocks blocks. docs/compare.md explains the claims a
 """
 
 import argparse
-import signal
 from pathlib import Path
 
 from nas.comparison.spec import given_contenders, read_settings
 from nas.core.config_loading import load_config
-from nas.core.errors import InputError, Interrupted, RunError, run_command
+from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.retraining.tasks import unfinished
 
 WORKERS = "runs at a time, each on the next GPU (default: one for each GPU); on the CPU 2 or more need train.threads"
@@ -87,8 +86,7 @@ def main() -> None:
     comparison, failed = open_comparison(arguments), {}
     if arguments.report and not comparison.run.begun:
         raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report out to begin one")
-    for number in (signal.SIGINT, signal.SIGTERM):  # runs save on both, also in a job that starts with SIGINT ignored
-        signal.signal(number, signal.default_int_handler)
+    interrupt_on_signals()
     try:
         if not arguments.report:
             from nas.comparison.runner import run_stages

@@ -1,6 +1,7 @@
 """The search among networks by trials: candidates, costs, the law, halving, and the command."""
 
 import itertools
+import re
 import subprocess
 import sys
 import time
@@ -217,7 +218,7 @@ def known_search(small_config):
         }
         own = plain(2000, 64, 8)
         networks = networks_within(trials.config, tables, tables[2000, 64].cost(own.blocks))
-        return Halving(trials, NetworkCosts(FLOPS, tables, own), 1.0, networks)
+        return Halving(trials, NetworkCosts(tables, own), 1.0, networks)
 
     return make
 
@@ -307,7 +308,9 @@ OPTIONS = [
 def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(tmp_path, small_yaml):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
-    assert "takes the steps of at most 2.88 trainings" in shown and "\n0.5 of a training of 3" in shown
+    assert "the steps of the trials are those of 2.88 trainings" in shown and "\n0.5 of a training of 3" in shown
+    minutes = re.search(r"the trials take about (\S+) minutes", shown)
+    assert 0.1 < float(minutes[1]) < 10  # 20 starts of PyTorch
     choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
     (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
     assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4

@@ -136,7 +136,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
 
     sizes, table = (corpus.vocab_size, config.model.d_model), count_flops(config, corpus.counts())
     known = expand(CORPORA[name].known)
-    costs, result = NetworkCosts("FLOPs", {sizes: table}, make_network(*sizes, interleaved(config.model.blocks))), {}
+    costs, result = NetworkCosts({sizes: table}, make_network(*sizes, interleaved(config.model.blocks))), {}
     for kind, budget in (("free", 2.0), ("budget", table.cost(known) / costs.reference)):
         trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), context)
         networks = [

@@ -123,8 +123,11 @@ def mistake(error: Exception, values: dict) -> str:
     key, known = str(getattr(error, "full_key", None)).partition("[")[0], dict(options())
     if isinstance(error, ConfigKeyError):
         same_name = [name for name in known if name.endswith(f".{error.key}") or name == OTHER_NAMES.get(error.key)]
-        inner = [f"{key}.{name}" for name in values[key]] if isinstance(values.get(key), dict) else [key]
-        found = (same_name or [nearest(inner[0], known)])[0]
+        whole, value = key, reduce(lambda part, name: part[name], key.split("."), values)
+        while isinstance(value, dict) and value:  # the first option below an unknown section
+            name, value = next(iter(value.items()))
+            whole += f".{name}"
+        found = (same_name or [nearest(whole, known)])[0]
         return f"unknown key {key!r}; the nearest is {found!r} (--help lists all)"
     if key not in known:
         return SECTIONS

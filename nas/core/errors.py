@@ -65,6 +65,12 @@ class StopSignal:
         self.received = True
 
 
+def interrupt_on_signals() -> None:
+    """Let SIGTERM interrupt this process as Ctrl-C does, which it does then also in a job that starts without it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def run_command(main: Callable[[], None]) -> None:
     """Run main() of a command; turn the errors above, Ctrl-C and disk errors into one line and an exit status."""
     # By default GNU OpenMP's threads spin while they wait, which makes a step about ten times slower if another process

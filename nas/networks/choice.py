@@ -14,9 +14,10 @@ from nas.costs.cost_table import least_ratio
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
-from nas.networks.halving import Halving
+from nas.networks.halving import BATCH, Halving
 from nas.networks.space import BAND, candidate_sizes, cheapest, make_network, networks_within, with_sizes
 from nas.networks.trials import CONFIG, Trials, most_trainings
+from nas.retraining.trials import LOGS, workers
 from nas.training.device import DeviceContext
 
 COSTS, STAGE = "costs.yaml", "search"
@@ -81,11 +82,14 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     write_yaml(file, costs.to_dict())
     within = "within the budget" if band else "candidates, without a budget (search.latency.source=none)"
-    print(
-        f"{len(networks)} networks are {within}; the search takes the steps of at most {most_trainings():.3g} trainings"
-    )
     trials = Trials(config, corpora, folder, context)
     search = Halving(trials, costs, budget, networks)
+    print(
+        f"{len(networks)} networks are {within}; the steps of the trials are those of {most_trainings():.3g} trainings"
+    )
+    if not (folder / LOGS).exists():
+        minutes = trials.estimate(search.first_networks(BATCH)) / 60
+        print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)
     chosen = search.run()
     return search.record(chosen), search.history()
 

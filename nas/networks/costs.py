@@ -10,7 +10,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
-from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
 from nas.data.corpus import Corpus, bytes_per_token
@@ -25,10 +25,9 @@ TIMED_BLOCKS = 8  # of the networks that give the time of a block
 class NetworkCosts:
     """Costs for 1,000 bytes of text.
 
-    unit: milliseconds or FLOPs. tables: of each vocabulary and width. own: the reference.
+    tables: of each vocabulary and width. own: the reference.
     """
 
-    unit: str
     tables: dict[tuple[int, int], CostTable]
     own: Network
 
@@ -39,7 +38,12 @@ class NetworkCosts:
     @classmethod
     def read(cls, path: Path, own: Network) -> "NetworkCosts":
         tables = {tuple(content.pop("sizes")): CostTable(**content) for content in read_yaml(path)["tables"]}
-        return cls(tables[own[:2]].unit, tables, own)
+        return cls(tables, own)
+
+    @property
+    def unit(self) -> str:
+        """milliseconds or FLOPs"""
+        return self.tables[self.own[:2]].unit
 
     @property
     def reference(self) -> float:
@@ -67,11 +71,11 @@ def network_costs(
     else:
         parts = {shape: count_flops(shaped, counts[shape[0]]) for shape, shaped in configs.items()}
         parts = {shape: (table.overhead, table.blocks) for shape, table in parts.items()}
-    tables, unit = {}, MILLISECONDS if measured else "FLOPs"
+    tables, unit = {}, MILLISECONDS if measured else FLOPS
     for shape, (overhead, blocks) in parts.items():
         scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
         tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
-    return NetworkCosts(unit, tables, own)
+    return NetworkCosts(tables, own)
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:

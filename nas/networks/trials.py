@@ -1,5 +1,10 @@
 """The first parts of trainings of networks."""
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +12,14 @@ import numpy as np
 from nas.core.config import Config
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
-from nas.networks.space import Network, options_of
-from nas.retraining.trials import Trial, run_trials, rung_steps
-from nas.training.build import count_steps
+from nas.networks.space import Network, options_of, with_sizes
+from nas.retraining.phase import RetrainPhase
+from nas.retraining.trials import Trial, run_trials, rung_steps, workers
+from nas.training.build import build_fixed, count_steps, resolve_auto
 from nas.training.device import DeviceContext
 
 CONFIG = "config.yaml"
+TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 3)  # share of a training, and number of networks that get it
 
 
@@ -20,6 +27,22 @@ def most_trainings() -> float:
     """The steps of all rungs, in trainings; each rung goes on from the one before."""
     shares, counts = zip(*RUNGS, strict=True)
     return float(np.dot(counts, np.diff(shares, prepend=0)))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def step_seconds(phase: RetrainPhase) -> float:
+    """Seconds of a training step, after a first one."""
+    phase.step(1)
+    taken = []
+    while sum(taken) < TIMED_SECONDS:
+        taken.append(timed(lambda: phase.step(2)))
+    return float(np.median(taken))
 
 
 class Trials:
@@ -30,12 +53,29 @@ class Trials:
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
-        self.config, self.folder, self.context = config, folder, context
+        self.config, self.corpora, self.folder, self.context = config, corpora, folder, context
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
         self.tried: set[Network] = set()
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
+
+    def estimate(self, networks: list[Network]) -> float:
+        """Seconds of a whole search if these networks are typical, from a few steps and an evaluation of each."""
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        start, counts = time.monotonic() - began, sum(count for _, count in RUNGS)
+        seconds = 0.0
+        with self.context.fork_rng():
+            for network in networks:
+                corpus = self.corpora[network.vocab_size]
+                config = resolve_auto(with_sizes(self.config, *network[:2]), corpus, tell=lambda text: None)
+                config = replace(config, train=replace(config.train, epochs=None, steps=self.steps[network.vocab_size]))
+                model = build_fixed(list(network.blocks), config, corpus.vocab_size)
+                phase = RetrainPhase(model, corpus, config, self.context)
+                step, evaluation = step_seconds(phase), timed(phase.valid_figures)
+                seconds += most_trainings() * phase.total_steps * step + counts * (start + evaluation)
+        return seconds / len(networks) / workers(self.context)
 
     def until(self, network: Network, share: float) -> int:
         """The steps after which a trial stops."""

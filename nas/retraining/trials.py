@@ -16,6 +16,7 @@ from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext
 from nas.training.distributed import is_main
 
+LOGS = "logs"
 MAY_DIFFER = ("model.blocks", "train.steps", "train.epochs", "train.threads", "evaluate.")  # in a trial
 MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
 
@@ -39,8 +40,7 @@ def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceC
     """
     (folder / "patterns").mkdir(parents=True, exist_ok=True)
     tasks = [trial_task(trial, config, folder) for trial in trials]
-    workers = 1 if context.is_gpu else max(1, (os.cpu_count() or 1) // context.threads)
-    failed = run_tasks(tasks, workers)
+    failed = run_tasks(tasks, workers(context))
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
     if len(failed) == len(tasks):
         raise RunError("; ".join(reasons))
@@ -49,13 +49,18 @@ def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceC
     return {task.name: read_yaml(task.result) for task in tasks if task.name not in failed}
 
 
+def workers(context: DeviceContext) -> int:
+    """Trials at a time: one on a GPU; on a CPU as many as there are cores for their threads."""
+    return 1 if context.is_gpu else max(1, (os.cpu_count() or 1) // context.threads)
+
+
 def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     pattern, run = folder / "patterns" / f"{trial.name}.yaml", folder / trial.name
     if not pattern.exists():
         write_yaml(pattern, {"format": FORMAT, "blocks": trial.blocks})
     arguments = [pattern, config, "--run", run, "--resume", "--until", trial.until, f"train.steps={trial.steps}"]
     arguments += ["train.evaluate_every=0", *trial.options]
-    log = folder / "logs" / f"{trial.name}.txt"
+    log = folder / LOGS / f"{trial.name}.txt"
     return script_task(trial.name, "retrain.py", arguments, run / trial_file(trial.until), log)
 
 
