@@ -1,7 +1,7 @@
-"""Stage 2: derive one fixed layer pattern from the probabilities pi of a search, and show how certain it is.
+"""Stage 2: write the network that a search by trials chose, or the likeliest pattern of pi, and show how certain it is.
 
-Several RUN_DIRs must be seeds of one search. pi is averaged over them, and the table shows for each block the
-share of the seeds that agree with the choice.
+Several RUN_DIRs must be seeds of one search with search.method=gumbel. pi is averaged over them, and the table shows
+for each block the share of the seeds that agree with the choice.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HELP = {
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
     "--latency-budget": "highest cost, as a ratio R to the reference's: in milliseconds if the run has a latency.yaml "
     "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. For other budgets "
-    "than the search's, the law of the trials chooses",
+    "than the search's, the law of the trials chooses, or pi",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--force": "replace existing pattern files",
 }
@@ -63,8 +63,8 @@ def main() -> None:
         budgets = [costs.as_ratio(budget, len(runs[0].pi)) for budget in arguments.budgets]
     else:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
-    file = runs[0].path / CHOICE
-    tried = read_yaml(file) if file.exists() else None
+    choice_file = runs[0].path / CHOICE
+    tried = read_yaml(choice_file) if choice_file.exists() else None
 
     patterns = []
     if tried:

@@ -30,17 +30,20 @@ def main() -> None:
         search_by_trials(config, folder, context)
         return
     with process_group(context.device):
-        search_by_supernet(config, folder, context, arguments.resume)
+        search_by_gumbel(config, folder, context, arguments.resume)
 
 
 def search_by_trials(config, folder: Path, context) -> None:
     """Choose a network by the first parts of trainings."""
     from nas.core.errors import interrupt_on_signals
     from nas.core.pattern import interleaved
-    from nas.core.run_folder import OUTCOME, open_run
-    from nas.data.corpus import Corpus
+    from nas.core.run_folder import OUTCOME, TRIALS, open_run
+    from nas.costs.flops import count_flops
+    from nas.data.corpus import Corpus, bytes_per_token
     from nas.data.preprocess import prepare
-    from nas.networks.choice import choose_network
+    from nas.networks.choice import COSTS, choose_network
+    from nas.networks.costs import NetworkCosts
+    from nas.networks.space import read_network
     from nas.search.outcome import print_outcome, trials_outcome
     from nas.training.build import resolve_auto
 
@@ -48,25 +51,30 @@ def search_by_trials(config, folder: Path, context) -> None:
     config, choice = choose_network(config, folder, context)
     run, corpus = open_run(folder, config, "search", resume=True), Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)
-    tables, plain = cost_tables(config, corpus, context, run), interleaved(config.model.blocks)
-    ratio = choice["interleaved_ratio"]  # of the reference, for the same text
-    tables = [table and replace(table, reference_cost=table.cost(plain) / ratio) for table in tables]
+    tables, plain = [count_flops(config, corpus.counts()), None], interleaved(config.model.blocks)
+    if config.search.latency.source == "measured":
+        costs = NetworkCosts.read(folder / TRIALS / COSTS, read_network(choice["reference"]))
+        tables[1] = costs.of_segments(read_network(choice["network"]), config, corpus, context)
+    ratio, per_token = choice["interleaved_ratio"], bytes_per_token(corpus)  # of the reference, for the same text
+    tables = [t and replace(t, reference_cost=t.cost(plain) / ratio, bytes_per_token=per_token) for t in tables]
     start(run, config, corpus, context, tables)
     if not (run.path / OUTCOME).exists():
         run.write(OUTCOME, trials_outcome(choice))
     print_outcome(run)
 
 
-def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
+def search_by_gumbel(config, folder: Path, context, resume: bool) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
     from nas.core.run_folder import OUTCOME, open_run
     from nas.costs.budget import describe_budget
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.search.outcome import print_outcome
+    from nas.search.gumbel import GumbelPhase
+    from nas.search.outcome import make_outcome, print_outcome
     from nas.search.supernet import build_supernet
     from nas.training.build import open_streams, resolve_auto
     from nas.training.distributed import first_on_each_node, is_main
+    from nas.training.trainer import Trainer
 
     run = open_run(folder, config, "search", resume)
     began, options = time.monotonic(), config.search
@@ -79,7 +87,7 @@ def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
     costs = latency or flops
     if options.latency.source != "none":
         budget = costs.as_ratio(options.latency.target, config.model.blocks)
-        print_lines(describe_budget(budget, config.model.blocks, options.operations, costs))
+        print("\n".join(describe_budget(budget, config.model.blocks, options.operations, costs)))
     start(run, config, corpus, context, [flops, latency])
     if options.latency.source != "none":
         options.latency.target = budget  # now that config.yaml has it as it was given
@@ -87,7 +95,10 @@ def search_by_supernet(config, folder: Path, context, resume: bool) -> None:
         print(latency.text(config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
-        run.write(OUTCOME, gumbel(supernet, corpus, config, context, costs, run, seconds))
+        phase = GumbelPhase(supernet, corpus, config, context, costs)
+        trainer = Trainer(phase, run)
+        trainer.fit()
+        run.write(OUTCOME, make_outcome(config, supernet.names(phase.path), seconds, trainer))
     if is_main():
         print_outcome(run)
 
@@ -113,23 +124,6 @@ def start(run, config, corpus, context, tables: list) -> None:
     for name, table in zip((FLOPS_TABLE, LATENCY), tables, strict=True):
         if table:
             run.write(name, asdict(table))
-
-
-def gumbel(supernet, corpus, config, context, costs, run, seconds: float) -> dict:
-    """Run the paper's method. Returns the content of outcome.yaml. seconds: the time until now."""
-    from nas.search.gumbel import GumbelPhase
-    from nas.search.outcome import make_outcome
-    from nas.training.trainer import Trainer
-
-    phase = GumbelPhase(supernet, corpus, config, context, costs)
-    trainer = Trainer(phase, run)
-    trainer.fit()
-    return make_outcome(config, supernet.names(phase.path), seconds, trainer)
-
-
-def print_lines(lines: list[str]) -> None:
-    for line in lines:
-        print(line)
 
 
 if __name__ == "__main__":

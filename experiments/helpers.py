@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nas.comparison.results import mean_and_standard_error
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.operations import Shape, resolve_block
@@ -95,14 +94,6 @@ class PartialTraining:
         while self.steps < last:
             self.steps += 1
             self.phase.step(self.steps)
-
-
-def mean_and_error(losses: list[float]) -> str | None:
-    """`mean ± standard error`, without the error of one value. None if there are no losses."""
-    if not losses:
-        return None
-    mean, error = mean_and_standard_error(losses)
-    return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
 
 
 def is_due(step: int, steps: int, times: int) -> bool:

@@ -8,7 +8,7 @@ required. The values below are examples unless a comment calls them the default:
   format: par-comparison/1
   retrain: retrain.yaml      # the recipe that trains every pattern; its seed is ignored
   search: search.yaml        # default: no search; compares the given patterns only
-  search_seeds: [1]          # default [1]; several seeds average pi; fixed once a run has begun
+  search_seeds: [1]          # default [1]; gumbel: several average pi; fixed once a run has begun
   budgets: [0.5, 0.65]       # default []; latency budgets; a searched pattern for each, such as searched-0.65.
                              # Without budgets there is one, searched, which derive.py derives without a budget
   patterns: [interleaved]    # the default; rules of docs/compare.md by name, such as sandwich and par, or pattern files

@@ -92,12 +92,6 @@ def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def log_probability(logits: Tensor, path: list[int]) -> Tensor:
-    """log p(path) = sum over blocks of log pi, a scalar."""
-    chosen = torch.as_tensor(path, device=logits.device)
-    return logits.log_softmax(dim=-1).gather(1, chosen[:, None]).sum()
-
-
 def expected_loss(logits: Tensor, loss_of_path) -> Tensor:
     """sum over all paths of p(path) * loss(path); differentiable in logits [N, O]."""
     pi = logits.softmax(dim=-1)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from nas.comparison.runner import visible_gpus
-from nas.core.pattern import abbreviate, read_pattern
+from nas.core.pattern import read_pattern
 from tests.comparing import COMPARISON, compare, write_comparison_yaml
 from tests.processes import ROOT
 
@@ -60,7 +60,6 @@ def test_the_report_of_a_comparison_is_complete(finished_comparison):
     assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "comparison.md").read_text() in done.stdout
     searched = read_pattern(run / "patterns" / "searched-2.yaml")
-    assert abbreviate(searched["blocks"]) == searched["derived_from"]["candidates"][0]["pattern"]
     assert (run / "search-1" / "latency.yaml").exists()  # for the budget, although the search measured nothing
     assert searched["latency"]["predicted_ratio_to_interleaved"] <= 2.0
 

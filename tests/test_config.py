@@ -76,6 +76,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.operations=dense", r"must be a list of operations, such as \[attention, dense 8x\]"),
         ("model.d_ffn=wide", "d_ffn=wide must be a whole number from 1, or a multiple of d_model such as 4x"),
         ("model.window=3", "unknown key 'model.window'"),
+        ("search.latncy.target=1", "unknown key 'search.latncy'; the nearest is 'search.latency.target'"),
         (
             "search.method=gumble",
             "search.method=gumble must be one of trials, gumbel; the nearest is gumbel",

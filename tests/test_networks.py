@@ -17,7 +17,7 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import expand, interleaved
-from nas.costs.cost_table import FLOPS, CostTable
+from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
 from nas.networks import costs, halving
 from nas.networks.costs import NetworkCosts, network_costs
@@ -129,6 +129,17 @@ def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_voca
     blocks[32]["dense"] = -0.1
     with pytest.raises(InputError, match="no time: stop other programs"):
         costs.measured_parts(configs, counts, CPU)
+
+
+def test_the_costs_of_segments_are_those_for_a_text(small_config):
+    config = small_config("search.latency.source=measured", "data.vocab_size=40")
+    corpus = ArrayCorpus(40, train=np.arange(4000) % 40, valid=np.arange(9))
+    corpus.meta["splits"]["train"]["bytes"] = 12_000
+    network, table = plain(40, 16, 3), CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
+    found = NetworkCosts({(40, 16): table}, network).of_segments(network, config, corpus, CPU)
+    assert found.cost(network.blocks) == pytest.approx(3.25 * 16 * 8 * 3 / 1000)  # 16 x 8 tokens of 3 bytes
+    assert found.per_kilobyte(found.cost(network.blocks)) == pytest.approx(table.cost(network.blocks))
+    assert found.holds_for["segment"] == 8
 
 
 def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference():
@@ -308,7 +319,7 @@ OPTIONS = [
 def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(tmp_path, small_yaml):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
-    assert "the steps of the trials are those of 2.88 trainings" in shown and "\n0.5 of a training of 3" in shown
+    assert "the trials take the steps of at most 2.88 trainings" in shown and "\n0.5 of a training of 3" in shown
     minutes = re.search(r"the trials take about (\S+) minutes", shown)
     assert 0.1 < float(minutes[1]) < 10  # 20 starts of PyTorch
     choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())

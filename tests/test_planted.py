@@ -18,7 +18,7 @@ def test_trials_find_the_planted_pattern_freely_and_within_the_budget(planted, n
     """Shorter than the experiment, which shows all four corpora."""
     found = planted.search(name, 1, ["train.threads=1", "train.batch_size=32"])
     assert planted.is_right(name, found["free"]) and planted.is_right(name, found["budget"]), found
-    assert planted.networks_within(name, [])[found["budget"]]
+    assert planted.which_fit(name, [])[found["budget"]]
 
 
 def test_is_right_accepts_the_right_patterns_only(planted):
@@ -32,7 +32,7 @@ def test_is_right_accepts_the_right_patterns_only(planted):
 
 def test_the_known_pattern_just_meets_its_budget(planted):
     for name, corpus in planted.CORPORA.items():
-        within = planted.networks_within(name, [])
+        within = planted.which_fit(name, [])
         assert within[corpus.known] and planted.is_right(name, corpus.known) and not within["aaa"]
 
 

@@ -29,7 +29,7 @@ def test_many_passes_cause_a_warning(small_config):
     wide, narrow = small_config(*sizes, "model.d_model=128"), small_config(*sizes)
 
     def warning(config, steps):
-        return passes_warning(config, "train.steps", steps, 320)
+        return passes_warning(config, steps, 320)
 
     assert "read the 320 training tokens 5.1 times" in warning(wide, 51)
     assert "give train.steps=50 or less, or model.dropout=0.2 train.weight_decay=0.5" in warning(wide, 51)

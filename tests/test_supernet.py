@@ -8,7 +8,6 @@ from tests.making import generator, supernet_of
 CONFIG = BlockConfig(d_model=8)
 OPERATIONS = ["attention", "dense", "identity"]
 VOCAB = 11
-LOGITS = torch.tensor([[0.4, -0.3, 0.0], [-0.5, 0.2, 0.6]], dtype=torch.float64, requires_grad=True)
 
 
 def small_supernet(blocks=2):

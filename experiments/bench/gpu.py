@@ -11,10 +11,10 @@ a  The whole training of the TensorFlow implementation: soft search of 6 blocks,
 b  Transformer-XL base, interleaved: 16 layers as 32 blocks, d_model 512, 8 heads, d_ffn 2048, segment and memory 192,
    267,735 words with cutoffs, tied. Tokens/s of training steps after a warm-up, and utilisation = 3 * forward FLOPs per
    token * tokens/s / rate of a bf16 product of 8,192 x 8,192 matrices, measured just before. Aim: 0.4.
-c  The same model as a search, soft (weights and logits train on each batch) and hard (the defaults: every fifth step
-   evaluates four paths), at uniform pi; and its step divided by that of b, measured in the same process. Aim for hard:
-   1.3.
-d  experiments/wikitext2 through all four stages, one seed; seconds of each command.
+c  The same model as a search, soft (weights and logits train on each batch) and hard (one
+   sampled operation in each block), at uniform pi; and its step divided by that of b, measured in the same process. Aim
+   for hard: 1.3.
+d  experiments/paper through all four stages, one seed; seconds of each command.
 
 peak_mb: the highest memory of tensors on the GPU; without a GPU, of the process. --small shrinks everything, so that
 the program runs on a CPU. The last line is JSON.
@@ -87,7 +87,7 @@ def make_phase(config, corpus, pattern: list[str] | None = None):
 
 
 def step_seconds(phase, seconds: float, group: int = 5) -> float:
-    """Mean seconds of a step after a warm-up. Runs whole groups, because every fifth step of a hard search differs."""
+    """Mean seconds of a step after a warm-up, from groups of steps."""
     steps = 0
 
     def run_steps(count: int) -> None:
@@ -217,10 +217,10 @@ def search_base(arguments) -> dict:
 def four_stages(arguments) -> dict:
     import yaml
 
-    folder = ROOT / "experiments" / ("demo" if arguments.small else "paper")
+    folder = ROOT / "experiments/paper"
     options = [f"data.source={arguments.source}", *arguments.options]
     if arguments.small:
-        small = "train.steps=20 train.evaluate_every=0 search.latency.source=none"
+        small = "train.steps=20 train.evaluate_every=0 search.warmup_steps=5 search.latency.source=none"
         options += [*small.split(), "data.vocab_size=300", "data.tokenizer=bytes"]
     with tempfile.TemporaryDirectory() as runs:
         search, retrain = Path(runs) / "search", Path(runs) / "retrain"

@@ -10,6 +10,7 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -115,7 +116,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     from nas.networks.costs import NetworkCosts
     from nas.networks.halving import Halving
     from nas.networks.law import Point
-    from nas.networks.space import make_network
+    from nas.networks.space import make_network, within
     from nas.networks.trials import Trials
     from nas.training.device import device_context
 
@@ -137,13 +138,10 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     sizes, table = (corpus.vocab_size, config.model.d_model), count_flops(config, corpus.counts())
     known = expand(CORPORA[name].known)
     costs, result = NetworkCosts({sizes: table}, make_network(*sizes, interleaved(config.model.blocks))), {}
-    for kind, budget in (("free", 2.0), ("budget", table.cost(known) / costs.reference)):
+    for kind, budget in (("free", math.inf), ("budget", table.cost(known) / costs.reference)):
         trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), context)
-        networks = [
-            make_network(*sizes, blocks)
-            for blocks in all_networks()
-            if table.cost(blocks) <= budget * costs.reference * (1 + 1e-9)
-        ]
+        fitting = filter(within(table, budget * costs.reference), all_networks())
+        networks = [make_network(*sizes, blocks) for blocks in fitting]
         result[kind] = abbreviate(Halving(trials, costs, budget, networks).run().blocks)
     return result
 
@@ -157,13 +155,14 @@ def is_right(name: str, pattern: str) -> bool:
     return bool(re.search(CORPORA[name].sufficient, pattern))
 
 
-def networks_within(name: str, overrides: list[str]) -> dict[str, bool]:
+def which_fit(name: str, overrides: list[str]) -> dict[str, bool]:
     """{network: whether it is within the budget} for all networks."""
     from nas.costs.flops import count_flops
+    from nas.networks.space import within
 
     costs = count_flops(make_config(name, 1, overrides), make_corpus(name).counts())
-    most = costs.cost(expand(CORPORA[name].known)) * (1 + 1e-9)
-    return {abbreviate(blocks): costs.cost(blocks) <= most for blocks in all_networks()}
+    fits = within(costs, costs.cost(expand(CORPORA[name].known)))
+    return {abbreviate(blocks): fits(blocks) for blocks in all_networks()}
 
 
 def train_alone(name: str, blocks: tuple[str, ...], overrides: list[str]) -> dict:
@@ -200,7 +199,7 @@ def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
             jobs.do(f"{name}-{seed}", lambda: search(name, seed, arguments.overrides))  # noqa: B023
             for seed in SEEDS
         ]
-        within = networks_within(name, arguments.overrides)
+        within = which_fit(name, arguments.overrides)
         for kind, possible in (("free", list(within)), ("budget", [pattern for pattern in within if within[pattern]])):
             found = [result[kind] for result in results]
             right = sum(is_right(name, pattern) for pattern in found)
@@ -213,10 +212,10 @@ def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
 
 
 def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
-    """Train every network of three blocks alone, and print its nll; and again those within the budget."""
+    """Train every network of at most three blocks alone, and print its nll; and again those within the budget."""
     best = {}
     for name in arguments.corpus:
-        results, within = {}, networks_within(name, arguments.overrides)
+        results, within = {}, which_fit(name, arguments.overrides)
         for blocks in all_networks():
             work = lambda: train_alone(name, blocks, arguments.overrides)  # noqa: B023, E731
             results[abbreviate(blocks)] = jobs.do(f"{name}-alone-{abbreviate(blocks)}", work)

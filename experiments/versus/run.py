@@ -2,9 +2,9 @@
 
 trials: search.py with the law. random: random networks of the same space and budget; the same rungs, but the losses
 alone decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term,
-for as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds. All use
-the costs that are measured first; nothing else should run then. Every finished job is a JSON file in OUT and is not
-repeated. The last line is JSON.
+for as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds.
+`trials` and `random` use the costs that are measured first; nothing else should run then. `gumbel` measures its own.
+Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
 """
 
 import json
@@ -65,10 +65,12 @@ def open_costs(out: Path, overrides: list[str]):
 
 
 def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
-    """The network, its trial's folder, and the seconds of the trials."""
+    """The network, its cost as a ratio to the reference's, and the seconds of the trials."""
+    from nas.networks.choice import COSTS
+
     run = out / f"trials-{seed}"
     (run / TRIALS).mkdir(parents=True, exist_ok=True)
-    shutil.copy(out / "costs.yaml", run / TRIALS)
+    shutil.copy(out / COSTS, run / TRIALS)
     call("search.py", CONFIG, "--run", run, "--resume", *seeded(overrides, seed))
     choice = read_yaml(run / CHOICE)
     return {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}

@@ -55,7 +55,7 @@ class PatternResult:
     Args:
         runs: the content of each run's results.yaml.
         latency: an entry of nas.costs.latency.measure_models.
-        search_hours: time of its searches and derivation; 0 for contenders without a search.
+        search_hours: time of its searches; 0 for contenders without a search.
         folders: the run folders, in the order of `runs`.
     """
 

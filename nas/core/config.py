@@ -112,7 +112,6 @@ class LatencyOptions:
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
 
 
-# The measurements behind these defaults are in experiments/planted.
 @dataclass
 class SearchOptions:
     # text, or mappings of a name to its sizes: simplify_block() checks them

@@ -2,10 +2,13 @@
 
 import difflib
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+
+OPTION = re.compile(r"--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
 
 
 class InputError(Exception):
@@ -78,6 +81,7 @@ def run_command(main: Callable[[], None]) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.argv[1:] = [OPTION.sub("", argument) for argument in sys.argv[1:]]
     try:
         main()
     except (InputError, RunError) as error:

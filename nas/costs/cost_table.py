@@ -71,10 +71,6 @@ class CostTable:
         """Cost relative to the interleaved pattern with the same number of blocks."""
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
-    def fits(self, pattern: list[str], budget: float) -> bool:
-        """Whether a pattern costs at most `budget`, a ratio to the reference's cost. Sums may be rounded."""
-        return self.ratio(pattern) <= budget * (1 + 1e-9)
-
     def least_budget(self, blocks: list[str]) -> str:
         """The least budget that allows these blocks: ratio(), rounded up to three decimals."""
         return least_ratio(self.ratio(blocks))

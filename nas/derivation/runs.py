@@ -49,7 +49,7 @@ class SearchRun:
 
     @property
     def budget(self) -> float | None:
-        """The budget within which the search drew its paths; None if it had none."""
+        """The budget of a search by trials; None: none."""
         return self.target if self.options["search.method"] != "gumbel" else None
 
     @property
@@ -82,7 +82,7 @@ def read_run(path: Path) -> SearchRun:
 
 
 def current_pattern(run: Path) -> list[str]:
-    """The pattern of pattern.yaml, or else the likeliest one."""
+    """The pattern of pattern.yaml, else the network that trials chose, else the likeliest pattern."""
     if (run / PATTERN).exists():
         return read_pattern(run / PATTERN)["blocks"]
     if (run / CHOICE).exists():

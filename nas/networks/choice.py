@@ -85,7 +85,7 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     trials = Trials(config, corpora, folder, context)
     search = Halving(trials, costs, budget, networks)
     print(
-        f"{len(networks)} networks are {within}; the steps of the trials are those of {most_trainings():.3g} trainings"
+        f"{len(networks)} networks are {within}; the trials take the steps of at most {most_trainings():.3g} trainings"
     )
     if not (folder / LOGS).exists():
         minutes = trials.estimate(search.first_networks(BATCH)) / 60

@@ -1,7 +1,7 @@
 """Costs of networks of several vocabularies and widths, for the same text."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
+from nas.costs.latency import ROUNDS, SECONDS, measurement_conditions, segment_works, timed_rounds
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, with_sizes
 from nas.training.build import resolve_auto
@@ -42,12 +42,24 @@ class NetworkCosts:
 
     @property
     def unit(self) -> str:
-        """milliseconds or FLOPs"""
-        return self.tables[self.own[:2]].unit
+        """ms or FLOPs"""
+        return self.tables[self.own[:2]].unit.split()[0]
 
     @property
     def reference(self) -> float:
         return self.cost(self.own)
+
+    def of_segments(self, network: Network, config: Config, corpus: Corpus, context: DeviceContext) -> CostTable:
+        """Milliseconds of the operations at a network's sizes for a batch of segments, as in latency.yaml.
+
+        config, corpus: with these sizes.
+        """
+        table, names = self.tables[network[:2]], list(self.tables[network[:2]].blocks)
+        conditions = measurement_conditions(config, corpus.vocab_size, names, context)
+        own = CostTable(MILLISECONDS, 1.0, {}, conditions, bytes_per_token=bytes_per_token(corpus))
+        scale = 1 / own.per_kilobyte(1.0)
+        blocks = {name: scale * cost for name, cost in table.blocks.items()}
+        return replace(own, overhead=scale * table.overhead, blocks=blocks)
 
     def cost(self, network: Network) -> float:
         return self.tables[network[:2]].cost(network.blocks)

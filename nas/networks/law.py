@@ -77,8 +77,8 @@ class Law:
 
     def __init__(self, points: Sequence[Point], networks: Sequence[Network], d_ffn: int | str = "4x"):
         known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
-        self.names = sorted({block for network in known for block in network.blocks} - {"attention", "dense"})
-        self.names = [name for name in self.names if name.split()[0] != "dense"]
+        blocks = {block for network in known for block in network.blocks} - {"attention"}
+        self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.keys: dict = {}
         self.centre = np.mean([log_sizes(network, d_ffn)[:3] for network in networks], axis=0)
         means, spreads = np.array(list(TERMS.values())).T

@@ -93,16 +93,13 @@ def train_pattern(
     corpus: Corpus,
     context: DeviceContext,
     after_step: Callable[[int, RetrainPhase], None] = lambda step, phase: None,
-    prepare: Callable[[TransformerXL], None] = lambda model: None,
 ) -> TransformerXL:
     """Train a pattern without a run folder; returns the model in evaluation mode. The seed is config.seed.
 
-    after_step: called with 0 and the phase before the first step, and after each step with its number. prepare: called
-    with the new model, for example to set its weights.
+    after_step: called with 0 and the phase before the first step, and after each step with its number.
     """
     torch.manual_seed(config.seed)
     model = build_fixed(pattern, config, corpus.vocab_size)
-    prepare(model)
     phase = RetrainPhase(model, corpus, config, context)
     after_step(0, phase)
     for step in range(1, phase.total_steps + 1):

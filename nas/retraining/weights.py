@@ -53,7 +53,7 @@ def read_trained(folder: Path) -> Trained:
     return Trained(config, pattern, load_file(folder / WEIGHTS), folder / WEIGHTS)
 
 
-def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> tuple[Config, Trained | None]:
+def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, Trained | None]:
     """The configuration of a training that starts from train.init_from, and these weights; None if it needs none.
 
     The vocabulary, and options of the model that are auto, become those of the origin. run: the run folder; once it
@@ -61,7 +61,7 @@ def with_origin(config: Config, pattern: list[str], run: Path | None = None) -> 
     """
     if config.train.init_from is None:
         return config, None
-    if run and (run / CHECKPOINT).exists():
+    if (run / CHECKPOINT).exists():
         begun = load_config(run / "config.yaml", [])
         return with_vocabulary(config, begun, begun.data.tokenizer), None
     folder = Path(config.train.init_from)

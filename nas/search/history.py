@@ -18,7 +18,6 @@ def pi_line(step: int, operations: list[str], pi: np.ndarray, costs: CostTable) 
     """A line of pi.jsonl. pi: [N, O]."""
     return {
         "step": step,
-        "temperature": 1.0,
         "operations": operations,
         "pi": pi.tolist(),
         "expected_latency_ms": float(costs.expected(pi, operations)) if costs.unit == MILLISECONDS else None,

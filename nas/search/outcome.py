@@ -51,6 +51,5 @@ def print_outcome(run: RunFolder) -> None:
     what, weights = ("pattern", "after its trial") if trials else ("likeliest pattern", "with the SuperNet's weights")
     say(run, f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
     if outcome["cost_in_trainings"]:
-        unit = "steps" if trials else "wall time"
-        say(run, f"cost: the {unit} of {outcome['cost_in_trainings']:.2f} trainings of an average pattern")
+        say(run, f"cost: the steps of {outcome['cost_in_trainings']:.2f} trainings")
     say(run, f"next: python derive.py {run.path}; python animate.py {run.path}")

@@ -111,11 +111,8 @@ def short_share(config: Config) -> float:
     return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
 
 
-def passes_warning(config: Config, option: str, steps: int, text_tokens: int) -> str | None:
-    """A warning if the training of a pattern reads its text so often that it overfits.
-
-    option: the option that gives its number of steps.
-    """
+def passes_warning(config: Config, steps: int, text_tokens: int) -> str | None:
+    """A warning if the training of a pattern reads its text so often that it overfits."""
     dropout = config.model.dropout > 0
     robust = dropout or config.model.d_model < 128
     most = MAX_PASSES_ROBUST if robust else MAX_PASSES
@@ -127,7 +124,7 @@ def passes_warning(config: Config, option: str, steps: int, text_tokens: int) ->
         return None
     return (
         f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
-        f"may overfit after {most}; give {option}={enough} or less"
+        f"may overfit after {most}; give train.steps={enough} or less"
         + ("" if robust else ", or model.dropout=0.2 train.weight_decay=0.5")
     )
 

@@ -1,7 +1,6 @@
 """torch.compile for the operations of a network.
 
-Operations are compiled one by one, because most searches run another path in each step. The whole network changes
-with the path, but an operation does not.
+Operations are compiled one by one, because a search with search.sampling=hard runs other operations in each step.
 """
 
 import time

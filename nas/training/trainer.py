@@ -1,6 +1,6 @@
 """The training loop: steps, logs, evaluations, checkpoints, interruption and exact resume.
 
-The phases are in nas/retraining/phase.py, nas/search/weights.py and nas/search/gumbel.py.
+The phases are in nas/retraining/phase.py and nas/search/gumbel.py.
 """
 
 import math
