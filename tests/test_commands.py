@@ -22,7 +22,7 @@ def test_the_four_stages_end_to_end(tmp_path, small_yaml):
     (tmp_path / "mine.yaml").write_text(small_yaml.read_text())
     here = {"cwd": tmp_path}
     shown = succeed("search", "mine.yaml", "--run", "out/search", "train.log_every=2", **here)
-    assert re.search(r"likeliest pattern [adi]{3}\n", shown)
+    assert re.search(r"likeliest pattern [adi]{3}  [\d,]+ tokens/s", shown)
     files = {"config.yaml", "provenance.yaml", "pi.jsonl", "metrics.jsonl", "train.log", "checkpoint.pt", "tensorboard"}
     assert files <= {path.name for path in (tmp_path / "out/search").iterdir()}
     history = [json.loads(line) for line in (tmp_path / "out/search/pi.jsonl").read_text().splitlines()]

@@ -219,13 +219,15 @@ def four_stages(arguments) -> dict:
 
     folder = ROOT / "experiments/paper"
     options = [f"data.source={arguments.source}", *arguments.options]
+    warmup = []
     if arguments.small:
-        small = "train.steps=20 train.evaluate_every=0 search.warmup_steps=5 search.latency.source=none"
+        warmup = ["search.warmup_steps=5"]
+        small = "train.steps=20 train.evaluate_every=0 search.latency.source=none"
         options += [*small.split(), "data.vocab_size=300", "data.tokenizer=bytes"]
     with tempfile.TemporaryDirectory() as runs:
         search, retrain = Path(runs) / "search", Path(runs) / "retrain"
         commands = {
-            "search": [folder / "search.yaml", "--run", search, *options],
+            "search": [folder / "search.yaml", "--run", search, *options, *warmup],
             "derive": [search],
             "retrain": [search / "pattern.yaml", folder / "retrain.yaml", "--run", retrain, *options],
             "animate": [search],

@@ -10,22 +10,21 @@ machines differ.
 - peak_gflops: rate of the fastest of the model's own matrix products in fp32 (forward pass and both gradients of its
   projections, dense blocks and output layer). Median over all measurements.
 - search_soft: a step trains weights and logits on one batch through all candidates, as the TensorFlow implementation
-  does. search_hard: with hard samples, through one candidate of each block. retrain_*: a fixed pattern.
+  does. retrain_*: a fixed pattern.
 - flops_per_token: FLOPs of matrix products; a multiply-add counts as two. A forward pass takes, per token (D width, F
   inner width of a dense block, L segment, M memory, B batch, K = L + M; nas/costs/flops.py computes the sum)
       attention  2 D^2 (2 + 2 K/L + K/(L B)) + 6 D K      dense  4 D F
       output     2 D (size of the head, plus size of each tail times its share of the tokens)
   A backward pass takes twice that (gradients of inputs and weights), so training takes 3 forward passes: through all
-  candidates in soft search, through their mean in hard search. An evaluation takes 1. Evaluation reads some tokens
+  candidates in a search. An evaluation takes 1. Evaluation reads some tokens
   twice to fill its memories; these are not counted.
 - utilisation: flops_per_token * tokens_per_s / the peak measured just before. peak_gflops is a median, so utilisation
   does not follow exactly from it.
 - peak_mb: the highest memory of the process while only this configuration was alive, with PyTorch (Linux only).
-- hard_over_soft_step: time of a hard step divided by that of a soft step at 32/16.
 - position_overhead_192: time of an attention block at 192/192 (forward and backward pass) divided by its time without
   the position term (projection, product and shift).
-- depth_growth_6_to_24: hard step at 24 blocks / at 6 blocks. depth_linearity: the same step / the prediction of a
-  straight line through the steps at 6 and 12 blocks.
+- depth_growth_6_to_24: step of a search at 24 blocks / at 6 blocks. depth_linearity: the same step / the prediction of
+  a straight line through the steps at 6 and 12 blocks.
 - speedup_192 (with more than one thread): each row's rate divided by its rate with one thread, in the same rounds.
 
 The last line is JSON.
@@ -48,7 +47,7 @@ PATTERNS = {
     "retrain_adadad": ["attention", "dense"] * 3,
     "retrain_adddad": ["attention", "dense", "dense", "dense", "attention", "dense"],
 }
-NAMES = ["search_soft", "search_hard", *PATTERNS, "evaluate"]
+NAMES = ["search_soft", *PATTERNS, "evaluate"]
 
 
 def zipf_corpus(tokens: int, words: int = VOCABULARY):
@@ -62,7 +61,7 @@ def zipf_corpus(tokens: int, words: int = VOCABULARY):
     return ArrayCorpus(words, train=stream, valid=stream[: tokens // 10])
 
 
-def make_config(segment: int, div_value: int, blocks: int = 6, sampling: str = "soft"):
+def make_config(segment: int, div_value: int, blocks: int = 6):
     from nas.core.config import Config, ModelOptions, TrainOptions
     from nas.core.config_loading import resolve_defaults
 
@@ -76,7 +75,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6, sampling: str = "
     resolve_defaults(config)
     config.evaluate.batch_size = shape["batch_size"]
     search = config.search
-    search.method, search.sampling, search.split, search.warmup_steps = "gumbel", sampling, "shared", 0
+    search.method, search.split, search.warmup_steps = "gumbel", "shared", 0
     return config
 
 
@@ -92,9 +91,9 @@ class Workload:
         from nas.training.device import device_context
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
-        self.config = make_config(segment, div_value, blocks, "hard" if name == "search_hard" else "soft")
+        self.config = make_config(segment, div_value, blocks)
         context, costs = device_context(self.config.train), count_flops(self.config, corpus.counts())
-        if name in ("search_soft", "search_hard"):
+        if name == "search_soft":
             self.phase = GumbelPhase(build_supernet(self.config, corpus), corpus, self.config, context, costs)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
@@ -102,11 +101,8 @@ class Workload:
                 build_fixed(pattern, self.config, corpus.vocab_size), corpus, self.config, context
             )
         candidates = [costs.blocks[operation] for operation in self.config.search.operations]
-        self.steps_per_turn = len(candidates)  # hard samples differ in time
         if name == "search_soft":
             self.flops_per_token = 3 * (costs.overhead + blocks * sum(candidates))
-        elif name == "search_hard":
-            self.flops_per_token = 3 * (costs.overhead + blocks * statistics.mean(candidates))
         elif name == "evaluate":
             self.flops_per_token = costs.cost(pattern)
         else:
@@ -119,11 +115,8 @@ class Workload:
         if self.name == "evaluate":
             model, context = self.phase.model, self.phase.context
             return evaluate_split(self.config, model, model.blocks, self.corpus, "valid", context)["tokens"]
-        tokens = 0
-        for _ in range(self.steps_per_turn):
-            self.steps += 1
-            tokens += self.phase.step(self.steps)[1]
-        return tokens
+        self.steps += 1
+        return self.phase.step(self.steps)[1]
 
     def rate(self, seconds: float) -> float:
         """Tokens/s, measured for about this many seconds."""
@@ -196,15 +189,13 @@ def measure(threads: int, rounds: int, seconds: float, div_value: int) -> dict:
     rows = [(name, segment) for segment in SHAPES for name in NAMES]
     peaks_mb = {row: peak_memory_mb(lambda row=row: Workload(*row, corpus, div_value).rate(0.5)) for row in rows}
     workloads = {row: Workload(*row, corpus, div_value) for row in rows}
-    deep = {blocks: Workload("search_hard", 32, corpus, div_value, blocks) for blocks in (12, 24)}
-    deep[6] = workloads["search_hard", 32]
+    deep = {blocks: Workload("search_soft", 32, corpus, div_value, blocks) for blocks in (12, 24)}
+    deep[6] = workloads["search_soft", 32]
     attention = {with_position: AttentionBlock(with_position) for with_position in (True, False)}
     values: dict = {}
     for index in range(rounds + 1):
         figures = measure_workloads(workloads, threads, seconds)
-        soft, hard = (figures["rate", (name, 32)] for name in ("search_soft", "search_hard"))
         step = {blocks: 1 / workload.rate(seconds) for blocks, workload in deep.items()}
-        figures["hard over soft"] = soft / hard
         figures["growth"] = step[24] / step[6]
         figures["linearity"] = step[24] / (step[6] + 3 * (step[12] - step[6]))
         figures["position"] = attention[True].seconds() / attention[False].seconds()
@@ -252,7 +243,6 @@ def summary(values: dict[object, list[float]], workloads: dict, peaks_mb: dict) 
             }
             for row in rows
         ],
-        "hard_over_soft_step": median("hard over soft", 3),
         "position_overhead_192": median("position", 2),
         "depth_growth_6_to_24": median("growth", 2),
         "depth_linearity": median("linearity", 3),
@@ -269,13 +259,14 @@ def report(result: dict) -> None:
             f"{row['name']:<16}{row['segment']:>8}{row['memory']:>8}{row['tokens_per_s']:>10,}"
             f"{row['flops_per_token']:>13,}{row['utilisation']:>13.3f}{row['peak_mb'] or '?':>9}"
         )
-    hard = next(row["tokens_per_s"] for row in result["rows"] if row["name"] == "search_hard" and row["segment"] == 32)
-    times = hard / TENSORFLOW_TOKENS_PER_S
+    soft = next(row["tokens_per_s"] for row in result["rows"] if row["name"] == "search_soft" and row["segment"] == 32)
+    times = soft / TENSORFLOW_TOKENS_PER_S
     scaled = times * TENSORFLOW_PEAK_GFLOPS / result["peak_gflops"]
-    print(f"hard step / soft step, 32/16: {result['hard_over_soft_step']}")
-    print(f"hard tokens/s / TensorFlow implementation's soft: {times:.1f}, at equal peak rates {scaled:.1f}")
+    print(f"tokens/s of a search / TensorFlow implementation's: {times:.1f}, at equal peak rates {scaled:.1f}")
     print(f"attention block, with / without position term, 192/192: {result['position_overhead_192']}")
-    print(f"hard step, 24 / 6 blocks: {result['depth_growth_6_to_24']}; 24 / linear: {result['depth_linearity']}")
+    print(
+        f"step of a search, 24 / 6 blocks: {result['depth_growth_6_to_24']}; 24 / linear: {result['depth_linearity']}"
+    )
     for name, speedup in result.get("speedup_192", {}).items():
         print(f"{name}, 192/192: {speedup} times one thread")
 
