@@ -36,27 +36,18 @@ def main() -> None:
 def search_by_trials(config, folder: Path, context) -> None:
     """Choose a network by the first parts of trainings."""
     from nas.core.errors import interrupt_on_signals
-    from nas.core.pattern import interleaved
-    from nas.core.run_folder import OUTCOME, TRIALS, open_run
-    from nas.costs.flops import count_flops
-    from nas.data.corpus import Corpus, bytes_per_token
+    from nas.core.run_folder import OUTCOME, open_run
+    from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.networks.choice import COSTS, choose_network
-    from nas.networks.costs import NetworkCosts
-    from nas.networks.space import read_network
+    from nas.networks.choice import choose_network, chosen_tables
     from nas.search.outcome import print_outcome, trials_outcome
     from nas.training.build import resolve_auto
 
     interrupt_on_signals()
-    config, choice = choose_network(config, folder, context)
+    given, (config, choice) = config, choose_network(config, folder, context)
     run, corpus = open_run(folder, config, "search", resume=True), Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)
-    tables, plain = [count_flops(config, corpus.counts()), None], interleaved(config.model.blocks)
-    if config.search.latency.source == "measured":
-        costs = NetworkCosts.read(folder / TRIALS / COSTS, read_network(choice["reference"]))
-        tables[1] = costs.of_segments(read_network(choice["network"]), config, corpus, context)
-    ratio, per_token = choice["interleaved_ratio"], bytes_per_token(corpus)  # of the reference, for the same text
-    tables = [t and replace(t, reference_cost=t.cost(plain) / ratio, bytes_per_token=per_token) for t in tables]
+    tables = chosen_tables(given, config, corpus, folder, choice, context)
     start(run, config, corpus, context, tables)
     if not (run.path / OUTCOME).exists():
         run.write(OUTCOME, trials_outcome(choice))

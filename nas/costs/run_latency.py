@@ -35,7 +35,7 @@ class RunLatency:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             table = read_costs(file, self.config.search.operations)
         flops, plain = read_costs(run / FLOPS_TABLE, []), interleaved(self.config.model.blocks)
-        reference = flops.reference_cost and table.cost(plain) / flops.ratio(plain)
+        reference = table.reference_cost or (flops.reference_cost and table.cost(plain) / flops.ratio(plain))
         self.table = replace(table, reference_cost=reference, bytes_per_token=flops.bytes_per_token)
 
     def of(self, pattern: list[str]) -> dict:

@@ -10,14 +10,24 @@ from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, PI, TRIALS, open_run
-from nas.costs.cost_table import least_ratio
-from nas.data.corpus import Corpus
+from nas.costs.cost_table import CostTable, least_ratio
+from nas.costs.flops import count_flops
+from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import BATCH, Halving
-from nas.networks.space import BAND, candidate_sizes, cheapest, make_network, networks_within, with_sizes
+from nas.networks.space import (
+    BAND,
+    candidate_sizes,
+    cheapest,
+    make_network,
+    networks_within,
+    read_network,
+    with_sizes,
+)
 from nas.networks.trials import CONFIG, Trials, most_trainings
 from nas.retraining.trials import LOGS, workers
+from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext
 
 COSTS, STAGE = "costs.yaml", "search"
@@ -40,6 +50,25 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     choice = read_yaml(run / CHOICE)
     print(networks_table(choice))
     return with_sizes(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
+
+
+def chosen_tables(
+    given: Config, config: Config, corpus: Corpus, run: Path, choice: dict, context: DeviceContext
+) -> list[CostTable | None]:
+    """[FLOPs, milliseconds or None] of the operations at the chosen sizes. Their reference is that of the search.
+
+    given: the configuration of the search; config, corpus: with the chosen sizes.
+    """
+    plain, per_token = interleaved(config.model.blocks), bytes_per_token(corpus)
+    first = Corpus(prepare(given.data))  # in the vocabulary of the reference
+    share = per_token / bytes_per_token(first)  # of its tokens that stand for one of these
+    reference = share * count_flops(resolve_auto(given, first, tell=lambda text: None), first.counts()).cost(plain)
+    flops = replace(count_flops(config, corpus.counts()), reference_cost=reference, bytes_per_token=per_token)
+    if config.search.latency.source != "measured":
+        return [flops, None]
+    costs = NetworkCosts.read(run / TRIALS / COSTS, read_network(choice["reference"]))
+    table = costs.of_segments(read_network(choice["network"]), config, corpus, context)
+    return [flops, replace(table, reference_cost=table.cost(plain) / choice["interleaved_ratio"])]
 
 
 def networks_table(choice: dict) -> str:
@@ -88,7 +117,7 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
         f"{len(networks)} networks are {within}; the trials take the steps of at most {most_trainings():.3g} trainings"
     )
     if not (folder / LOGS).exists():
-        minutes = trials.estimate(search.first_networks(BATCH)) / 60
+        minutes = trials.estimate(search.first_networks(BATCH), search.batches()) / 60
         print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)
     chosen = search.run()
     return search.record(chosen), search.history()

@@ -61,6 +61,12 @@ class Halving:
         equal = [network for network, loss in last.items() if loss <= (1 + TIE) * min(last.values())]
         return min(equal, key=self.costs.cost)
 
+    def batches(self) -> list[tuple[float, int]]:
+        """The share of a training that each batch of trials adds, and its number of networks, at most."""
+        first, count = RUNGS[0]
+        proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
+        return proposed + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
+
     def first_networks(self, count: int) -> list[Network]:
         """Interleaved networks far from each other: the widest of each vocabulary and number of blocks, then others."""
         plain = [network for network in self.networks if network.is_interleaved] or self.networks
@@ -81,7 +87,8 @@ class Halving:
     def promising(self, count: int) -> list[Network]:
         """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
         others, chosen = [network for network in self.networks if network not in self.trials.tried], []
-        count, generator = max(0, min(count, len(others))), np.random.default_rng(len(self.trials.tried))
+        count = max(0, min(count, len(others)))
+        generator = np.random.default_rng([self.config.seed, len(self.trials.tried)])
         for draw in self.law().draw(others, count, generator) if count else ():
             draw[chosen] = np.inf
             chosen.append(int(np.argmin(draw)))

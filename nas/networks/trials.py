@@ -1,5 +1,6 @@
 """The first parts of trainings of networks."""
 
+import math
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
 from nas.retraining.phase import RetrainPhase
+from nas.retraining.tasks import ROOT
 from nas.retraining.trials import Trial, run_trials, rung_steps, workers
 from nas.training.build import build_fixed, count_steps, resolve_auto
 from nas.training.device import DeviceContext
@@ -38,10 +40,15 @@ def timed(work: Callable[[], object]) -> float:
 
 def step_seconds(phase: RetrainPhase) -> float:
     """Seconds of a training step, after a first one."""
-    phase.step(1)
+
+    def step() -> None:
+        phase.step(1)
+        phase.context.synchronize()
+
+    step()
     taken = []
     while sum(taken) < TIMED_SECONDS:
-        taken.append(timed(lambda: phase.step(2)))
+        taken.append(timed(step))
     return float(np.median(taken))
 
 
@@ -60,12 +67,13 @@ class Trials:
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
 
-    def estimate(self, networks: list[Network]) -> float:
-        """Seconds of a whole search if these networks are typical, from a few steps and an evaluation of each."""
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        start, counts = time.monotonic() - began, sum(count for _, count in RUNGS)
-        seconds = 0.0
+    def estimate(self, networks: list[Network], batches: list[tuple[float, int]]) -> float:
+        """Seconds of a search if these networks are typical, from a few steps and an evaluation of each.
+
+        batches: the share of a training that each batch of trials adds, and its number of networks.
+        """
+        start = timed(lambda: subprocess.run([sys.executable, "-c", f"import {RetrainPhase.__module__}"], cwd=ROOT))
+        at_once, seconds = workers(self.context), 0.0
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
@@ -74,8 +82,10 @@ class Trials:
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.context)
                 step, evaluation = step_seconds(phase), timed(phase.valid_figures)
-                seconds += most_trainings() * phase.total_steps * step + counts * (start + evaluation)
-        return seconds / len(networks) / workers(self.context)
+                for share, count in batches:
+                    one = share * phase.total_steps * step + start + evaluation
+                    seconds += math.ceil(count / at_once) * one
+        return seconds / len(networks)
 
     def until(self, network: Network, share: float) -> int:
         """The steps after which a trial stops."""
