@@ -7,7 +7,7 @@ CONFIG := experiments/demo/demo.yaml
 
 .PHONY: help setup demo check test lint clean
 help:
-	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (2 to 4 minutes)"
+	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (2 to 5 minutes)"
 	@echo "make check  format, lint and the quick tests (under a minute)"
 	@echo "make test   format, lint and all tests (about 4 minutes on two idle cores)"
 	@echo "make clean  remove $(DEMO) and caches; .venv stays"

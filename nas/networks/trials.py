@@ -1,21 +1,21 @@
 """The first parts of trainings of networks."""
 
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from nas.core.config import Config
+from nas.core.files import read_yaml, write_yaml
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
 from nas.retraining.phase import RetrainPhase
-from nas.retraining.tasks import ROOT
 from nas.retraining.trials import Trial, run_trials, rung_steps, workers
 from nas.training.build import build_fixed, count_steps, resolve_auto
 from nas.training.device import DeviceContext
@@ -68,12 +68,16 @@ class Trials:
         self.results: dict[Network, dict] = {}
 
     def estimate(self, networks: list[Network], batches: list[tuple[float, int]]) -> float:
-        """Seconds of a search if these networks are typical, from a few steps and an evaluation of each.
+        """Seconds of a search if these networks are typical, from a few steps of each and trials of one step.
 
         batches: the share of a training that each batch of trials adds, and its number of networks.
         """
-        start = timed(lambda: subprocess.run([sys.executable, "-c", f"import {RetrainPhase.__module__}"], cwd=ROOT))
-        at_once, seconds = workers(self.context), 0.0
+        at_once, seconds = workers(self.context), []
+        with TemporaryDirectory() as folder, redirect_stdout(None):
+            path = Path(folder)
+            write_yaml(path / CONFIG, read_yaml(self.folder / CONFIG))
+            trials = [self.trial(network, 1) for network in networks[:at_once]]
+            start = timed(lambda: run_trials(trials, path / CONFIG, path, self.context))  # with an evaluation
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
@@ -81,11 +85,12 @@ class Trials:
                 config = replace(config, train=replace(config.train, epochs=None, steps=self.steps[network.vocab_size]))
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.context)
-                step, evaluation = step_seconds(phase), timed(phase.valid_figures)
-                for share, count in batches:
-                    one = share * phase.total_steps * step + start + evaluation
-                    seconds += math.ceil(count / at_once) * one
-        return seconds / len(networks)
+                seconds.append(phase.total_steps * step_seconds(phase))
+        return sum(math.ceil(count / at_once) * (share * np.mean(seconds) + start) for share, count in batches)
+
+    def trial(self, network: Network, until: int) -> Trial:
+        options = options_of(network, self.config)
+        return Trial(str(network), list(network.blocks), self.steps[network.vocab_size], until, options)
 
     def until(self, network: Network, share: float) -> int:
         """The steps after which a trial stops."""
@@ -94,16 +99,7 @@ class Trials:
     def run(self, networks: list[Network], share: float) -> None:
         """Train each network until a share of its steps. Raises RunError if all fail."""
         print(f"{share:g} of a training of {', '.join(map(str, networks))}", flush=True)
-        trials = [
-            Trial(
-                str(network),
-                list(network.blocks),
-                self.steps[network.vocab_size],
-                self.until(network, share),
-                options_of(network, self.config),
-            )
-            for network in networks
-        ]
+        trials = [self.trial(network, self.until(network, share)) for network in networks]
         self.tried |= {*networks}
         found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
         results = {network: found[str(network)] for network in networks if str(network) in found}
