@@ -1,6 +1,7 @@
-"""Fit the prior means of the law: `python experiments/versus/prior.py FOLDER [FOLDER ...]`.
+"""Fit the prior means of the law: `python experiments/versus/prior.py [FOLDER ...]`.
 
-The data are the grids of experiments/frontier and all trainings in the folders of run.py, at each rung and at the end.
+The data are the grids of experiments/frontier and trainings.csv: trainings of run.py on WikiText-2, at each rung and at
+the end. With folders of run.py, the program first writes their trainings into this file.
 They give the posterior of the law's factors, from a prior WIDER times as wide as that of nas/networks/law.py. Each text
 has an offset, a slope in T, and an offset of whole trainings, whose learning rates have decayed. The last line is JSON.
 """
@@ -18,13 +19,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import print_row
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import interleaved
+from nas.core.pattern import abbreviate, expand, interleaved
 from nas.core.run_folder import RESULTS, TRIALS
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point
 from nas.networks.space import make_network
 from nas.networks.trials import RUNGS
 
 GRIDS = [Path(__file__).parents[1] / "frontier" / name for name in ("wikitext2.csv", "library.csv")]
+TRAININGS = Path(__file__).with_name("trainings.csv")
+COLUMNS = "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte"
 WIDER = 3
 
 
@@ -38,18 +41,32 @@ def read_grid(file: Path) -> list[Point]:
     return points
 
 
-def read_trainings(folder: Path) -> list[Point]:
-    """The trials and trainings in a folder of run.py."""
-    points = []
-    for file in sorted(folder.glob(f"*/{TRIALS}/*/config.yaml")):
+def write_trainings(folders: list[Path]) -> None:
+    """Write the losses of all trials and trainings in folders of run.py into TRAININGS."""
+    rows = []
+    for file in (file for folder in folders for file in sorted(folder.glob(f"*/{TRIALS}/*/config.yaml"))):
         content, run = read_yaml(file), file.parent
-        network = make_network(content["data"]["vocab_size"], content["model"]["d_model"], content["pattern"])
+        own = content["data"]["vocab_size"], content["model"]["d_model"], abbreviate(content["pattern"])
         for trial in map(read_yaml, sorted(run.glob("trial-*.yaml"))):
-            share = min((share for share, _ in RUNGS), key=lambda own: abs(own - trial["step"] / trial["of_steps"]))
-            points.append(Point(network, share, trial["valid"]["bits_per_byte"]))
+            done = trial["step"] / trial["of_steps"]
+            share = min((share for share, _ in RUNGS), key=lambda share: abs(share - done))
+            rows.append((file.parts[-4], *own, share, round(trial["valid"]["bits_per_byte"], 5)))
         if (run / RESULTS).exists():
-            points.append(Point(network, 1.0, read_yaml(run / RESULTS)["valid"]["bits_per_byte"]))
-    return points
+            rows.append((file.parts[-4], *own, 1.0, round(read_yaml(run / RESULTS)["valid"]["bits_per_byte"], 5)))
+    with TRAININGS.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def read_trainings() -> list[Point]:
+    with TRAININGS.open(newline="") as file:
+        return [
+            Point(
+                make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"])),
+                float(row["share"]),
+                float(row["bits_per_byte"]),
+            )
+            for row in csv.DictReader(file)
+        ]
 
 
 def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
@@ -72,10 +89,11 @@ def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of run.py, all of WikiText-2")
-    folders = parser.parse_args().folders
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of run.py, all of WikiText-2")
+    if folders := parser.parse_args().folders:
+        write_trainings(folders)
     wikitext, library = map(read_grid, GRIDS)
-    wikitext += [point for folder in folders for point in read_trainings(folder)]
+    wikitext += read_trainings()
     means, errors = fit([wikitext, library])
     print_row("term", "prior of the law", f"fit to {len(wikitext) + len(library)} losses", header=True)
     for (term, (mean, spread)), found, error in zip(TERMS.items(), means, errors, strict=True):
