@@ -66,10 +66,8 @@ class PartialTraining:
         from nas.training.build import build_fixed
 
         torch.manual_seed(config.seed)
-        self.phase, self.steps = (
-            RetrainPhase(build_fixed(blocks, config, corpus.vocab_size), corpus, config, context),
-            0,
-        )
+        model = build_fixed(blocks, config, corpus.vocab_size)
+        self.phase, self.steps = RetrainPhase(model, corpus, config, context), 0
 
     def until(self, share: float) -> dict:
         """Figures on valid after a share of the steps, of a rung that begins where the one before ended."""

@@ -42,10 +42,8 @@ def train(network: Network, overrides: list[str]) -> dict:
     """Train a network. Returns its figures on valid, and bits per byte after each rung."""
     from nas.networks.trials import RUNGS
 
-    training, began = (
-        PartialTraining(list(network.blocks), *open_experiment(CONFIG, options(network, overrides))),
-        time.monotonic(),
-    )
+    opened, began = open_experiment(CONFIG, options(network, overrides)), time.monotonic()
+    training = PartialTraining(list(network.blocks), *opened)
     rungs = {str(share): training.until(share)["bits_per_byte"] for share, _ in RUNGS}
     valid = training.end()
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}

@@ -25,8 +25,8 @@ from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import FORMAT, abbreviate, interleaved, shape_options
-from nas.core.run_folder import CHOICE, OUTCOME, RESULTS, TRIALS
+from nas.core.pattern import abbreviate, interleaved, shape_options
+from nas.core.run_folder import CHOICE, OUTCOME, TRIALS
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments/frontier/frontier.yaml"
@@ -36,7 +36,6 @@ SPACES = {
 }
 SEARCHES, SEEDS = ("trials", "random", "gumbel"), (1, 2, 3, 4, 5)
 BAND = 0.95  # least cost of a random network, as a share of the budget
-WORKERS = 2  # trainings at a time
 RATE_STEPS = 20, 60  # of the paper's method, to measure its seconds per step
 
 
@@ -144,21 +143,13 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
 
 
 def train(trials, networks: list) -> list[dict]:
-    """Train networks to the end, WORKERS at a time, from their trials on if there are any. Returns their results."""
-    from nas.networks.space import options_of
+    """Train networks to the end, from their trials on if there are any. Returns their results."""
     from nas.networks.trials import CONFIG as NAME
-    from nas.retraining.tasks import run_tasks, script_task
+    from nas.retraining.tasks import run_tasks
+    from nas.retraining.trials import trial_task, workers
 
-    tasks, folder = [], trials.folder
-    (folder / "patterns").mkdir(exist_ok=True)
-    for network in networks:
-        pattern, run = folder / "patterns" / f"{network}.yaml", folder / str(network)
-        write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
-        arguments = [pattern, folder / NAME, "--run", run, "--resume", "train.evaluate_every=0"]
-        arguments += [f"train.steps={trials.steps[network.vocab_size]}", *options_of(network, trials.config)]
-        log = folder / "logs" / f"{network}.txt"
-        tasks.append(script_task(str(network), "retrain.py", arguments, run / RESULTS, log))
-    if failed := run_tasks(tasks, WORKERS):
+    tasks = [trial_task(trials.trial(network, None), trials.folder / NAME, trials.folder) for network in networks]
+    if failed := run_tasks(tasks, workers(trials.context)):
         raise RunError(f"trainings failed: {failed}")
     return [read_yaml(task.result) for task in tasks]
 

@@ -69,7 +69,7 @@ class StopSignal:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM interrupt this process as Ctrl-C does, which it does then also in a job that starts without it."""
+    """Let SIGTERM and Ctrl-C raise KeyboardInterrupt, also in background jobs, which else ignore Ctrl-C."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
 

@@ -4,14 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from nas.core.config import Config
-from nas.core.files import read_yaml, write_yaml
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
@@ -74,21 +72,19 @@ class Trials:
         """
         at_once, seconds = workers(self.context), []
         with TemporaryDirectory() as folder, redirect_stdout(None):
-            path = Path(folder)
-            write_yaml(path / CONFIG, read_yaml(self.folder / CONFIG))
-            trials = [self.trial(network, 1) for network in networks[:at_once]]
-            start = timed(lambda: run_trials(trials, path / CONFIG, path, self.context))  # with an evaluation
+            trials, given = [self.trial(network, 1) for network in networks[:at_once]], self.folder / CONFIG
+            start = timed(lambda: run_trials(trials, given, Path(folder), self.context))  # with an evaluation
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
                 config = resolve_auto(with_sizes(self.config, *network[:2]), corpus, tell=lambda text: None)
-                config = replace(config, train=replace(config.train, epochs=None, steps=self.steps[network.vocab_size]))
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.context)
                 seconds.append(phase.total_steps * step_seconds(phase))
         return sum(math.ceil(count / at_once) * (share * np.mean(seconds) + start) for share, count in batches)
 
-    def trial(self, network: Network, until: int) -> Trial:
+    def trial(self, network: Network, until: int | None) -> Trial:
+        """The training of a network until a step; None: to the end."""
         options = options_of(network, self.config)
         return Trial(str(network), list(network.blocks), self.steps[network.vocab_size], until, options)
 

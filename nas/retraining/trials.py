@@ -10,7 +10,7 @@ from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate
 from nas.core.provenance import DIGESTS
-from nas.core.run_folder import CHECKPOINT, METRICS, RunFolder, trial_file
+from nas.core.run_folder import CHECKPOINT, METRICS, RESULTS, RunFolder, trial_file
 from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext
@@ -23,12 +23,12 @@ MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_ever
 
 @dataclass(frozen=True)
 class Trial:
-    """A training of `steps` steps that stops after `until` of them. options: section.key=value."""
+    """A training of `steps` steps that stops after `until` of them (None: all). options: section.key=value."""
 
     name: str
     blocks: list[str]
     steps: int
-    until: int
+    until: int | None
     options: list[str] = field(default_factory=list)
 
 
@@ -38,7 +38,6 @@ def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceC
     Each trial has a run folder below `folder`; those that have run already are read. A trial that fails is left out
     with a notice, because its weights may have diverged. Raises RunError if all fail.
     """
-    (folder / "patterns").mkdir(parents=True, exist_ok=True)
     tasks = [trial_task(trial, config, folder) for trial in trials]
     failed = run_tasks(tasks, workers(context))
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
@@ -56,12 +55,13 @@ def workers(context: DeviceContext) -> int:
 
 def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     pattern, run = folder / "patterns" / f"{trial.name}.yaml", folder / trial.name
+    pattern.parent.mkdir(parents=True, exist_ok=True)
     if not pattern.exists():
         write_yaml(pattern, {"format": FORMAT, "blocks": trial.blocks})
-    arguments = [pattern, config, "--run", run, "--resume", "--until", trial.until, f"train.steps={trial.steps}"]
-    arguments += ["train.evaluate_every=0", *trial.options]
-    log = folder / LOGS / f"{trial.name}.txt"
-    return script_task(trial.name, "retrain.py", arguments, run / trial_file(trial.until), log)
+    arguments = [pattern, config, "--run", run, "--resume", f"train.steps={trial.steps}", "train.evaluate_every=0"]
+    arguments += [*trial.options, *([] if trial.until is None else ["--until", trial.until])]
+    result, log = RESULTS if trial.until is None else trial_file(trial.until), folder / LOGS / f"{trial.name}.txt"
+    return script_task(trial.name, "retrain.py", arguments, run / result, log)
 
 
 def rung_steps(share: float, first: float, steps: int) -> int:
