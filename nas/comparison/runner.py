@@ -14,6 +14,7 @@ from nas.core.pattern import file_name, network
 from nas.core.run_folder import LATENCY
 from nas.costs.baselines import random_patterns
 from nas.retraining.tasks import run_tasks, unfinished
+from nas.training.device import count_cores
 
 BATCH, TRIES = 2, 10  # patterns timed in a round for each missing one; the highest number of rounds
 
@@ -35,7 +36,7 @@ def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]
     gpus = visible_gpus(config)
     workers = workers or max(1, len(gpus))
     if not gpus and workers > 1 and config.train.threads is None:
-        share = max(1, (os.cpu_count() or 1) // workers)
+        share = max(1, count_cores() // workers)
         raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
     return workers, gpus
 

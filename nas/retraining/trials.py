@@ -1,6 +1,5 @@
 """Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
 
-import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from nas.core.provenance import DIGESTS
 from nas.core.run_folder import CHECKPOINT, METRICS, RESULTS, RunFolder, trial_file
 from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
-from nas.training.device import DeviceContext
+from nas.training.device import DeviceContext, count_cores
 from nas.training.distributed import is_main
 
 LOGS = "logs"
@@ -49,8 +48,8 @@ def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceC
 
 
 def workers(context: DeviceContext) -> int:
-    """Trials at a time: one on a GPU; on a CPU as many as there are cores for their threads."""
-    return 1 if context.is_gpu else max(1, (os.cpu_count() or 1) // context.threads)
+    """Trials at a time: one on a GPU; on a CPU as many as its cores have room for."""
+    return 1 if context.is_gpu else max(1, count_cores() // context.threads)
 
 
 def trial_task(trial: Trial, config: Path, folder: Path) -> Task:

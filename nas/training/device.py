@@ -84,6 +84,11 @@ def choose_device(option: str) -> torch.device:
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
 
 
+def count_cores() -> int:
+    """The CPU cores that this process may use: `taskset` limits them on Linux."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def choose_precision(option: str, device: torch.device) -> str:
     """fp32 or bf16. Raises InputError if train.precision=bf16 and the GPU does not support bf16."""
     if device.type != "cuda" or option == "fp32":
