@@ -56,7 +56,11 @@ class Halving:
             batch = self.promising(min(BATCH, count - len(self.trials.tried)))
         for (before, _), (share, count) in pairwise(RUNGS):
             finished = [point.network for point in self.trials.points if point.text == before]
-            self.trials.run(self.contenders(finished, count, VOCABULARIES if before == first else 1), share)
+            if before == first:
+                batch = self.with_newcomer(self.contenders(finished, count, VOCABULARIES))
+            else:
+                batch = self.contenders(finished, count, 1)
+            self.trials.run(batch, share)
         last = {point.network: point.loss for point in self.trials.points if point.text == RUNGS[-1][0]}
         equal = [network for network, loss in last.items() if loss <= (1 + TIE) * min(last.values())]
         return min(equal, key=self.costs.cost)
@@ -65,7 +69,8 @@ class Halving:
         """The share of a training that each batch of trials adds, and its number of networks, at most."""
         first, count = RUNGS[0]
         proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
-        return proposed + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
+        newcomer = [(first, 1)]  # with_newcomer()
+        return proposed + newcomer + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
 
     def first_networks(self, count: int) -> list[Network]:
         """Interleaved networks far from each other: the widest of each vocabulary and number of blocks, then others."""
@@ -107,6 +112,13 @@ class Halving:
         best = list(first.values())[:vocabularies]
         others = [network for network in order if network not in best and chances[network] >= UNLIKELY]
         return [*best, *others][:count]
+
+    def with_newcomer(self, networks: list[Network]) -> list[Network]:
+        """Replace the last network by the best untried one if that is better by the law, which has learned since."""
+        untried = [network for network in self.networks if network not in self.trials.tried]
+        *others, last = networks
+        compared = [last, *untried]
+        return [*others, compared[int(np.argmin(self.law().predict(compared)))]]
 
     def history(self) -> list[dict]:
         """The lines of pi.jsonl, one for each trial and one before them."""
