@@ -20,6 +20,8 @@ def start(path, config, stage="search", resume=False, **more):
 def test_a_run_is_never_overwritten_and_opening_writes_nothing(tmp_path, small_config):
     open_run(tmp_path / "run", small_config(), "search", False)
     assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/latency.yaml").touch()  # costs that the search shall use
     run = start(tmp_path / "run", small_config())
     with pytest.raises(InputError, match="already holds a run; add --resume"):
         open_run(run.path, small_config(), "search", False)

@@ -2,8 +2,8 @@
 
 trials: search.py with the law. random: random networks of the same space and budget; the same rungs, but the losses
 alone decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term,
-for as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds.
-`trials` and `random` use the costs that are measured first; nothing else should run then. `gumbel` measures its own.
+for as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds. All use
+the costs that are measured first; nothing else should run then.
 Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
 """
 
@@ -11,7 +11,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -26,7 +25,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate, interleaved, shape_options
-from nas.core.run_folder import CHOICE, OUTCOME, TRIALS
+from nas.core.run_folder import CHOICE, LATENCY, OUTCOME, TRIALS
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments/frontier/frontier.yaml"
@@ -125,24 +124,32 @@ def open_trials(config, corpora, folder: Path, context):
 
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
     """The network of the paper's method within the budget, after as many seconds as the trials of the same seed."""
+    from nas.networks.space import make_network, read_network, with_sizes
+    from nas.training.build import resolve_auto
+
+    config, corpora, _, costs, context = open_costs(out, seeded(overrides, seed))
     choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, "config.yaml"))
-    sizes, run = trials["network"] | {"heads": options["model"]["heads"]}, out / f"gumbel-{seed}"
+    sizes, network = trials["network"] | {"heads": options["model"]["heads"]}, read_network(trials["network"])
     target = round(choice["budget"] / choice["interleaved_ratio"], 4)  # the reference is interleaved of these sizes
     own = [*seeded(overrides, seed), *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]"]
     own += ["search.method=gumbel", f"search.latency.target={target}", "train.checkpoint_every=100000"]
-    walls = []
-    for steps in RATE_STEPS:
-        began = time.monotonic()
-        call(
-            "search.py", CONFIG, "--run", out / f"gumbel-{steps}-steps-{seed}", "--resume", *own, f"train.steps={steps}"
-        )
-        walls.append(time.monotonic() - began)
+    corpus = corpora[network.vocab_size]
+    table = costs.of_segments(network, resolve_auto(with_sizes(config, *network[:2]), corpus), corpus, context)
+
+    def search(steps: int, run: Path) -> float:
+        """Seconds of a search of so many steps."""
+        if not run.exists():
+            run.mkdir()
+            write_yaml(run / LATENCY, asdict(table))
+        call("search.py", CONFIG, "--run", run, "--resume", *own, f"train.steps={steps}")
+        return read_yaml(run / OUTCOME)["wall_time_s"]
+
+    walls, run = [search(steps, out / f"gumbel-{seed}-{steps}-steps") for steps in RATE_STEPS], out / f"gumbel-{seed}"
     rate = (walls[1] - walls[0]) / (RATE_STEPS[1] - RATE_STEPS[0])
-    steps = round(RATE_STEPS[1] + max(0.0, trials["seconds"] - walls[1]) / rate)
-    call("search.py", CONFIG, "--run", run, "--resume", *own, f"train.steps={steps}")
+    seconds = search(round(RATE_STEPS[1] + max(0.0, trials["seconds"] - walls[1]) / rate), run)
     call("derive.py", run, "--out", run / "pattern.yaml", "--force", "--latency-budget", target)
-    blocks = [block for block in read_yaml(run / "pattern.yaml")["blocks"] if block != "identity"]
-    return {"network": trials["network"] | {"blocks": blocks}, "seconds": read_yaml(run / OUTCOME)["wall_time_s"]}
+    network = make_network(*network[:2], read_yaml(run / "pattern.yaml")["blocks"])
+    return {"network": network.to_dict(), "ratio": costs.ratio(network), "seconds": seconds}
 
 
 def train(trials, networks: list) -> list[dict]:

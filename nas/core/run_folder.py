@@ -19,7 +19,7 @@ CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
-LATENCY = "latency.yaml"  # the table of measured milliseconds
+LATENCY = "latency.yaml"  # the table of measured milliseconds; a search uses one that its new folder has already
 FLOPS_TABLE = "flops.yaml"
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
 
@@ -168,7 +168,7 @@ def check_unused(path: Path, resume: bool) -> None:
     if names & {"config.yaml", TRIALS}:
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
-    elif names - {".lock", "config.yaml.part"}:
+    elif names - {".lock", "config.yaml.part", LATENCY}:
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
 
 
