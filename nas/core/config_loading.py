@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
+from nas.core.files import yaml_mistake
 from nas.core.operations import OPERATIONS
 
 # Keys of a recorded configuration that are not options
@@ -101,11 +102,16 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     except OSError as error:  # OmegaConf raises one without strerror if the file holds a single value
         raise InputError(f"cannot read the configuration {path}: {error.strerror or SECTIONS}") from None
     except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+        problem = yaml_mistake(error, Path(path).read_text(errors="replace"))
+        raise InputError(f"{path} is not YAML: {problem}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is no configuration: {SECTIONS}")
-    # A section is None if all its keys are commented out.
-    return {key: value for key, value in content.items() if key not in RUN_KEYS and value is not None}
+    sections = {key.partition(".")[0] for key, _ in options()}  # one is None if all its keys are commented out
+    return {
+        key: value
+        for key, value in content.items()
+        if key not in RUN_KEYS and (value is not None or key not in sections)
+    }
 
 
 def read_override(text: str) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def read_override(text: str) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([text]))
     except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
-        raise InputError(f"{text!r} is not of the form section.key=value: {error}") from None
+        raise InputError(f"{text!r} is not of the form section.key=value: {yaml_mistake(error, text)}") from None
 
 
 def mistake(error: Exception, values: dict) -> str:

@@ -12,6 +12,20 @@ import yaml
 
 from nas.core.errors import InputError
 
+# What was expected where a parser of YAML reports a problem, by a part of its message. {opened}: a line.
+EXPECTED = {
+    "mapping values": "expected one `key: value` in a line, and a `:` after the name of a section",
+    "',' or": "the bracket of line {opened} must be closed before",
+    "node content": "a value or a closing bracket is missing",
+    "end of stream": "the quote or bracket of line {opened} must be closed",
+    "block end": "lines of one section must begin in the same column",
+    "expected key": "lines of one section must begin in the same column",
+    "indicator": "a list and keys cannot be in one section",
+    "duplicate key": "a key may occur only once in a section",
+    "cannot start any token": "put this value in quotes",
+    "alias": "put a value that begins with * in quotes",
+}
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
@@ -69,7 +83,22 @@ def read_user_yaml(path: Path, what: str) -> Any:
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+        problem = yaml_mistake(error, path.read_text(errors="replace"))
+        raise InputError(f"{path} is not YAML: {problem}") from None
+
+
+def yaml_mistake(error: Exception, text: str) -> str:
+    """Where a parser of YAML found a problem in a text, and what it expected there."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if not mark or not problem:
+        return " ".join(str(error).split())
+    line = next(iter(text.splitlines()[mark.line :]), "")
+    if "\t" in line[: mark.column + 1]:
+        expected = "indent with spaces, not with a tab"
+    else:
+        expected = next((advice for part, advice in EXPECTED.items() if part in problem), problem)
+    place = f"line {mark.line + 1}, {line.strip()!r}: " if line.strip() else "the last line: "
+    return place * ("\n" in text) + expected.format(opened=(error.context_mark or mark).line + 1)
 
 
 def read_jsonl(path: Path) -> list[dict]:
