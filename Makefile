@@ -21,13 +21,14 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 # Each stage continues if an earlier `make demo` was interrupted.
+resume = $(if $(wildcard $(DEMO)/$(1)/config.yaml $(DEMO)/$(1)/trials),--resume)
 demo: setup
-	$(BIN)/python search.py $(CONFIG) --run $(DEMO)/search --resume
+	$(BIN)/python search.py $(CONFIG) --run $(DEMO)/search $(call resume,search)
 	$(BIN)/python derive.py $(DEMO)/search --force
 	$(BIN)/python animate.py $(DEMO)/search
-	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIG) --run $(DEMO)/searched --resume
+	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIG) --run $(DEMO)/searched $(call resume,searched)
 	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIG) --run $(DEMO)/interleaved \
-		--resume --beside $(DEMO)/searched
+		$(call resume,interleaved) --beside $(DEMO)/searched
 	@echo
 	@echo "The demonstration is too short to find a good pattern. It shows the commands."
 	@echo "The history of pi:    $(DEMO)/search/pi.gif"

@@ -99,21 +99,22 @@ def main() -> None:
     notice_other_sizes(pattern_file, config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
-    from nas.core.run_folder import open_run
+    from nas.core.run_folder import check_folder, open_run
     from nas.retraining.phase import BEST
     from nas.retraining.weights import with_origin
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
     may_differ = ("evaluate.", "train.threads") if arguments.eval_only else ()
-    resume = arguments.resume or arguments.eval_only
+    folder = Path(arguments.run)
+    if arguments.eval_only and not (folder / BEST).exists():
+        raise InputError(f"--eval-only: {folder} holds no {BEST}; train it first, without --eval-only")
+    check_folder(folder, arguments.resume or arguments.eval_only)
     for other in arguments.beside:
         if not (other / RESULTS).exists():
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
-    config, origin = with_origin(config, pattern_file["blocks"], Path(arguments.run))
-    run = open_run(arguments.run, config, "retrain", resume, {"pattern": pattern_file["blocks"]}, may_differ)
-    if arguments.eval_only and not (run.path / BEST).exists():
-        raise InputError(f"--eval-only: {run.path} holds no {BEST}; train it first, without --eval-only")
+    config, origin = with_origin(config, pattern_file["blocks"], folder)
+    run = open_run(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, may_differ)
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
         retrain(pattern_file, config, origin, run, context, arguments)

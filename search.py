@@ -20,17 +20,17 @@ def main() -> None:
     config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
-    from nas.core.run_folder import check_unused
+    from nas.core.run_folder import check_folder
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
-    check_unused(folder, arguments.resume)
+    check_folder(folder, arguments.resume)
     context = set_up_device(config.seed, config.train)
     if config.search.method == "trials":
         search_by_trials(config, folder, context)
         return
     with process_group(context.device):
-        search_by_gumbel(config, folder, context, arguments.resume)
+        search_by_gumbel(config, folder, context)
 
 
 def search_by_trials(config, folder: Path, context) -> None:
@@ -45,7 +45,7 @@ def search_by_trials(config, folder: Path, context) -> None:
 
     interrupt_on_signals()
     given, (config, choice) = config, choose_network(config, folder, context)
-    run, corpus = open_run(folder, config, "search", resume=True), Corpus(prepare(config.data))
+    run, corpus = open_run(folder, config, "search"), Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)
     tables = chosen_tables(given, config, corpus, folder, choice, context)
     start(run, config, corpus, context, tables)
@@ -54,7 +54,7 @@ def search_by_trials(config, folder: Path, context) -> None:
     print_outcome(run)
 
 
-def search_by_gumbel(config, folder: Path, context, resume: bool) -> None:
+def search_by_gumbel(config, folder: Path, context) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
     from nas.core.run_folder import OUTCOME, open_run
     from nas.costs.budget import describe_budget
@@ -67,7 +67,7 @@ def search_by_gumbel(config, folder: Path, context, resume: bool) -> None:
     from nas.training.distributed import first_on_each_node, is_main
     from nas.training.trainer import Trainer
 
-    run = open_run(folder, config, "search", resume)
+    run = open_run(folder, config, "search")
     began, options = time.monotonic(), config.search
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from nas.core.errors import StopSignal
+from nas.core.run_folder import run_options
 from tests.making import assert_same_run
 from tests.processes import ROOT, refuse, succeed
 
@@ -53,7 +54,7 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
     first = ["search"] if stage == "search" else ["retrain", str(pattern)]
 
     def command(folder):
-        return [*first, str(small_yaml), "--run", str(folder), "--resume", "model.dropout=0.2", *LONG]
+        return [*first, str(small_yaml), *map(str, run_options(folder)), "model.dropout=0.2", *LONG]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     succeed(*command(whole))
@@ -75,7 +76,7 @@ def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, p
     succeed("retrain", pattern, small_yaml, "--run", whole, *more)
     for until in (["--until", "3"], ["--until", "9"], []):
         assert not (parts / "results.yaml").exists()
-        succeed("retrain", pattern, small_yaml, "--run", parts, "--resume", *until, *more)
+        succeed("retrain", pattern, small_yaml, *run_options(parts), *until, *more)
     assert_same_run(whole, parts, "model")
     results, same = (yaml.safe_load((folder / "results.yaml").read_text()) for folder in (whole, parts))
     assert results["test"] == same["test"]

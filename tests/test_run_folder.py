@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,30 +8,38 @@ import yaml
 
 from nas.core.errors import InputError, RunError
 from nas.core.files import read_jsonl
-from nas.core.run_folder import open_run, read_pi
+from nas.core.run_folder import check_folder, open_run, read_pi
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 
-def start(path, config, stage="search", resume=False, **more):
-    run = open_run(path, config, stage, resume, **more)
+def start(path, config, stage="search", **more):
+    run = open_run(path, config, stage, **more)
     run.start(config, {"seed": 1})
     return run
 
 
-def test_a_run_is_never_overwritten_and_opening_writes_nothing(tmp_path, small_config):
-    open_run(tmp_path / "run", small_config(), "search", False)
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/latency.yaml").touch()  # costs that the search shall use
-    run = start(tmp_path / "run", small_config())
+def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_config):
+    check_folder(tmp_path / "new/run", False)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new/run").mkdir(parents=True)
+    (tmp_path / "new/run/latency.yaml").touch()  # costs that the search shall use
+    check_folder(tmp_path / "new/run", False)
+    start(tmp_path / "new/run", small_config())
+    check_folder(tmp_path / "new/run", True)
     with pytest.raises(InputError, match="already holds a run; add --resume"):
-        open_run(run.path, small_config(), "search", False)
-    open_run(run.path, small_config("data.source=/elsewhere"), "search", True)  # the same text may have moved
-    (run.path / "config.yaml").unlink()  # then the folder is foreign
+        check_folder(tmp_path / "new/run", False)
+    with pytest.raises(InputError, match=r"new/rum does not exist; the nearest run is .*new/run; without --resume"):
+        check_folder(tmp_path / "new/rum", True)
+    with pytest.raises(InputError, match="nothing/run does not exist; without --resume a new run starts"):
+        check_folder(tmp_path / "nothing/run", True)
+    assert not (tmp_path / "new/rum").exists() and not (tmp_path / "nothing").exists()
+    (tmp_path / "new/run/config.yaml").unlink()  # then the folder is foreign
     with pytest.raises(InputError, match=r"is not empty, but holds no config\.yaml of a run"):
-        open_run(run.path, small_config(), "search", True)
+        check_folder(tmp_path / "new/run", True)
     with pytest.raises(InputError, match="is a file; give a folder"):
-        open_run(run.path / "provenance.yaml", small_config(), "search", True)
+        check_folder(tmp_path / "new/run/provenance.yaml", True)
+    with pytest.raises(InputError, match=r"/proc/run cannot be written: .*; give another folder"):
+        check_folder(Path("/proc/run"), False)
 
 
 def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_config):
@@ -40,26 +49,26 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
         InputError,
         match=r"configuration: train.lr \(0.003 -> 0.5\), search.arch_fraction \(0.2 -> 0.3\); use the options of",
     ):
-        open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]})
+        open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]})
     with pytest.raises(InputError, match="pattern"):
-        open_run(tmp_path / "run", small_config(), "search", True, {"pattern": ["identity"]})
+        open_run(tmp_path / "run", small_config(), "search", {"pattern": ["identity"]})
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
-        open_run(tmp_path / "run", small_config(), "retrain", True)
-    open_run(tmp_path / "run", changed, "search", True, {"pattern": ["dense"]}, may_change=("train.", "search."))
+        open_run(tmp_path / "run", small_config(), "retrain")
+    open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]}, may_change=("train.", "search."))
 
 
 def test_only_a_search_is_bound_to_the_options_of_searches(tmp_path, small_config):
     changed, timed = small_config("search.arch_fraction=0.3"), small_config("search.latency.timing=training")
     start(tmp_path / "search", small_config())
     with pytest.raises(InputError, match=r"search.arch_fraction \(0.2 -> 0.3\)"):
-        open_run(tmp_path / "search", changed, "search", True)
+        open_run(tmp_path / "search", changed, "search")
     for stage in ("retrain", "compare"):
         start(tmp_path / stage, small_config(), stage)
-        open_run(tmp_path / stage, changed, stage, True)
+        open_run(tmp_path / stage, changed, stage)
         with pytest.raises(InputError, match=r"search.latency.timing \(inference -> training\)"):
-            open_run(tmp_path / stage, timed, stage, True)
+            open_run(tmp_path / stage, timed, stage)
         with pytest.raises(InputError, match=r"train.lr \(0.003 -> 0.5\)"):
-            open_run(tmp_path / stage, small_config("train.lr=0.5"), stage, True)
+            open_run(tmp_path / stage, small_config("train.lr=0.5"), stage)
 
 
 def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, small_config):
@@ -67,45 +76,45 @@ def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, sma
     content = yaml.safe_load((run.path / "config.yaml").read_text())
     del content["model"]["activation"], content["evaluate"]
     (run.path / "config.yaml").write_text(yaml.safe_dump(content))
-    open_run(run.path, small_config(), "search", True)
+    open_run(run.path, small_config(), "search")
     with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); use the options of"):
-        open_run(run.path, small_config("model.activation=gelu"), "search", True)
+        open_run(run.path, small_config("model.activation=gelu"), "search")
 
 
 def test_auto_cutoffs_mean_the_recorded_cutoffs(tmp_path, small_config):
     given, final, other = (small_config(f"model.cutoffs={cutoffs}") for cutoffs in ("auto", "[4,9]", "[4,8]"))
-    run = open_run(tmp_path / "run", given, "search", False)
+    run = open_run(tmp_path / "run", given, "search")
     run.start(final, {"seed": 1})
     os.close(run.lock)
-    again = open_run(run.path, given, "search", True)
+    again = open_run(run.path, given, "search")
     assert given.model.cutoffs == "auto" and again.resolve_auto(given) == final
     with pytest.raises(InputError, match=r"model.cutoffs \(\[4, 9\] -> \[4, 8\]\); use the options of"):
         again.start(other, {"seed": 1})
     os.close(again.lock)
-    open_run(run.path, given, "search", True).start(final, {"seed": 1})
+    open_run(run.path, given, "search").start(final, {"seed": 1})
 
 
 def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
     origin = {"data_sha256": {"train": "a"}, "tokenizer_sha256": "t", "vocab_size": 5, "command": "x"}
     for changed in ({"data_sha256": {"train": "b"}}, {"tokenizer_sha256": "u"}, {"vocab_size": 6}):
         path = tmp_path / next(iter(changed))
-        run = open_run(path, small_config(), "search", False)
+        run = open_run(path, small_config(), "search")
         run.start(small_config(), origin)
         os.close(run.lock)
-        again = open_run(path, small_config(), "search", True)
+        again = open_run(path, small_config(), "search")
         with pytest.raises(InputError, match=f"{next(iter(changed))} differs from its provenance.yaml"):
             again.start(small_config(), {**origin, **changed})
         os.close(again.lock)
-        open_run(path, small_config(), "search", True).start(small_config(), origin)
+        open_run(path, small_config(), "search").start(small_config(), origin)
         assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]
 
 
 def test_two_processes_cannot_share_a_run(tmp_path, small_config):
     first = start(tmp_path / "run", small_config())
     with pytest.raises(InputError, match="in use by another process"):
-        start(tmp_path / "run", small_config(), resume=True)
+        start(tmp_path / "run", small_config())
     os.close(first.lock)
-    start(tmp_path / "run", small_config(), resume=True)
+    start(tmp_path / "run", small_config())
 
 
 def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):

@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from nas.core.run_folder import run_options
+
 CONFIG = Path(__file__).with_name("frontier.yaml")
 ROOT = Path(__file__).parents[2]
 
@@ -22,10 +26,10 @@ def main() -> None:
     out, overrides = arguments.out, arguments.overrides
     search, pattern, training = out / "search", out / "pattern.yaml", out / "training"
     budget = f"search.latency.target={arguments.budget}"
-    stages = [[ROOT / "search.py", CONFIG, "--run", search, "--resume", budget, *overrides]]
+    stages = [[ROOT / "search.py", CONFIG, *run_options(search), budget, *overrides]]
     if not pattern.exists():
         stages.append([ROOT / "derive.py", search, "--out", pattern])
-    stages.append([ROOT / "retrain.py", pattern, CONFIG, "--run", training, "--resume", *overrides])
+    stages.append([ROOT / "retrain.py", pattern, CONFIG, *run_options(training), *overrides])
     stages.append(["-m", "nas.report", search, training, "--out", out / "report.html", "--title", out.name])
     out.mkdir(parents=True, exist_ok=True)
     for stage in stages:

@@ -25,7 +25,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate, interleaved, shape_options
-from nas.core.run_folder import CHOICE, LATENCY, OUTCOME, TRIALS
+from nas.core.run_folder import CHOICE, LATENCY, OUTCOME, TRIALS, run_options
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments/frontier/frontier.yaml"
@@ -69,7 +69,7 @@ def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
     run = out / f"trials-{seed}"
     (run / TRIALS).mkdir(parents=True, exist_ok=True)
     shutil.copy(out / COSTS, run / TRIALS)
-    call("search.py", CONFIG, "--run", run, "--resume", *seeded(overrides, seed))
+    call("search.py", CONFIG, *run_options(run), *seeded(overrides, seed))
     choice = read_yaml(run / CHOICE)
     return {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
 
@@ -141,7 +141,7 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
         if not run.exists():
             run.mkdir()
             write_yaml(run / LATENCY, asdict(table))
-        call("search.py", CONFIG, "--run", run, "--resume", *own, f"train.steps={steps}")
+        call("search.py", CONFIG, *run_options(run), *own, f"train.steps={steps}")
         return read_yaml(run / OUTCOME)["wall_time_s"]
 
     walls, run = [search(steps, out / f"gumbel-{seed}-{steps}-steps") for steps in RATE_STEPS], out / f"gumbel-{seed}"

@@ -15,7 +15,7 @@ from nas.core.errors import InputError
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import FORMAT, file_name, interleaved, read_pattern
 from nas.core.provenance import provenance
-from nas.core.run_folder import OUTCOME, RESULTS, open_run
+from nas.core.run_folder import OUTCOME, RESULTS, check_folder, has_run, open_run, run_options
 from nas.costs.cost_table import CostTable
 from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
 from nas.data.corpus import Corpus
@@ -63,7 +63,8 @@ class Comparison:
             )
         search_seeds = settings.search_seeds if search else None
         self.search_folders = {seed: path / f"search-{seed}" for seed in search_seeds or []}
-        self.run = open_run(path, recipe, "compare", resume=True, extra={"search_seeds": search_seeds})
+        check_folder(path, has_run(path))
+        self.run = open_run(path, recipe, "compare", extra={"search_seeds": search_seeds})
         self.recipe = self.run.resolve_auto(recipe)
         self.search_tasks()  # this call and the next check every run
         self.training_tasks(self.known_contenders())
@@ -84,8 +85,8 @@ class Comparison:
     def search_tasks(self) -> list[Task]:
         tasks = []
         for seed, folder in self.search_folders.items():
-            open_run(folder, replace(self.search, seed=seed), "search", resume=True)
-            arguments = [self.settings.search, "--run", folder, "--resume", *self.overrides, f"seed={seed}"]
+            open_run(folder, replace(self.search, seed=seed), "search")
+            arguments = [self.settings.search, *run_options(folder), *self.overrides, f"seed={seed}"]
             tasks.append(self.task(folder.name, "search.py", arguments, folder / OUTCOME))
         return tasks
 
@@ -107,8 +108,8 @@ class Comparison:
             if folder in tasks or seed not in settings.seeds_of(contender.kind):
                 continue
             extra = {"pattern": simplify(contender.blocks, self.recipe, f"{contender.name}: block")}  # as in retrain.py
-            open_run(folder, replace(self.recipe, seed=seed), "retrain", resume=True, extra=extra)
-            arguments = [pattern_file(self.path, contender.name), settings.retrain, "--run", folder, "--resume"]
+            open_run(folder, replace(self.recipe, seed=seed), "retrain", extra=extra)
+            arguments = [pattern_file(self.path, contender.name), settings.retrain, *run_options(folder)]
             arguments += [*self.overrides, f"seed={seed}"]
             tasks[folder] = self.task(folder.name, "retrain.py", arguments, folder / RESULTS)
         return list(tasks.values())

@@ -6,11 +6,12 @@ import json
 import math
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config import Config, flat_config, known_values, options
-from nas.core.errors import InputError, rank
+from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.provenance import check_text
 
@@ -143,33 +144,59 @@ def open_run(
     path: str | Path,
     config: Config,
     stage: str,
-    resume: bool,
     extra: dict | None = None,
     may_change: tuple[str, ...] = (),
 ) -> RunFolder:
-    """Check that a run may start or continue in a folder. Nothing is written before RunFolder.start().
+    """Check that a run in a folder, if there is one, has this configuration. Nothing is written.
 
     extra: keys of config.yaml that are not options, such as the pattern; may_change: prefixes of options that may have
     another value on --resume.
     """
-    path = Path(path)
-    check_unused(path, resume)
-    run = RunFolder(path, stage, extra or {}, may_change)
+    run = RunFolder(Path(path), stage, extra or {}, may_change)
     if run.begun:
         run.check_config(config)
     return run
 
 
-def check_unused(path: Path, resume: bool) -> None:
+def check_folder(path: Path, resume: bool) -> None:
     """Raises InputError if a run may neither start nor continue in a folder."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
+    if resume and not path.exists():
+        runs = [str(other) for other in path.parent.glob("*/") if has_run(other)]
+        found = f"; the nearest run is {nearest(str(path), runs)}" if runs else ""
+        raise InputError(f"--resume: {path} does not exist{found}; without --resume a new run starts")
+    if has_run(path) and not resume:
+        raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
     names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    if names & {"config.yaml", TRIALS}:
-        if not resume:
-            raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
-    elif names - {".lock", "config.yaml.part", LATENCY}:
+    if not has_run(path) and names - {".lock", "config.yaml.part", LATENCY}:
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
+    if rank() == 0:
+        try_writing(path)
+
+
+def try_writing(path: Path) -> None:
+    """Make a folder, and remove what was made. Raises InputError if it cannot be made or written."""
+    made, reason = [folder for folder in (path, *path.parents) if not folder.exists()], "no permission"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror
+    usable = os.access(path, os.W_OK)
+    for folder in made:
+        with suppress(OSError):
+            folder.rmdir()
+    if not usable:
+        raise InputError(f"--run {path} cannot be written: {reason}; give another folder")
+
+
+def has_run(path: Path) -> bool:
+    return (path / "config.yaml").exists() or (path / TRIALS).exists()
+
+
+def run_options(path: Path) -> list:
+    """The options of a command that starts the run in a folder, or continues it."""
+    return ["--run", path, *["--resume"] * has_run(path)]
 
 
 def perplexity(nll: float) -> float:

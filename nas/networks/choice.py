@@ -42,7 +42,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     """
     folder = run / TRIALS
     if (folder / CONFIG).exists():
-        open_run(folder, config, STAGE, resume=True)  # an InputError, if an earlier call had other options
+        open_run(folder, config, STAGE)  # an InputError, if an earlier call had other options
     if not (run / CHOICE).exists():
         record, history = search_networks(config, folder, context)
         write_text(run / PI, "".join(json.dumps(line) + "\n" for line in history))

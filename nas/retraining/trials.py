@@ -9,7 +9,7 @@ from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate
 from nas.core.provenance import DIGESTS
-from nas.core.run_folder import CHECKPOINT, METRICS, RESULTS, RunFolder, trial_file
+from nas.core.run_folder import CHECKPOINT, METRICS, RESULTS, RunFolder, run_options, trial_file
 from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext, count_cores
@@ -57,7 +57,7 @@ def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     pattern.parent.mkdir(parents=True, exist_ok=True)
     if not pattern.exists():
         write_yaml(pattern, {"format": FORMAT, "blocks": trial.blocks})
-    arguments = [pattern, config, "--run", run, "--resume", f"train.steps={trial.steps}", "train.evaluate_every=0"]
+    arguments = [pattern, config, *run_options(run), f"train.steps={trial.steps}", "train.evaluate_every=0"]
     arguments += [*trial.options, *([] if trial.until is None else ["--until", trial.until])]
     result, log = RESULTS if trial.until is None else trial_file(trial.until), folder / LOGS / f"{trial.name}.txt"
     return script_task(trial.name, "retrain.py", arguments, run / result, log)
