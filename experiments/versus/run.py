@@ -190,11 +190,11 @@ def report(jobs: Jobs) -> dict:
         losses[name] = []
         for seed in SEEDS:
             found, result = jobs.get(f"{name}-{seed}"), jobs.get(f"{name}-{seed}-trained")
-            if result:
-                words = [result[split]["word_perplexity"] for split in ("valid", "test")]
-                losses[name].append(np.log(words[0]))
-                network, figures = read_network(found["network"]), (f"{value:,.1f}" for value in words)
-                short = f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks)}`"
+            if result or (found and not found["network"]["blocks"]):
+                words = [result[split]["word_perplexity"] for split in ("valid", "test")] if result else []
+                losses[name] += np.log(words[:1]).tolist()
+                network, figures = read_network(found["network"]), [f"{value:,.1f}" for value in words] or ["none", ""]
+                short = f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks) or 'no block'}`"
                 print_row(name, seed, short, *figures, f"{found['seconds']:.0f}")
     print()
     control, tests = losses["trials"], {}
@@ -225,7 +225,8 @@ def main() -> None:
         if trials:
             jobs.do(f"gumbel-{seed}", lambda: search_by_gumbel(out, overrides, seed, trials))  # noqa: B023
         for name in SEARCHES:
-            if found := jobs.get(f"{name}-{seed}"):
+            found = jobs.get(f"{name}-{seed}")
+            if found and found["network"]["blocks"]:  # the paper's method may leave none
                 jobs.do(f"{name}-{seed}-trained", lambda: finish(out, overrides, name, seed, found))  # noqa: B023
     print(json.dumps(report(jobs)))
 
