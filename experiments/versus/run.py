@@ -137,7 +137,7 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
     table = costs.of_segments(network, resolve_auto(with_sizes(config, *network[:2]), corpus), corpus, context)
 
     def search(steps: int, run: Path) -> float:
-        """Seconds of a search of so many steps."""
+        """Search for this number of steps. Returns the seconds."""
         if not run.exists():
             run.mkdir()
             write_yaml(run / LATENCY, asdict(table))
