@@ -52,7 +52,7 @@ def test_short_segments_are_the_same_text(small_config):
 def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small_config, tmp_path):
     config = small_config("train.steps=20")
     phase = make_retraining(config, ["dense"])
-    run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
+    run = open_run(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
     run.start(config, {})
     step_of = phase.step
 
@@ -72,7 +72,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small
 
 def test_a_validation_loss_that_is_not_finite_is_reported(small_config, tmp_path, monkeypatch):
     config = small_config("train.evaluate_every=7")
-    run = open_run(tmp_path / "run", config, "retrain", False, {"pattern": ["dense"]})
+    run = open_run(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
     run.start(config, {})
     figures = {"perplexity": math.nan, "tokens": 9, "nll_per_token": math.nan}
     monkeypatch.setattr("nas.retraining.phase.evaluate_split", lambda *_: figures)
@@ -100,7 +100,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, mor
     for name, stop_after in (("whole", None), ("stopped", 13)):
         config = small_config("train.checkpoint_every=13", "model.dropout=0.3", *more)
         phase = make_search(config)
-        run = open_run(tmp_path / name, config, "search", False)
+        run = open_run(tmp_path / name, config, "search")
         run.start(config, {})
         if stop_after:
             original = phase.step
