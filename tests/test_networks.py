@@ -181,13 +181,17 @@ def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference():
     assert np.isfinite(Law([], networks).draw(networks, 3, generator)).all()  # before the first trial
 
 
-def true_loss(network: Network, text: float) -> float:
-    """8,000 pieces are the best after an eighth of a training, and 2,000 at its end. Few late attentions are good."""
+def true_loss(network: Network, text: float, attention: tuple[float, float] = (0.7, 0.06)) -> float:
+    """8,000 pieces are the best after an eighth of a training, and 2,000 at its end. Late attention is good.
+
+    attention: the best share of the blocks, and its weight.
+    """
     size, width, blocks = network
     early = 0.25 * (text * size / 2000) ** -0.35
     attends = np.array([block == "attention" for block in blocks])
     places = np.arange(len(blocks)) / max(1, len(blocks) - 1)
-    pattern = 0.15 * abs(attends.mean() - 0.2) - 0.02 * (attends * places).mean()
+    best, weight = attention
+    pattern = weight * abs(attends.mean() - best) - 0.02 * (attends * places).mean()
     return 0.9 + 1.5 * size**-0.3 + 3 * width**-0.5 + 0.3 * len(blocks) ** -0.7 + early + 0.15 * np.log(size) + pattern
 
 
@@ -197,7 +201,7 @@ class KnownTrials(Trials):
     def __init__(self, config, failing=None):
         self.config, self.steps = config, dict.fromkeys((1000, 2000, 4000, 8000), 4000)
         self.folder, self.points, self.results, self.failing = Path("trials"), [], {}, failing
-        self.generator, self.tried = np.random.default_rng(0), set()
+        self.generator, self.tried, self.attention = np.random.default_rng(0), set(), ()
 
     def run(self, networks, share):
         assert share > 1 / 8 or not self.tried & {*networks}
@@ -205,7 +209,7 @@ class KnownTrials(Trials):
         for network in networks:
             if network == self.failing:
                 continue
-            loss = true_loss(network, share) * (1 + 0.001 * self.generator.normal())
+            loss = true_loss(network, share, *self.attention) * (1 + 0.001 * self.generator.normal())
             self.points.append(Point(network, share, loss))
             step = self.until(network, share)
             self.results[network] = {"step": step, "of_steps": 4000, "wall_time_s": 1.0, "valid": {}}
@@ -249,12 +253,16 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert all(list(network.blocks) == interleaved(len(network.blocks)) for network in rungs[0][:4])
     assert len({network.vocab_size for network in rungs[1]}) >= 3
     assert all(search.costs.ratio(network) <= 1 + 1e-9 for network in search.networks)
+    losses = {network: true_loss(network, 1.0) for network in search.networks}
+    order = sorted(losses.values())
+    assert losses[best] < order[len(order) // 20], "not among the best 5%"
+    assert losses[best] < 1.005 * order[0] and np.median(order) > 1.015 * order[0]
     others = known_search(failing=rungs[0][4])  # one that diverges, and is not tried again
     assert others.run() != rungs[0][4] and len(others.trials.tried) in (12, 13)
     search.trials.points = [point for point in points if point.text == 1 / 8]
     search.trials.tried = {*rungs[0]}
     contenders = search.contenders(rungs[0], 5, 3)
-    law, untried = search.law(), [network for network in search.networks if network not in search.trials.tried]
+    law, untried = search.law(), search.untried()
     assert newcomer == untried[law.predict(untried).argmin()]
     assert search.with_newcomer(contenders) == [*contenders[:4], newcomer]
     search.networks = rungs[0]  # nothing better is left
@@ -262,12 +270,13 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
 
 
 def test_the_law_finds_better_networks_than_random_proposals(known_search):
-    """Random proposals in place of those of the law end 2.3% behind the best network on average."""
-    behind = []
+    """Random proposals end 2.3% behind the best network on average, because it is far from interleaved."""
+    behind, few = [], (0.2, 0.15)
     for seed in (1, 2, 3, 4):
         search = known_search(seed=seed)
-        best = true_loss(search.run(), 1.0)
-        losses = [true_loss(network, 1.0) for network in search.networks]
+        search.trials.attention = (few,)
+        best = true_loss(search.run(), 1.0, few)
+        losses = [true_loss(network, 1.0, few) for network in search.networks]
         behind.append(best / min(losses) - 1)
         assert np.median(losses) > 1.03 * min(losses)
     assert np.mean(behind) < 0.015, behind
@@ -276,7 +285,7 @@ def test_the_law_finds_better_networks_than_random_proposals(known_search):
 def test_the_networks_of_a_batch_differ(known_search):
     search = known_search()
     search.trials.run(search.first_networks(4), 1 / 8)
-    others = [network for network in search.networks if network not in search.trials.tried]
+    others = search.untried()
     search.networks = others[:4]
     assert {*search.promising(4)} == {*search.promising(9)} == {*others[:4]}
     search.networks = others

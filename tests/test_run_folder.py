@@ -20,12 +20,14 @@ def start(path, config, stage="search", **more):
 
 def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_config):
     check_folder(tmp_path / "new/run", False)
+    open_run(tmp_path / "new/run", small_config(), "search")
     assert not (tmp_path / "new").exists()
     (tmp_path / "new/run").mkdir(parents=True)
     (tmp_path / "new/run/latency.yaml").touch()  # costs that the search shall use
     check_folder(tmp_path / "new/run", False)
-    start(tmp_path / "new/run", small_config())
-    check_folder(tmp_path / "new/run", True)
+    run = start(tmp_path / "new/run", small_config())
+    check_folder(run.path, True)
+    open_run(run.path, small_config("data.source=/elsewhere"), "search")  # the same text may have moved
     with pytest.raises(InputError, match="already holds a run; add --resume"):
         check_folder(tmp_path / "new/run", False)
     with pytest.raises(InputError, match=r"new/rum does not exist; the nearest run is .*new/run; without --resume"):

@@ -98,7 +98,7 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
             return networks
 
         def promising(self, count):
-            return [network for network in self.networks if network not in self.trials.tried][:count]
+            return self.untried()[:count]
 
         def contenders(self, networks, count, vocabularies):
             last = {point.network: point.loss for point in self.trials.points}

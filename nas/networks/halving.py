@@ -89,9 +89,12 @@ class Halving:
         near = [other for other in near if within(self.costs.tables[other[:2]], limit)(other.blocks)]
         self.networks = list(dict.fromkeys([*self.networks, *near]))
 
+    def untried(self) -> list[Network]:
+        return [network for network in self.networks if network not in self.trials.tried]
+
     def promising(self, count: int) -> list[Network]:
         """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
-        others, chosen = [network for network in self.networks if network not in self.trials.tried], []
+        others, chosen = self.untried(), []
         count = max(0, min(count, len(others)))
         generator = np.random.default_rng([self.config.seed, len(self.trials.tried)])
         for draw in self.law().draw(others, count, generator) if count else ():
@@ -115,9 +118,8 @@ class Halving:
 
     def with_newcomer(self, networks: list[Network]) -> list[Network]:
         """Replace the last network by the best untried one if that is better by the law, which has learned since."""
-        untried = [network for network in self.networks if network not in self.trials.tried]
         *others, last = networks
-        compared = [last, *untried]
+        compared = [last, *self.untried()]
         return [*others, compared[int(np.argmin(self.law().predict(compared)))]]
 
     def history(self) -> list[dict]:
