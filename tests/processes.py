@@ -1,35 +1,24 @@
-"""Commands in separate processes, which need not import torch each time.
+"""Commands in separate processes, as users type them."""
 
-A server process imports the modules that commands need, and each command runs in a fork of it. A command cannot change
-the state of the server or of the tests.
-"""
-
-import multiprocessing
-import os
-import runpy
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from nas.retraining.forks import start_command
+
 ROOT = Path(__file__).parents[1]
 STAGES = ("search", "derive", "retrain", "animate")
-PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf", "imageio.v3"]
 
 
 def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subprocess.CompletedProcess:
     """Like subprocess.run(["python", *arguments]) with captured text. arguments: SCRIPT.py or -m MODULE, then its
     arguments. Skips the test if the command refuses latencies, because it measured them on a busy machine.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    arguments = list(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        process = context.Process(target=work, args=(arguments, cwd, out, err))
-        process.start()
+        process = start_command(arguments, out, err, cwd)
         process.join(timeout)
         if process.is_alive():
             process.kill()
@@ -58,16 +47,3 @@ def refuse(name: str, *arguments, status: int = 2, **more) -> str:
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.strip().splitlines()
     return line
-
-
-def work(arguments: list[str], cwd: Path, out: Path, err: Path) -> None:
-    """Run in the fork what `python ARGUMENTS` runs."""
-    for path, descriptor in ((out, 1), (err, 2)):
-        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
-    os.chdir(cwd)
-    if arguments[0] == "-m":
-        sys.path[0], sys.argv = str(cwd), arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0], sys.argv = str(Path(arguments[0]).parent), arguments
-        runpy.run_path(arguments[0], run_name="__main__")

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 
@@ -40,7 +39,8 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
 def task(tmp_path):
     def make(name: str, code: str) -> Task:
         code = f"import os, pathlib, sys, time; result = pathlib.Path({str(tmp_path / name)!r}); {code}"
-        return Task(name, [sys.executable, "-c", code], tmp_path / name, tmp_path / "logs" / f"{name}.txt")
+        (script := tmp_path / f"{name}.py").write_text(code)
+        return Task(name, [str(script)], tmp_path / name, tmp_path / "logs" / f"{name}.txt")
 
     return make
 

@@ -13,6 +13,7 @@ from nas.core.config import Config
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
+from nas.retraining.forks import start_server
 from nas.retraining.phase import RetrainPhase
 from nas.retraining.trials import Trial, run_trials, rung_steps, workers
 from nas.training.build import build_fixed, count_steps, resolve_auto
@@ -71,6 +72,7 @@ class Trials:
         batches: the share of a training that each batch of trials adds, and its number of networks.
         """
         at_once, seconds = workers(self.context), []
+        start_server()
         with TemporaryDirectory() as folder, redirect_stdout(None):
             trials, given = [self.trial(network, 1) for network in networks[:at_once]], self.folder / CONFIG
             start = timed(lambda: run_trials(trials, given, Path(folder), self.context))  # with an evaluation

@@ -1,31 +1,29 @@
 """Tasks: commands that run in separate processes, several at a time."""
 
-import ctypes
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from nas.retraining.forks import start_command
+
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 POLL_S = 0.2
-PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # only Linux has it
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A command that can be repeated until it has written the file `result`. Its output is appended to `log`."""
+    """What `python ARGUMENTS` runs, until it has written the file `result`. Its output is appended to `log`."""
 
     name: str
-    command: list[str]
+    arguments: list[str]
     result: Path
     log: Path
 
@@ -35,7 +33,7 @@ def script_task(name: str, script: str, arguments: list, result: Path, log: Path
     file = ROOT / script
     if file.is_relative_to(Path.cwd()):  # so that the command in provenance.yaml also works in other checkouts
         file = file.relative_to(Path.cwd())
-    return Task(name, [sys.executable, str(file), *map(str, arguments)], result, log)
+    return Task(name, [str(file), *map(str, arguments)], result, log)
 
 
 def unfinished(tasks: list[Task]) -> list[Task]:
@@ -47,7 +45,7 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
 
     A failure does not stop the other tasks. Worker i uses GPU i modulo their number.
     After Ctrl-C this function sends it to the tasks, waits until they have saved, and raises KeyboardInterrupt. If this
-    process dies, Linux ends the tasks.
+    process dies, the tasks save and end.
 
     Args:
         gpus: names for CUDA_VISIBLE_DEVICES.
@@ -83,30 +81,18 @@ def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tupl
     if stop.is_set():
         return "interrupted", 0.0
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(task.log, "ab") as log:
-        log_start = log.tell()
-        process = subprocess.Popen(
-            task.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ if worker.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": worker.gpu},
-            preexec_fn=PRCTL and end_with_parent,
-            start_new_session=True,  # so that the terminal sends Ctrl-C to this process only, which passes it on once
-        )
-    while process.poll() is None:
+    log_start = task.log.stat().st_size if task.log.exists() else 0
+    environment = os.environ if worker.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": worker.gpu}
+    process = start_command(task.arguments, task.log, task.log, environment=environment)
+    while process.is_alive():
         if stop.wait(POLL_S):
-            process.send_signal(signal.SIGINT)
-            process.wait()
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
+            process.join()
     reason = "" if task.result.exists() else f"it did not write {task.result}"
-    if process.returncode:
-        reason = last_line(task.log, log_start) or f"exit status {process.returncode}"
+    if process.exitcode:
+        reason = last_line(task.log, log_start) or f"exit status {process.exitcode}"
     return reason, time.monotonic() - began
-
-
-def end_with_parent() -> None:
-    """The child asks Linux for SIGTERM when the thread that started it ends, so that the child saves."""
-    PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_line(path: Path, start: int) -> str:
