@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,8 @@ class Inputs(NamedTuple):
     effects: np.ndarray
 
 
-def log_sizes(network: Network, d_ffn: int | str) -> list[float]:
+@cache
+def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     """What the terms are made of: the logarithms of sizes, A, F and P. d_ffn: of dense blocks that give no width."""
     blocks, half = network.blocks, len(network.blocks) / 2
     attends = np.array([kind_of(block).attends for block in blocks])
@@ -56,7 +58,7 @@ def log_sizes(network: Network, d_ffn: int | str) -> list[float]:
     if 0 < attends.sum() < len(blocks):
         later = places[attends].mean() - places[~attends].mean()
     logs = np.log([network.vocab_size, network.d_model, len(blocks)])
-    return [*logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later]
+    return *logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later
 
 
 def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
