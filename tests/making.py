@@ -11,11 +11,13 @@ from torch import nn
 from models.operations import OPERATIONS, BlockConfig
 from nas.core.config import Config, ModelOptions, TrainOptions
 from nas.core.operations import Shape, resolve_block
+from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.flops import count_flops, operation_flops
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.runs import SearchRun
+from nas.networks.space import Network, make_network
 from nas.retraining.phase import RetrainPhase
 from nas.search.gumbel import GumbelPhase
 from nas.search.supernet import SuperNet, build_supernet
@@ -53,6 +55,10 @@ def search_run(pi, path="runs/one", operations=NAMES, **content) -> SearchRun:
     content = {"model": {"d_model": 8}, "data": {"source": "x"}, "seed": 1} | content
     content["search"] = {"method": "gumbel"} | content.get("search", {})
     return SearchRun(Path(path), content, list(operations), np.array(pi, dtype=float), 7, 7, COSTS)
+
+
+def plain(vocab_size: int, d_model: int, blocks: int) -> Network:
+    return make_network(vocab_size, d_model, interleaved(blocks))
 
 
 def one_hot(*indices) -> np.ndarray:

@@ -35,6 +35,8 @@ def test_many_passes_cause_a_warning(small_config):
     assert "give train.steps=50 or less, or model.dropout=0.2 train.weight_decay=0.5" in warning(wide, 51)
     assert warning(wide, 50) is None and warning(narrow, 140) is None
     assert warning(narrow, 141).endswith("give train.steps=140 or less")
+    narrow.train.epochs = 15
+    assert warning(narrow, 150).endswith("give train.epochs=14 or less")
     wide.model.dropout = 0.1
     assert warning(wide, 140) is None and warning(wide, 141) is not None
     wide.train.weight_decay = 0.5

@@ -27,7 +27,7 @@ from nas.networks.space import (
 )
 from nas.networks.trials import CONFIG, Trials, most_trainings
 from nas.retraining.trials import LOGS, workers
-from nas.training.build import resolve_auto
+from nas.training.build import passes_warning, resolve_auto
 from nas.training.device import DeviceContext
 
 COSTS, STAGE = "costs.yaml", "search"
@@ -116,6 +116,9 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     print(
         f"{len(networks)} networks are {within}; the trials take the steps of at most {most_trainings():.3g} trainings"
     )
+    size = next(iter(corpora))
+    if warning := passes_warning(config, trials.steps[size], len(corpora[size].tokens("train"))):
+        print(warning)
     if not (folder / LOGS).exists():
         minutes = trials.estimate(search.first_networks(BATCH), search.batches()) / 60
         print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)

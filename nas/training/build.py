@@ -122,9 +122,10 @@ def passes_warning(config: Config, steps: int, text_tokens: int) -> str | None:
     passes, enough = steps * tokens_per_step / text_tokens, max(1, most * text_tokens // tokens_per_step)
     if passes <= most:
         return None
+    less = f"train.steps={enough}" if config.train.epochs is None else f"train.epochs={most}"
     return (
         f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
-        f"may overfit after {most}; give train.steps={enough} or less"
+        f"may overfit after {most}; give {less} or less"
         + ("" if robust else ", or model.dropout=0.2 train.weight_decay=0.5")
     )
 

@@ -1,0 +1,240 @@
+"""The search by trials: the networks of each rung, and the command."""
+
+import itertools
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from nas.core.pattern import interleaved
+from nas.costs.cost_table import FLOPS, CostTable
+from nas.networks import halving
+from nas.networks.costs import NetworkCosts
+from nas.networks.halving import Halving
+from nas.networks.law import Point
+from nas.networks.space import (
+    Network,
+    networks_within,
+)
+from nas.networks.trials import Trials
+from tests.making import plain
+from tests.processes import ROOT, refuse, succeed
+
+
+def true_loss(network: Network, text: float, attention: tuple[float, float] = (0.7, 0.06)) -> float:
+    """8,000 pieces are the best after an eighth of a training, and 2,000 at its end. Late attention is good.
+
+    attention: the best share of the blocks, and its weight.
+    """
+    size, width, blocks = network
+    early = 0.25 * (text * size / 2000) ** -0.35
+    attends = np.array([block == "attention" for block in blocks])
+    places = np.arange(len(blocks)) / max(1, len(blocks) - 1)
+    best, weight = attention
+    pattern = weight * abs(attends.mean() - best) - 0.02 * (attends * places).mean()
+    return 0.9 + 1.5 * size**-0.3 + 3 * width**-0.5 + 0.3 * len(blocks) ** -0.7 + early + 0.15 * np.log(size) + pattern
+
+
+class KnownTrials(Trials):
+    """Trials of a known law, with noise. failing: a network whose trials fail."""
+
+    def __init__(self, config, failing=None):
+        self.config, self.steps = config, dict.fromkeys((1000, 2000, 4000, 8000), 4000)
+        self.folder, self.points, self.results, self.failing = Path("trials"), [], {}, failing
+        self.generator, self.tried, self.attention = np.random.default_rng(0), set(), ()
+
+    def run(self, networks, share):
+        assert share > 1 / 8 or not self.tried & {*networks}
+        self.tried |= {*networks}
+        for network in networks:
+            if network == self.failing:
+                continue
+            loss = true_loss(network, share, *self.attention) * (1 + 0.001 * self.generator.normal())
+            self.points.append(Point(network, share, loss))
+            step = self.until(network, share)
+            self.results[network] = {"step": step, "of_steps": 4000, "wall_time_s": 1.0, "valid": {}}
+
+
+@pytest.fixture
+def known_search(small_config):
+    """known_search(failing, seed) -> Halving of networks of 16 vocabularies and widths."""
+
+    def make(failing=None, seed=0):
+        options = (
+            f"seed={seed}",
+            "model.blocks=8",
+            "search.operations=[attention,dense,identity]",
+            "search.method=trials",
+        )
+        trials = KnownTrials(small_config(*options), failing)
+        shapes = list(itertools.product((1000, 2000, 4000, 8000), (64, 96, 128, 192)))
+        tables = {
+            shape: CostTable(
+                FLOPS,
+                shape[1] * (5 + shape[0] / 1000),
+                {"attention": 2 * shape[1] ** 1.3, "dense": shape[1] ** 1.3, "identity": 0.0},
+            )
+            for shape in shapes
+        }
+        own = plain(2000, 64, 8)
+        networks = networks_within(trials.config, tables, tables[2000, 64].cost(own.blocks))
+        return Halving(trials, NetworkCosts(tables, own), 1.0, networks)
+
+    return make
+
+
+def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_their_order(known_search):
+    search = known_search()
+    best, points = search.run(), search.trials.points
+    rungs = [[point.network for point in points if point.text == share] for share in (1 / 8, 1 / 4, 1 / 2)]
+    assert len(rungs[0]) == len({*rungs[0]}) == 12 and len(rungs[1]) <= 5 and len(rungs[2]) <= 3
+    (newcomer,) = {*rungs[1]} - {*rungs[0]}
+    assert {*rungs[2]} <= {*rungs[1]} and best in rungs[2]
+    assert all(list(network.blocks) == interleaved(len(network.blocks)) for network in rungs[0][:4])
+    assert len({network.vocab_size for network in rungs[1]}) >= 3
+    assert all(search.costs.ratio(network) <= 1 + 1e-9 for network in search.networks)
+    losses = {network: true_loss(network, 1.0) for network in search.networks}
+    order = sorted(losses.values())
+    assert losses[best] < order[len(order) // 20], "not among the best 5%"
+    assert losses[best] < 1.005 * order[0] and np.median(order) > 1.015 * order[0]
+    others = known_search(failing=rungs[0][4])  # one that diverges, and is not tried again
+    assert others.run() != rungs[0][4] and len(others.trials.tried) in (12, 13)
+    search.trials.points = [point for point in points if point.text == 1 / 8]
+    search.trials.tried = {*rungs[0]}
+    contenders = search.contenders(rungs[0], 5, 3)
+    law, untried = search.law(), search.untried()
+    assert newcomer == untried[law.predict(untried).argmin()]
+    assert search.with_newcomer(contenders) == [*contenders[:4], newcomer]
+    search.networks = rungs[0]  # nothing better is left
+    assert search.with_newcomer(contenders) == contenders
+
+
+def test_the_law_finds_better_networks_than_random_proposals(known_search):
+    """Random proposals end 2.3% behind the best network on average, because it is far from interleaved."""
+    behind, few = [], (0.2, 0.15)
+    for seed in (1, 2, 3, 4):
+        search = known_search(seed=seed)
+        search.trials.attention = (few,)
+        best = true_loss(search.run(), 1.0, few)
+        losses = [true_loss(network, 1.0, few) for network in search.networks]
+        behind.append(best / min(losses) - 1)
+        assert np.median(losses) > 1.03 * min(losses)
+    assert np.mean(behind) < 0.015, behind
+
+
+def test_the_networks_of_a_batch_differ(known_search):
+    search = known_search()
+    search.trials.run(search.first_networks(4), 1 / 8)
+    others = search.untried()
+    search.networks = others[:4]
+    assert {*search.promising(4)} == {*search.promising(9)} == {*others[:4]}
+    search.networks = others
+
+
+def test_law_probability_and_vocabulary_decide_who_goes_on(known_search):
+    """The prior expects that a large vocabulary loses its early lead."""
+    search = known_search()
+    small, large, bad = plain(2000, 64, 4), plain(8000, 64, 4), plain(4000, 64, 4)
+    search.trials.points = [Point(small, 1 / 8, 2.0), Point(large, 1 / 8, 1.996)]
+    assert search.contenders([large, small], 1, 1) == [small]
+    search.trials.points.append(Point(bad, 1 / 8, 2.6))
+    assert {*search.contenders([large, small, bad], 3, 1)} == {small, large}
+    others, search.trials.points = search.networks, []
+    order = sorted(others, key=lambda network: true_loss(network, 1.0))
+    near = [network for network in order if network.vocab_size == 2000][:4]
+    far = [[network for network in order if network.vocab_size == size][-1] for size in (1000, 8000)]
+    search.trials.run([*near, *far], 1 / 8)
+    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
+    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == {1000, 2000, 8000}
+
+
+def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypatch):
+    monkeypatch.setattr(halving, "TIE", 0.5)
+    search = known_search()
+    best = search.run()
+    last = [point.network for point in search.trials.points if point.text == 1 / 2]
+    assert search.costs.cost(best) == min(map(search.costs.cost, last))
+
+
+def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_search):
+    search = known_search()
+    best = search.run()
+    lines, record = search.history(), search.record(best)
+    assert len(lines) == len(search.trials.points) + 1 and lines[0]["step"] == 0
+    assert lines[-1]["step"] == lines[0]["of_steps"] == record["train_steps"]
+    pi = np.array([line["pi"] for line in lines])
+    assert pi.shape[1:] == (8, 3) and np.allclose(pi.sum(axis=2), 1) and lines[0]["operations"][-1] == "identity"
+    assert (np.diff(pi[:, :, 2], axis=1) >= 0).all()  # identity stands at the end
+    chances = {one["name"]: one["probability"] for one in record["networks"]}
+    assert str(search.costs.own) in chances  # the reference
+    longest = max(len(one["blocks"]) for one in record["networks"] if one["probability"])
+    assert 0.5 < sum(chances.values()) <= 1 + 1e-9 and (pi[-1, longest:, 2] > 0.8).all()
+    places = [lines[0]["operations"].index(block) for block in best.blocks]
+    own = pi[:, range(len(places)), places].mean(axis=1)
+    assert own[-1] > 1.1 * own[0]  # trials decide a little
+
+
+OPTIONS = [
+    *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
+    *("search.d_model=[8,16]", "search.latency.source=flops", "search.latency.target=0.9", "train.epochs=2"),
+]
+
+
+@pytest.mark.slow
+def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(tmp_path, small_yaml):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
+    assert "the trials take the steps of at most 3 trainings" in shown and "\n0.5 of a training of 3" in shown
+    minutes = re.search(r"the trials take about (\S+) minutes", shown)
+    assert 0.1 < float(minutes[1]) < 10  # 20 starts of PyTorch
+    choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
+    (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
+    assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
+    assert 1.5 < choice["trainings"] < 2.9
+    command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS]
+    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(killed.glob("trials/*/trial-*.yaml")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *OPTIONS)
+    resume = "search", small_yaml, "--run", killed, "--resume", *OPTIONS
+    changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")
+    assert "another configuration: train.lr (0.003 -> 0.5), search.latency.target (0.9 -> 1" in changed
+    succeed(*resume)
+    same = {key: value for key, value in choice.items() if key not in ("trial", "wall_time_s")}
+    again = yaml.safe_load((killed / "trials" / "choice.yaml").read_text())
+    assert {key: again[key] for key in same} == same
+    assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
+
+    shown = succeed("derive", whole)
+    assert "0.125     0.25      0.5\n" in shown and f"written to {whole / 'networks.png'}" in shown
+    next_command = shown.splitlines()[-1].removeprefix("next: python retrain.py ").split()
+    pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
+    network = choice["network"]
+    assert {key: pattern[key] for key in network} == network and pattern["heads"] == pattern["d_model"] // 8
+    shown = succeed("retrain", *next_command)
+    assert f"going on from the trial {choice['trial']['folder']}" in shown
+    succeed("derive", whole, "--latency-budget", 0.7, "--force")
+    smaller = yaml.safe_load((whole / "pattern.yaml").read_text())
+    assert smaller["derived_from"]["latency_budget"] == 0.7 and "trial" not in smaller["derived_from"]
+    succeed("animate", whole)
+    assert (whole / "pi.gif").exists()
+
+
+@pytest.mark.slow
+def test_a_budget_that_no_network_meets_names_the_least(tmp_path, small_yaml):
+    message = refuse("search", small_yaml, "--run", tmp_path / "run", *OPTIONS, "search.latency.target=0.01")
+    assert message.startswith("error: no network is within search.latency.target=0.01: the cheapest, of 3")
+    assert "give at least that" in message and not (tmp_path / "run").exists()
+    least = message.partition(" of the reference")[0].split()[-1]
+    assert "networks are within" in succeed(
+        "search", small_yaml, "--run", tmp_path / "run", *OPTIONS, "train.epochs=0.2", f"search.latency.target={least}"
+    )

@@ -1,0 +1,56 @@
+"""The law of the losses."""
+
+import numpy as np
+
+from nas.core.pattern import expand
+from nas.networks.law import NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point
+from nas.networks.space import (
+    Network,
+    make_network,
+)
+
+
+def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference():
+    """Weighted least squares, with the prior means as further rows; draws have the same means and errors."""
+    generator = np.random.default_rng(0)
+    networks = [make_network(*values) for values in ((1000, 64, expand("ad")), (1000, 64, expand("daadd8x")))]
+    networks.append(make_network(4000, 96, expand("adc")))
+    points = [Point(network, text, 2 + generator.random()) for network in networks[:2] for text in (0.125, 0.25)]
+    logs = np.log([[n.vocab_size, n.d_model, len(n.blocks)] for n in networks])
+    centre = logs.mean(axis=0)
+    # Attending blocks, widths of 4x, and how much later attention stands, by hand
+    given = {0: (1, 1, -2.0), 1: (2, 4, -0.25 - 1 / 6), 2: (1, 1, -1.5)}
+    shapes, names = [(1000, 64), (4000, 96)], [str(network) for network in networks]
+    spreads = np.array([*(spread for _, spread in TERMS.values()), OTHER, OTHER_TEXT, *[OWN] * 5])
+    means = np.array([*(mean for mean, _ in TERMS.values()), *[0] * 7])
+
+    def row(network, text):
+        index = networks.index(network)
+        attends, widths, later = given[index]
+        half = len(network.blocks) / 2 + 0.5
+        values = [*(logs[index] - centre), np.log(text), np.log((attends + 0.5) / half)]
+        values = dict(zip("VDNTAFP", [*values, np.log((widths + 0.5) / half), later], strict=True))
+        conv = np.log1p(network.blocks.count("conv"))
+        terms = [np.prod([values[letter] for letter in term]) for term in TERMS]
+        own = [float(network[:2] == shape) for shape in shapes] + [float(str(network) == name) for name in names]
+        return [*terms, conv, conv * np.log(text), *own]
+
+    rows = np.array([row(point.network, point.text) for point in points]) / NOISE
+    q, r = np.linalg.qr(np.concatenate([rows, np.diag(1 / spreads)]))
+    values = np.concatenate([np.log([point.loss for point in points]) / NOISE, means / spreads])
+    factors = np.linalg.solve(r, q.T @ values)
+    law, ends = Law(points, networks), np.array([row(network, 1) for network in networks])
+    np.testing.assert_allclose(law.predict(networks), np.exp(ends @ factors), rtol=1e-6)
+    errors = [np.linalg.norm(np.linalg.solve(r.T, end - ends[1])) for end in ends]
+    np.testing.assert_allclose(law.errors(networks, networks[1]), errors, rtol=1e-4, atol=1e-4)
+    draws = law.draw(networks, 20_000, np.random.default_rng(1))
+    np.testing.assert_allclose(draws.mean(axis=0), ends @ factors, atol=4 * 0.1 / 20_000**0.5)
+    np.testing.assert_allclose((draws - draws[:, [1]]).std(axis=0), errors, rtol=0.03, atol=1e-6)
+    assert np.isfinite(Law([], networks).draw(networks, 3, generator)).all()  # before the first trial
+
+
+def test_dense_blocks_count_with_their_width():
+    narrow, wide = Network(900, 64, ("attention", "dense")), Network(900, 64, ("attention", "dense 8x"))
+    for d_ffn, same in (("8x", True), (512, True), ("4x", False)):
+        one, two = Law([], [narrow, wide], d_ffn).inputs([narrow, wide]).features
+        assert np.allclose(one, two) == same
