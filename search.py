@@ -47,7 +47,7 @@ def search_by_trials(config, folder: Path, context) -> None:
     given, (config, choice) = config, choose_network(config, folder, context)
     run, corpus = open_run(folder, config, "search"), Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)
-    tables = chosen_tables(given, config, corpus, folder, choice, context)
+    tables = chosen_tables(given, config, corpus, folder, choice)
     start(run, config, corpus, context, tables)
     if not (run.path / OUTCOME).exists():
         run.write(OUTCOME, trials_outcome(choice))

@@ -10,6 +10,7 @@ import pytest
 from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.core.pattern import expand, interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
@@ -117,12 +118,15 @@ def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_voca
         costs.measured_parts(configs, counts, CPU)
 
 
-def test_the_costs_of_segments_are_those_for_a_text(small_config):
+def test_the_costs_of_segments_are_those_for_a_text(small_config, tmp_path):
     config = small_config("search.latency.source=measured", "data.vocab_size=40")
     corpus = ArrayCorpus(40, train=np.arange(4000) % 40, valid=np.arange(9))
     corpus.meta["splits"]["train"]["bytes"] = 12_000
     network, table = plain(40, 16, 3), CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
-    found = NetworkCosts({(40, 16): table}, network).of_segments(network, config, corpus, CPU)
+    measured = NetworkCosts({(40, 16): table}, network, {"processor": "another"})
+    write_yaml(tmp_path / "costs.yaml", measured.to_dict())
+    assert NetworkCosts.read(tmp_path / "costs.yaml", network) == measured
+    found = measured.of_segments(network, config, corpus)
     assert found.cost(network.blocks) == pytest.approx(3.25 * 16 * 8 * 3 / 1000)  # 16 x 8 tokens of 3 bytes
     assert found.per_kilobyte(found.cost(network.blocks)) == pytest.approx(table.cost(network.blocks))
-    assert found.holds_for["segment"] == 8
+    assert found.holds_for["segment"] == 8 and found.holds_for["processor"] == "another"

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import kendall_tau, print_row
 from experiments.jobs import Jobs, job_parser
-from experiments.versus.run import draw_networks, open_costs, open_trials, seeded, train
+from experiments.versus.run import draw_networks, open_space, open_trials, seeded, train
 from nas.core.errors import run_command
 from nas.networks.space import Network, make_network
 
@@ -32,7 +32,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     from nas.networks.trials import RUNGS
     from nas.training.build import resolve_auto
 
-    config, corpora, shapes, costs, context = open_costs(out, seeded(overrides, seed))
+    config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     networks, folder = draw_networks(config, costs, shapes, RUNGS[0][1]), out / f"random-{seed}" / TRIALS
     trials = open_trials(config, corpora, folder, context)
     for share, _ in RUNGS:

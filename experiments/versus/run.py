@@ -24,7 +24,7 @@ from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import abbreviate, interleaved, shape_options
+from nas.core.pattern import abbreviate, shape_options
 from nas.core.run_folder import CHOICE, LATENCY, OUTCOME, TRIALS, run_options
 
 ROOT = Path(__file__).parents[2]
@@ -46,19 +46,16 @@ def seeded(overrides: list[str], seed: int) -> list[str]:
     return [*overrides, f"seed={seed}"]
 
 
-def open_costs(out: Path, overrides: list[str]):
+def open_space(out: Path, overrides: list[str]):
     """(configuration, texts by vocabulary, candidates for vocabulary and width, costs, device)."""
-    from nas.networks.choice import COSTS, candidate_corpora
-    from nas.networks.costs import NetworkCosts, network_costs
-    from nas.networks.space import make_network
+    from nas.networks.choice import COSTS, open_costs
     from nas.training.device import set_up_device
 
-    config, file = load_config(CONFIG, overrides), out / COSTS
-    context, (corpora, shapes) = set_up_device(config.seed, config.train), candidate_corpora(config)
-    own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
-    if not file.exists():
-        write_yaml(file, network_costs(config, corpora, shapes, own, context).to_dict())
-    costs = NetworkCosts.read(file, own)
+    config = load_config(CONFIG, overrides)
+    context = set_up_device(config.seed, config.train)
+    corpora, shapes, costs = open_costs(config, out / COSTS, context)
+    if not (out / COSTS).exists():
+        write_yaml(out / COSTS, costs.to_dict())
     return config, corpora, shapes, costs, context
 
 
@@ -104,7 +101,7 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
             last = {point.network: point.loss for point in self.trials.points}
             return sorted(networks, key=last.__getitem__)[:count]
 
-    config, corpora, shapes, costs, context = open_costs(out, seeded(overrides, seed))
+    config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)
     networks = draw_networks(config, costs, shapes, RUNGS[0][1])
     best = RandomHalving(trials, costs, config.search.latency.target, networks).run()
@@ -127,14 +124,14 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
     from nas.networks.space import make_network, read_network, with_sizes
     from nas.training.build import resolve_auto
 
-    config, corpora, _, costs, context = open_costs(out, seeded(overrides, seed))
+    config, corpora, _, costs, _ = open_space(out, seeded(overrides, seed))
     choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, "config.yaml"))
     sizes, network = trials["network"] | {"heads": options["model"]["heads"]}, read_network(trials["network"])
     target = round(choice["budget"] / choice["interleaved_ratio"], 4)  # the reference is interleaved of these sizes
     own = [*seeded(overrides, seed), *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]"]
     own += ["search.method=gumbel", f"search.latency.target={target}", "train.checkpoint_every=100000"]
     corpus = corpora[network.vocab_size]
-    table = costs.of_segments(network, resolve_auto(with_sizes(config, *network[:2]), corpus), corpus, context)
+    table = costs.of_segments(network, resolve_auto(with_sizes(config, *network[:2]), corpus), corpus)
 
     def search(steps: int, run: Path) -> float:
         """Search for this number of steps. Returns the seconds."""
@@ -168,7 +165,7 @@ def finish(out: Path, overrides: list[str], search: str, seed: int, found: dict)
     """Train what a search found. Returns its figures."""
     from nas.networks.space import read_network
 
-    config, corpora, _, _, context = open_costs(out, seeded(overrides, seed))
+    config, corpora, _, _, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"{search}-{seed}" / TRIALS, context)
     (results,) = train(trials, [read_network(found["network"])])
     return {split: results[split] for split in ("valid", "test")}
@@ -218,7 +215,7 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     overrides = [*SPACES[arguments.space], *arguments.overrides]
     jobs, out = Jobs(arguments.out, overrides, arguments.only), arguments.out
-    open_costs(out, overrides)
+    open_space(out, overrides)
     for seed in SEEDS:
         jobs.do(f"random-{seed}", lambda: search_at_random(out, overrides, seed))  # noqa: B023
         trials = jobs.do(f"trials-{seed}", lambda: search_by_trials(out, overrides, seed))  # noqa: B023

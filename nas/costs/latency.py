@@ -31,6 +31,11 @@ MIXTURES = 6  # models of mixed operations to which costs are fitted, besides th
 
 def measurement_conditions(config: Config, vocab_size: int, operations: list[str], context: DeviceContext) -> dict:
     """The conditions that measured costs of these operations depend on: the timing, the device and the sizes."""
+    return device_conditions(config, context) | cost_options(config, vocab_size, operations)
+
+
+def device_conditions(config: Config, context: DeviceContext) -> dict:
+    """The timing and the device of measured costs."""
     timing = config.search.latency.timing
     return {
         "timing": timing,
@@ -39,7 +44,6 @@ def measurement_conditions(config: Config, vocab_size: int, operations: list[str
         "threads": context.threads,
         "precision": context.precision,
         "torch": str(torch.__version__),
-        **cost_options(config, vocab_size, operations),
     }
 
 

@@ -52,9 +52,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     return with_sizes(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
 
 
-def chosen_tables(
-    given: Config, config: Config, corpus: Corpus, run: Path, choice: dict, context: DeviceContext
-) -> list[CostTable | None]:
+def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choice: dict) -> list[CostTable | None]:
     """[FLOPs, milliseconds or None] of the operations at the chosen sizes. Their reference is that of the search.
 
     given: the configuration of the search; config, corpus: with the chosen sizes.
@@ -67,7 +65,7 @@ def chosen_tables(
     if config.search.latency.source != "measured":
         return [flops, None]
     costs = NetworkCosts.read(run / TRIALS / COSTS, read_network(choice["reference"]))
-    table = costs.of_segments(read_network(choice["network"]), config, corpus, context)
+    table = costs.of_segments(read_network(choice["network"]), config, corpus)
     return [flops, replace(table, reference_cost=table.cost(plain) / choice["interleaved_ratio"])]
 
 
@@ -88,10 +86,8 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
         raise InputError("search.vocab_size needs train.epochs, so that each vocabulary reads the same text")
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
-    corpora, shapes = candidate_corpora(config)
-    own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
     file = folder / COSTS
-    costs = NetworkCosts.read(file, own) if file.exists() else network_costs(config, corpora, shapes, own, context)
+    corpora, shapes, costs = open_costs(config, file, context)
     tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
     if (absolute := milliseconds(budget)) is not None:
         budget = absolute / costs.reference
@@ -124,6 +120,18 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
         print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)
     chosen = search.run()
     return search.record(chosen), search.history()
+
+
+def open_costs(
+    config: Config, file: Path, context: DeviceContext
+) -> tuple[dict[int, Corpus], list[tuple[int, int]], NetworkCosts]:
+    """The text in each vocabulary, the candidates for vocabulary and width, and their costs: those of a file if it
+    exists, else measured.
+    """
+    corpora, shapes = candidate_corpora(config)
+    own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
+    costs = NetworkCosts.read(file, own) if file.exists() else network_costs(config, corpora, shapes, own, context)
+    return corpora, shapes, costs
 
 
 def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[tuple[int, int]]]:

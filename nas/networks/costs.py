@@ -1,7 +1,7 @@
 """Costs of networks of several vocabularies and widths, for the same text."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
-from nas.costs.flops import batch_shape, count_flops
-from nas.costs.latency import ROUNDS, SECONDS, measurement_conditions, segment_works, timed_rounds
+from nas.costs.flops import batch_shape, cost_options, count_flops
+from nas.costs.latency import ROUNDS, SECONDS, device_conditions, segment_works, timed_rounds
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, with_sizes
 from nas.training.build import resolve_auto
@@ -25,20 +25,27 @@ TIMED_BLOCKS = 8  # of the networks that give the time of a block
 class NetworkCosts:
     """Costs for 1,000 bytes of text.
 
-    tables: of each vocabulary and width. own: the reference.
+    tables: of each vocabulary and width. own: the reference. device: the conditions of measured costs.
     """
 
     tables: dict[tuple[int, int], CostTable]
     own: Network
+    device: dict = field(default_factory=dict)
 
     def to_dict(self) -> dict:
         """The content of costs.yaml."""
-        return {"tables": [{"sizes": [*shape], **asdict(table)} for shape, table in self.tables.items()]}
+        fields = "unit", "overhead", "blocks"
+        tables = [
+            {"sizes": [*shape], **{name: getattr(table, name) for name in fields}}
+            for shape, table in self.tables.items()
+        ]
+        return {"device": self.device, "tables": tables}
 
     @classmethod
     def read(cls, path: Path, own: Network) -> "NetworkCosts":
-        tables = {tuple(content.pop("sizes")): CostTable(**content) for content in read_yaml(path)["tables"]}
-        return cls(tables, own)
+        content = read_yaml(path)
+        tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
+        return cls(tables, own, content["device"])
 
     @property
     def unit(self) -> str:
@@ -49,13 +56,13 @@ class NetworkCosts:
     def reference(self) -> float:
         return self.cost(self.own)
 
-    def of_segments(self, network: Network, config: Config, corpus: Corpus, context: DeviceContext) -> CostTable:
+    def of_segments(self, network: Network, config: Config, corpus: Corpus) -> CostTable:
         """Milliseconds of the operations at a network's sizes for a batch of segments, as in latency.yaml.
 
         config, corpus: with these sizes.
         """
         table, names = self.tables[network[:2]], list(self.tables[network[:2]].blocks)
-        conditions = measurement_conditions(config, corpus.vocab_size, names, context)
+        conditions = self.device | cost_options(config, corpus.vocab_size, names)
         own = CostTable(MILLISECONDS, 1.0, {}, conditions, bytes_per_token=bytes_per_token(corpus))
         scale = 1 / own.per_kilobyte(1.0)
         blocks = {name: scale * cost for name, cost in table.blocks.items()}
@@ -87,7 +94,7 @@ def network_costs(
     for shape, (overhead, blocks) in parts.items():
         scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
         tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
-    return NetworkCosts(tables, own)
+    return NetworkCosts(tables, own, device_conditions(config, context) if measured else {})
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
