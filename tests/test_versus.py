@@ -27,12 +27,21 @@ def test_each_judge_has_a_tau(capsys):
     blocks = [["attention"], ["attention", "dense"], ["attention", "dense", "dense"], ["dense"]]
     rungs = [{"0.125": 3.0 + index, "0.25": 2.5 - index / 5, "0.5": 2.2 - index / 9} for index in range(4)]
     found = [
-        {"vocab_size": 900, "d_model": 8 * index + 8, "blocks": own, "flops": len(own), "rungs": rungs[index]}
+        {
+            "vocab_size": 900 + 100 * (index == 1),
+            "d_model": 8 * index + 8,
+            "blocks": own,
+            "flops": len(own),
+            "rungs": rungs[index],
+        }
         | {"bits_per_byte": 2.0 - index / 10}
         for index, own in enumerate(blocks)
     ]
-    taus = load_script("versus/ranking").report(found)["tau"]
+    ranking = load_script("versus/ranking").report(found)
+    taus, within = ranking["tau"], ranking["within"]
+    assert within["loss after 0.125"] == -1 and within["vocabulary (larger is better)"] == 0
+    assert within["FLOPs (more is better)"] == pytest.approx(0, abs=1e-3)
     assert taus["loss after 0.125"] == -1 and taus["loss after 0.25"] == taus["loss after 0.5"] == 1
     assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["law before trials"] > 0
     shown = capsys.readouterr().out
-    assert "| 900-32-d | 1.7000 | -1 | 0 |" in shown and "law after 0.5" in shown
+    assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "law after 0.5" in shown

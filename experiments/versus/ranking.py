@@ -1,12 +1,14 @@
 """What orders networks of one budget as whole trainings do? `python experiments/versus/ranking.py --out runs/versus`.
 
 The networks are those that the random searches of run.py drew with the seeds 1 and 2, in the same OUT. All train to the
-end; their losses on valid are the truth. The judges are FLOPs, the number of attention blocks, the losses after each
-rung, and the law of the search: before any trial, and after each rung. The last line is JSON.
+end; their losses on valid are the truth. The judges are FLOPs, the vocabulary, the number of attention blocks, the
+losses after each rung, and the law of the search: before any trial, and after each rung. Kendall's tau is that of all
+pairs, and that of pairs with the same vocabulary. The last line is JSON.
 """
 
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,7 @@ def report(found: list[dict]) -> dict:
     networks: list[Network] = [make_network(one["vocab_size"], one["d_model"], one["blocks"]) for one in found]
     truth, judges, points = [one["bits_per_byte"] for one in found], {}, []
     judges["FLOPs (more is better)"] = [-one["flops"] for one in found]
+    judges["vocabulary (larger is better)"] = [-one["vocab_size"] for one in found]
     judges["attention blocks (more is better)"] = [-one["blocks"].count("attention") for one in found]
     judges["law before trials"] = Law([], networks).predict(networks).tolist()
     for share, _ in RUNGS:
@@ -69,15 +72,22 @@ def report(found: list[dict]) -> dict:
     for index in np.argsort(truth):
         print_row(networks[index], f"{truth[index]:.4f}", *(f"{values[index]:.4g}" for values in judges.values()))
     print()
-    taus, count = {}, len(truth)
+    taus, within, count = {}, {}, len(truth)
     draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
-    print_row("judge", "Kendall's tau", "its best, behind the best", header=True)
+    print_row("judge", "Kendall's tau", "within vocabularies", "its best, behind the best", header=True)
     for name, values in judges.items():
         taus[name] = round(kendall_tau(values, truth), 3)
+        within[name] = round(tau_within(values, truth, [network.vocab_size for network in networks]), 3)
         error = np.nanstd([kendall_tau(np.array(values)[places], np.array(truth)[places]) for places in draws])
         behind = truth[int(np.argmin(values))] / min(truth) - 1
-        print_row(name, f"{taus[name]:.3f} ± {error:.3f}", f"{behind:.2%}")
-    return {"tau": taus}
+        print_row(name, f"{taus[name]:.3f} ± {error:.3f}", f"{within[name]:.3f}", f"{behind:.2%}")
+    return {"tau": taus, "within": within}
+
+
+def tau_within(values: list, truth: list, groups: list) -> float:
+    """Mean agreement, from -1 to 1, of the order of the pairs in the same group; a tie counts 0."""
+    pairs = [pair for pair in combinations(range(len(truth)), 2) if groups[pair[0]] == groups[pair[1]]]
+    return float(np.mean([np.sign((values[i] - values[j]) * (truth[i] - truth[j])) for i, j in pairs]))
 
 
 def main() -> None:
