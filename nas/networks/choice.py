@@ -25,12 +25,12 @@ from nas.networks.space import (
     read_network,
     with_sizes,
 )
-from nas.networks.trials import CONFIG, Trials, most_trainings
+from nas.networks.trials import CONFIG, Estimate, Trials, most_trainings
 from nas.retraining.trials import LOGS, workers
 from nas.training.build import passes_warning, resolve_auto
 from nas.training.device import DeviceContext
 
-COSTS, STAGE = "costs.yaml", "search"
+COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
 SHOWN = 6  # networks
 
 
@@ -82,12 +82,31 @@ def networks_table(choice: dict) -> str:
 
 def search_networks(config: Config, folder: Path, context: DeviceContext) -> tuple[dict, list[dict]]:
     """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network()."""
+    search = open_search(config, folder, context)
+    trials, size = search.trials, search.costs.own.vocab_size
+    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
+    within = "candidates" if config.search.latency.source == "none" else "within the budget"
+    most = f"{most_trainings():.3g}"
+    print(f"{len(search.networks)} networks are {within}; the trials take the steps of at most {most} trainings")
+    if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
+        print(warning)
+    if not (folder / LOGS).exists():
+        minutes = trial_seconds(search, folder).seconds(search.batches()) / 60
+        print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)
+    chosen = search.run()
+    return search.record(chosen), search.history()
+
+
+def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving:
+    """The search before its first trial. The costs are those of an earlier call, or are measured and kept.
+
+    Raises InputError if no network is within the budget.
+    """
     if config.search.vocab_size and config.train.epochs is None:
         raise InputError("search.vocab_size needs train.epochs, so that each vocabulary reads the same text")
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
-    file = folder / COSTS
-    corpora, shapes, costs = open_costs(config, file, context)
+    corpora, shapes, costs = open_costs(config, folder / COSTS, context)
     tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
     if (absolute := milliseconds(budget)) is not None:
         budget = absolute / costs.reference
@@ -104,22 +123,19 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
             f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
-    write_yaml(file, costs.to_dict())
-    within = "within the budget" if band else "candidates, without a budget (search.latency.source=none)"
-    trials = Trials(config, corpora, folder, context)
-    search = Halving(trials, costs, budget, networks)
-    print(
-        f"{len(networks)} networks are {within}; the trials take the steps of at most {most_trainings():.3g} trainings"
+    write_yaml(folder / COSTS, costs.to_dict())
+    return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
+
+
+def trial_seconds(search: Halving, folder: Path) -> Estimate:
+    """The seconds of trials: those that nas.run has measured, in other epochs, or measured now."""
+    config, file = search.config, folder / ESTIMATE
+    if not file.exists():
+        return search.trials.estimate(search.first_networks(BATCH))
+    known = read_yaml(file)
+    return Estimate(
+        known["start"], known["training"] * config.train.epochs / known["epochs"], workers(search.trials.context)
     )
-    size = next(iter(corpora))
-    if warning := passes_warning(config, trials.steps[size], len(corpora[size].tokens("train"))):
-        print(warning)
-    if not (folder / LOGS).exists():
-        minutes = trials.estimate(search.first_networks(BATCH), search.batches()) / 60
-        print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)
-    chosen = search.run()
-    return search.record(chosen), search.history()
 
 
 def open_costs(

@@ -4,12 +4,15 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 
 from nas.core.config import Config
+from nas.core.files import write_yaml
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
@@ -28,6 +31,22 @@ def most_trainings() -> float:
     """The steps of all rungs, in trainings. Each trial goes on from the rung before, but one of the second is new."""
     shares, counts = zip(*RUNGS, strict=True)
     return float(np.dot(counts, np.diff(shares, prepend=0)) + shares[0])
+
+
+class Estimate(NamedTuple):
+    """start: seconds of a trial without its steps, with an evaluation. training: of a whole training.
+
+    at_once: trials that run side by side.
+    """
+
+    start: float
+    training: float
+    at_once: int
+
+    def seconds(self, batches: list[tuple[float, int]]) -> float:
+        """Of some batches of trials: the share of a training that each adds, and its number of networks."""
+        rounds = [(math.ceil(count / self.at_once), share) for share, count in batches]
+        return sum(count * (share * self.training + self.start) for count, share in rounds)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -66,16 +85,14 @@ class Trials:
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
 
-    def estimate(self, networks: list[Network], batches: list[tuple[float, int]]) -> float:
-        """Seconds of a search if these networks are typical, from a few steps of each and trials of one step.
-
-        batches: the share of a training that each batch of trials adds, and its number of networks.
-        """
-        at_once, seconds = workers(self.context), []
+    def estimate(self, networks: list[Network]) -> Estimate:
+        """The seconds of a trial's start and of a whole training, if these networks are typical, from a few steps."""
+        config, at_once, seconds = {"stage": "search", **asdict(self.config)}, workers(self.context), []
         start_server()
         with TemporaryDirectory() as folder, redirect_stdout(None):
-            trials, given = [self.trial(network, 1) for network in networks[:at_once]], self.folder / CONFIG
-            start = timed(lambda: run_trials(trials, given, Path(folder), self.context))  # with an evaluation
+            write_yaml(Path(folder) / CONFIG, config)
+            trials = [self.trial(network, 1) for network in networks[:at_once]]
+            start = timed(lambda: run_trials(trials, Path(folder) / CONFIG, Path(folder), self.context))
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
@@ -83,7 +100,7 @@ class Trials:
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.context)
                 seconds.append(phase.total_steps * step_seconds(phase))
-        return sum(math.ceil(count / at_once) * (share * np.mean(seconds) + start) for share, count in batches)
+        return Estimate(start, float(np.mean(seconds)), at_once)
 
     def trial(self, network: Network, until: int | None) -> Trial:
         """The training of a network until a step; None: to the end."""

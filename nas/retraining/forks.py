@@ -22,16 +22,21 @@ def start_server() -> None:
 
 
 def start_command(
-    arguments: Sequence, out: Path, errors: Path, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    arguments: Sequence,
+    out: Path | None = None,
+    errors: Path | None = None,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
     """Start what `python ARGUMENTS` runs, in a process that receives SIGTERM when this one ends.
 
     Args:
         arguments: SCRIPT.py or -m MODULE, then its arguments.
-        out, errors: files that the output is appended to; they may be the same.
+        out, errors: files that the output is appended to; they may be the same. None: the output of this process.
         cwd, environment: None for those of this process.
     """
-    given = [str(argument) for argument in arguments], out.absolute(), errors.absolute(), cwd or Path.cwd()
+    files = [file and file.absolute() for file in (out, errors)]
+    given = [str(argument) for argument in arguments], *files, cwd or Path.cwd()
     process = context().Process(target=run_command, args=(*given, dict(environment or os.environ)))
     process.start()
     return process
@@ -43,11 +48,14 @@ def context() -> multiprocessing.context.ForkServerContext:
     return server
 
 
-def run_command(arguments: list[str], out: Path, errors: Path, cwd: Path, environment: dict[str, str]) -> None:
+def run_command(
+    arguments: list[str], out: Path | None, errors: Path | None, cwd: Path, environment: dict[str, str]
+) -> None:
     """Run a command in the fork. A session of its own keeps away the terminal's Ctrl-C, which the parent passes on."""
     os.setsid()
     for file, descriptor in ((out, 1), (errors, 2)):
-        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+        if file:
+            os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

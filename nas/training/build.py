@@ -22,7 +22,7 @@ from nas.training.train_step import Stream
 # Passes over a text after which models may overfit (experiments/passes): without dropout, with dropout or less width,
 # and with dropout and strong weight decay.
 MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
-STRONG_DECAY = 0.5
+STRONG_DECAY, ROBUST_WIDTH = 0.5, 128
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
@@ -111,22 +111,24 @@ def short_share(config: Config) -> float:
     return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
 
 
+def most_passes(config: Config) -> int:
+    """The passes over its text after which a training may overfit."""
+    if config.model.dropout > 0:
+        return MAX_PASSES_DECAY if config.train.weight_decay >= STRONG_DECAY else MAX_PASSES_ROBUST
+    return MAX_PASSES_ROBUST if config.model.d_model < ROBUST_WIDTH else MAX_PASSES
+
+
 def passes_warning(config: Config, steps: int, text_tokens: int) -> str | None:
     """A warning if the training of a pattern reads its text so often that it overfits."""
-    dropout = config.model.dropout > 0
-    robust = dropout or config.model.d_model < 128
-    most = MAX_PASSES_ROBUST if robust else MAX_PASSES
-    if dropout and config.train.weight_decay >= STRONG_DECAY:
-        most = MAX_PASSES_DECAY
-    tokens_per_step = config.train.batch_size * config.train.segment
+    most, tokens_per_step = most_passes(config), config.train.batch_size * config.train.segment
     passes, enough = steps * tokens_per_step / text_tokens, max(1, most * text_tokens // tokens_per_step)
     if passes <= most:
         return None
     less = f"train.steps={enough}" if config.train.epochs is None else f"train.epochs={most}"
+    dropout = ", or model.dropout=0.2 train.weight_decay=0.5" if most == MAX_PASSES else ""
     return (
         f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
-        f"may overfit after {most}; give {less} or less"
-        + ("" if robust else ", or model.dropout=0.2 train.weight_decay=0.5")
+        f"may overfit after {most}; give {less} or less{dropout}"
     )
 
 

@@ -1,0 +1,52 @@
+"""The length of trainings that fits a number of minutes for the whole: search, trainings and report."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.core.files import write_yaml
+from nas.networks.choice import ESTIMATE, open_search
+from nas.networks.halving import BATCH, LONG_ENOUGH, Halving
+from nas.networks.trials import RUNGS, Estimate
+from nas.retraining.trials import rung_steps
+from nas.training.build import count_steps, most_passes
+from nas.training.device import DeviceContext
+
+AFTER_S = 45  # derivation, latencies, pictures and report
+FEWEST_STEPS = 16  # of a trial in the first rung
+
+
+def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceContext) -> Config:
+    """The configuration with train.epochs, and a warm-up that suits them, so that all stages take these minutes.
+
+    folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
+    """
+    began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
+    search = open_search(epoch, folder, context)
+    estimate = search.trials.estimate(search.first_networks(BATCH))
+    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "epochs": 1.0})
+    fixed = time.monotonic() - began + whole_seconds(search, estimate._replace(training=0.0))
+    per_epoch = whole_seconds(search, estimate) - whole_seconds(search, estimate._replace(training=0.0))
+    steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
+    least = FEWEST_STEPS / RUNGS[0][0] / steps
+    epochs = min((60 * minutes - fixed) / per_epoch, most_passes(config))
+    if epochs < least:
+        enough = (fixed + least * per_epoch) / 60
+        raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:.2g}")
+    train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
+    share = RUNGS[0][0]
+    first = rung_steps(
+        share, share, count_steps(replace(config, train=train), steps * train.batch_size * train.segment)
+    )
+    train.warmup_steps = min(train.warmup_steps, int(first / LONG_ENOUGH))
+    total = (fixed + epochs * per_epoch) / 60
+    print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.2g} minutes", flush=True)
+    return replace(config, train=train)
+
+
+def whole_seconds(search: Halving, estimate: Estimate) -> float:
+    """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest."""
+    finals = [(1.0, 1), (0.0, 2)] if estimate.at_once > 1 else [(0.5, 1), (1.0, 1), (0.0, 4)]
+    return estimate.seconds([*search.batches(), *finals]) + AFTER_S

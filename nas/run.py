@@ -1,0 +1,191 @@
+"""All stages in one command: search, derive, train, animate and report.
+
+The search finds the best network within the budget. Beside it, the usual network is trained: interleaved attention and
+dense blocks of the sizes in CONFIG.yaml, as many as the budget allows. At the end both are measured in one round.
+Repeat the command after an interruption: finished stages are not repeated.
+"""
+
+import argparse
+import os
+import signal
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from nas.core.config import Config, flat_config
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
+from nas.core.files import read_yaml, write_yaml
+from nas.core.pattern import FORMAT, abbreviate, interleaved
+from nas.core.run_folder import CHOICE, OUTCOME, PATTERN, RESULTS, TRIALS, run_options, try_writing
+
+PLAN, SUMMARY, REPORT = "run.yaml", "summary.yaml", "report.html"
+NAMES = "found", "usual"
+PLANNED = "train.epochs", "train.steps", "train.warmup_steps"  # --minutes sets them
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m nas.run", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder for the files of all stages")
+    minutes = "for everything; sets train.epochs and train.warmup_steps (default: trainings as in CONFIG.yaml)"
+    parser.add_argument("--minutes", type=float, metavar="N", help=minutes)
+    arguments = parser.parse_intermixed_args()
+    if arguments.minutes is not None and arguments.minutes <= 0:
+        raise InputError(f"--minutes {arguments.minutes:g} must be above 0")
+    return arguments
+
+
+def open_plan(arguments: argparse.Namespace, config: Config) -> None:
+    """Write the configuration of all stages, or check that an earlier call had the same."""
+    folder, file = arguments.run, arguments.run / PLAN
+    if file.exists():
+        given, recorded = flat_config(asdict(config)), flat_config(asdict(load_config(file, [])))
+        free = PLANNED if arguments.minutes else ()
+        changed = [f"{key} ({recorded[key]} -> {given[key]})" for key in given if given[key] != recorded[key]]
+        if changed := [text for text in changed if not text.startswith(free)]:
+            raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
+        return
+    if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search"}:
+        raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
+    try_writing(folder)
+    if arguments.minutes:
+        from nas.networks.plan import plan_minutes
+        from nas.training.device import set_up_device
+
+        context = set_up_device(config.seed, config.train)
+        config = plan_minutes(config, arguments.minutes, folder / "search" / TRIALS, context)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(file, asdict(config))
+
+
+def run_stage(command: str, *arguments) -> None:
+    """Run a script of the four stages, or a module of nas, and hand on Ctrl-C. Raises RunError if it fails."""
+    from nas.retraining.forks import start_command
+    from nas.retraining.tasks import script_file
+
+    process = start_command([*([script_file(command)] if command.endswith(".py") else ["-m", command]), *arguments])
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)
+        process.join()
+        raise
+    if process.exitcode:
+        raise RunError(f"{command} failed; its message stands above")
+
+
+def write_usual(folder: Path) -> Path:
+    """Write the pattern of the usual network: the deepest interleaved one within the budget."""
+    from nas.core.config_checks import simplify
+    from nas.networks.choice import COSTS
+    from nas.networks.costs import NetworkCosts
+    from nas.networks.space import make_network, read_network
+
+    choice, config = read_yaml(folder / "search" / CHOICE), load_config(folder / PLAN, [])
+    own = read_network(choice["reference"])
+    costs, depths = NetworkCosts.read(folder / "search" / TRIALS / COSTS, own), range(config.model.blocks, 1, -1)
+    fitting = (
+        n for n in depths if costs.ratio(make_network(*own[:2], interleaved(n))) <= choice["budget"] * (1 + 1e-9)
+    )
+    blocks, file = simplify(interleaved(next(fitting, 1)), config, "interleaved"), folder / "usual.yaml"
+    write_yaml(file, {"format": FORMAT, "blocks": blocks})
+    return file
+
+
+def train_networks(folder: Path) -> None:
+    """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
+    from nas.retraining.tasks import run_tasks, script_task
+    from nas.retraining.trials import workers
+    from nas.training.device import set_up_device
+
+    config, tasks = load_config(folder / PLAN, []), []
+    for name, pattern in zip(NAMES, (folder / "search" / PATTERN, write_usual(folder)), strict=True):
+        run, log = folder / name, folder / "logs" / f"{name}.txt"
+        arguments = [pattern, folder / PLAN, *run_options(run)]
+        tasks.append(script_task(name, "retrain.py", arguments, run / RESULTS, log))
+    print(f"training the {' and the '.join(NAMES)} network", flush=True)
+    if failed := run_tasks(tasks, workers(set_up_device(config.seed, config.train))):
+        raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
+
+
+def summarize(folder: Path) -> dict:
+    """Both networks on test, and their times for the same text, measured in one round."""
+    import numpy as np
+
+    from nas.costs.flops import batch_shape
+    from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
+    from nas.data.corpus import Corpus, bytes_per_token
+    from nas.data.preprocess import prepare
+    from nas.training.device import set_up_device
+
+    works, summary = {}, {}
+    for name in NAMES:
+        results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / "config.yaml", [])
+        corpus, context = Corpus(prepare(config.data)), set_up_device(config.seed, config.train)
+        batch, segment, _ = batch_shape(config)
+        (works[name],) = segment_works([results["pattern"]], config, corpus.counts(), context)
+        summary[name] = {
+            "vocab_size": corpus.vocab_size,
+            "d_model": config.model.d_model,
+            "blocks": results["pattern"],
+            **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
+            "bytes": bytes_per_token(corpus) * batch * segment,
+        }
+    times = {
+        name: 1e6 * taken / summary[name].pop("bytes") for name, taken in timed_rounds(works, ROUNDS, SECONDS).items()
+    }
+    for name, taken in times.items():
+        summary[name]["ms_per_1000_bytes"] = float(np.median(taken))
+        summary[name]["time_ratio_to_usual"] = float(np.median(taken / times["usual"]))
+    return summary
+
+
+def describe(folder: Path) -> str:
+    """The last lines: both networks, and how they differ."""
+    summary, lines = read_yaml(folder / SUMMARY), []
+    for name in NAMES:
+        one = summary[name]
+        sizes = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
+        quality = f"{one['bits_per_byte']:.4f} bits per byte on test"
+        if one["word_perplexity_comparable"]:
+            quality += f", word perplexity {one['word_perplexity']:,.1f}"
+        lines.append(f"{name} network: {sizes}: {quality}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes")
+    found, usual = (summary[name] for name in NAMES)
+    bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
+    time = found["time_ratio_to_usual"]
+    lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time, measured in one round")
+    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / 'found'}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    folder, config = arguments.run, load_config(arguments.config, arguments.overrides)
+    if config.search.method != "trials":
+        raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
+    interrupt_on_signals()
+    search = folder / "search"
+    try:
+        open_plan(arguments, config)
+        if not (search / OUTCOME).exists():
+            run_stage("search.py", folder / PLAN, *run_options(search))
+        if not (search / PATTERN).exists():
+            run_stage("derive.py", search)
+        train_networks(folder)
+        if not (folder / SUMMARY).exists():
+            write_yaml(folder / SUMMARY, summarize(folder))
+            run_stage("animate.py", search)
+        if not (folder / REPORT).exists():
+            runs = [search, *(folder / name for name in NAMES)]
+            run_stage("nas.report", *runs, "--out", folder / REPORT)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None
+    print(describe(folder))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,54 @@
+"""All stages in one command."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from tests.processes import ROOT, refuse, succeed
+
+pytestmark = pytest.mark.slow
+OPTIONS = [
+    *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
+    *("search.latency.source=flops", "search.latency.target=0.9", "search.operations=[attention,dense,identity]"),
+]
+
+
+def test_the_whole_fits_the_minutes_and_goes_on_after_a_kill(tmp_path, small_yaml):
+    run = tmp_path / "run"
+    whole = small_yaml, "--run", run, "--minutes", 3, *OPTIONS
+    process = subprocess.Popen([sys.executable, "-m", "nas.run", *map(str, whole)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not list(run.glob("search/trials/*/trial-*.yaml")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    plan = yaml.safe_load((run / "run.yaml").read_text())
+    assert 0.5 < plan["train"]["epochs"] <= 14 and plan["train"]["steps"] is None
+    assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")
+    assert "train.lr (0.003 -> 0.1)" in refuse("run", *whole, "train.lr=0.1")
+    shown = succeed("run", *whole)
+    summary = yaml.safe_load((run / "summary.yaml").read_text())
+    for name in ("found", "usual"):
+        own, results = summary[name], yaml.safe_load((run / name / "results.yaml").read_text())
+        assert own["bits_per_byte"] == results["test"]["bits_per_byte"] and own["blocks"] == results["pattern"]
+        assert f"\n{name} network: {own['vocab_size']} pieces, width 16" in shown
+    assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
+    percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
+    assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown
+    assert "going on from the trial" in (run / "logs" / "found.txt").read_text()
+    assert (run / "report.html").exists() and (run / "search" / "pi.gif").exists()
+    assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
+
+
+def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
+    message = refuse("run", small_yaml, "--run", tmp_path / "run", "--minutes", 0.05, *OPTIONS)
+    assert "--minutes 0.05 is too short for this text and device: give at least " in message
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    message = refuse("run", small_yaml, "--run", tmp_path / "mine", *OPTIONS)
+    assert "is not empty, but holds no run.yaml of this command; use another folder" in message
+    assert "nas.run needs search.method=trials" in refuse("run", small_yaml, "--run", tmp_path / "other")
