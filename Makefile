@@ -7,7 +7,7 @@ CONFIG := experiments/demo/demo.yaml
 
 .PHONY: help setup demo check test lint clean
 help:
-	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (2 to 5 minutes)"
+	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (4 minutes on two idle cores)"
 	@echo "make check  format, lint and the quick tests (under a minute)"
 	@echo "make test   format, lint and all tests (about 4 minutes on two idle cores)"
 	@echo "make clean  remove $(DEMO) and caches; .venv stays"
@@ -20,19 +20,9 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
-# Each stage continues if an earlier `make demo` was interrupted.
-resume = $(if $(wildcard $(DEMO)/$(1)/config.yaml $(DEMO)/$(1)/trials),--resume)
+# The command continues if an earlier `make demo` was interrupted.
 demo: setup
-	$(BIN)/python search.py $(CONFIG) --run $(DEMO)/search $(call resume,search)
-	$(BIN)/python derive.py $(DEMO)/search --force
-	$(BIN)/python animate.py $(DEMO)/search
-	$(BIN)/python retrain.py $(DEMO)/search/pattern.yaml $(CONFIG) --run $(DEMO)/searched $(call resume,searched)
-	$(BIN)/python retrain.py experiments/patterns/interleaved-6.yaml $(CONFIG) --run $(DEMO)/interleaved \
-		$(call resume,interleaved) --beside $(DEMO)/searched
-	@echo
-	@echo "The demonstration is too short to find a good pattern. It shows the commands."
-	@echo "The history of pi:    $(DEMO)/search/pi.gif"
-	@echo "The pattern it found: $(DEMO)/search/pattern.yaml"
+	$(BIN)/python -m nas.run $(CONFIG) --run $(DEMO) --minutes 4
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"

@@ -21,7 +21,7 @@ from nas.core.run_folder import CHOICE, OUTCOME, PATTERN, RESULTS, TRIALS, run_o
 
 PLAN, SUMMARY, REPORT = "run.yaml", "summary.yaml", "report.html"
 NAMES = "found", "usual"
-PLANNED = "train.epochs", "train.steps", "train.warmup_steps"  # --minutes sets them
+PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"  # --minutes sets them
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,7 +30,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder for the files of all stages")
-    minutes = "for everything; sets train.epochs and train.warmup_steps (default: trainings as in CONFIG.yaml)"
+    minutes = "for everything; sets train.epochs (default: trainings as in CONFIG.yaml)"
     parser.add_argument("--minutes", type=float, metavar="N", help=minutes)
     arguments = parser.parse_intermixed_args()
     if arguments.minutes is not None and arguments.minutes <= 0:

@@ -80,6 +80,18 @@ def test_a_validation_loss_that_is_not_finite_is_reported(small_config, tmp_path
         Trainer(make_retraining(config, ["dense"]), run).fit()
 
 
+def test_a_loss_on_valid_that_rises_twice_is_reported(small_config, tmp_path, monkeypatch, capsys):
+    losses = iter([2.0, 1.5, 1.6, 1.7, 1.65, 1.9])
+    phase = make_retraining(small_config("train.evaluate_every=4", "train.steps=24"), ["dense"])
+    figures = {"perplexity": 1.0, "tokens": 9}
+    monkeypatch.setattr(phase, "evaluate", lambda run, step: figures | {"nll_per_token": next(losses)})
+    run = open_run(tmp_path / "run", phase.config, "retrain", {"pattern": ["dense"]})
+    run.start(phase.config, {})
+    Trainer(phase, run).fit()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+    assert "the loss on valid rises, 1.5000 -> 1.6000 -> 1.7000, so the model overfits; give fewer train.epochs" in line
+
+
 def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
     phase = make_retraining(small_config(), ["dense"])
     before = phase.model.embedding.weight.clone()

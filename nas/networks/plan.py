@@ -1,5 +1,6 @@
 """The length of trainings that fits a number of minutes for the whole: search, trainings and report."""
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,18 @@ from nas.networks.choice import ESTIMATE, open_search
 from nas.networks.halving import BATCH, LONG_ENOUGH, Halving
 from nas.networks.trials import RUNGS, Estimate
 from nas.retraining.trials import rung_steps
-from nas.training.build import count_steps, most_passes
+from nas.training.build import most_passes
 from nas.training.device import DeviceContext
 
+SHARE = RUNGS[0][0]  # of a training, in the first rung
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
+EVALUATIONS = 4  # of a training on valid, before its end
 
 
 def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceContext) -> Config:
-    """The configuration with train.epochs, and a warm-up that suits them, so that all stages take these minutes.
+    """The configuration with the train.epochs with which all stages take these minutes, and evaluations and a warm-up
+    that suit them.
 
     folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
     """
@@ -30,17 +34,15 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     fixed = time.monotonic() - began + whole_seconds(search, estimate._replace(training=0.0))
     per_epoch = whole_seconds(search, estimate) - whole_seconds(search, estimate._replace(training=0.0))
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
-    least = FEWEST_STEPS / RUNGS[0][0] / steps
+    least = FEWEST_STEPS / SHARE / steps
     epochs = min((60 * minutes - fixed) / per_epoch, most_passes(config))
     if epochs < least:
         enough = (fixed + least * per_epoch) / 60
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:.2g}")
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
-    share = RUNGS[0][0]
-    first = rung_steps(
-        share, share, count_steps(replace(config, train=train), steps * train.batch_size * train.segment)
-    )
-    train.warmup_steps = min(train.warmup_steps, int(first / LONG_ENOUGH))
+    whole = max(1, round(train.epochs * steps))
+    train.warmup_steps = min(train.warmup_steps, int(rung_steps(SHARE, SHARE, whole) / LONG_ENOUGH))
+    train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
     total = (fixed + epochs * per_epoch) / 60
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.2g} minutes", flush=True)
     return replace(config, train=train)
@@ -48,5 +50,6 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
 
 def whole_seconds(search: Halving, estimate: Estimate) -> float:
     """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest."""
-    finals = [(1.0, 1), (0.0, 2)] if estimate.at_once > 1 else [(0.5, 1), (1.0, 1), (0.0, 4)]
-    return estimate.seconds([*search.batches(), *finals]) + AFTER_S
+    evaluations = EVALUATIONS + 2  # valid and test at the end
+    together = [(1.0, 1), (0.0, evaluations)] if estimate.at_once > 1 else [(0.5, 1), (1.0, 1), (0.0, 2 * evaluations)]
+    return estimate.seconds([*search.batches(), *together]) + AFTER_S

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from nas.core.config import Config
 from nas.core.errors import Interrupted, RunError, StopSignal
-from nas.core.run_folder import RunFolder, perplexity
+from nas.core.run_folder import RunFolder, perplexity, read_metrics
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
@@ -65,6 +65,18 @@ class Phase:
 
     def load_state_dict(self, state: dict) -> None:
         raise NotImplementedError
+
+
+def rising_warning(metrics: list[dict]) -> str:
+    """A warning if the last two evaluations on valid each had a higher loss than the one before, or an empty text."""
+    last = [line["nll"] for line in metrics if line["split"] == "valid"][-3:]
+    if len(last) < 3 or not last[0] < last[1] < last[2]:
+        return ""
+    losses = " -> ".join(f"{nll:.4f}" for nll in last)
+    return (
+        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, or "
+        "model.dropout=0.2 train.weight_decay=0.5"
+    )
 
 
 class Trainer:
@@ -167,6 +179,8 @@ class Trainer:
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
         figures = f"valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
         say(self.run, f"step {self.step}/{self.phase.total_steps}  {figures}")
+        if distributed.is_main() and (warning := rising_warning(read_metrics(self.run.path))):
+            say(self.run, warning)
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
         for name, value in scalars.items() if distributed.is_main() else ():
