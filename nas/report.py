@@ -1,7 +1,7 @@
 """Write one HTML page of run folders, with pictures, tables, claims and the commands to repeat them.
 
-RUN_DIRs are folders of searches, trainings and comparisons. The page contains its pictures, loads no other file and
-runs no script. Its layout suits phones and print.
+RUN_DIRs are folders of searches, trainings, comparisons, or of nas.run, whose page begins with the answer. The page
+contains its pictures, loads no other file and runs no script. Its layout suits phones and print.
 """
 
 import argparse

@@ -17,10 +17,21 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved
-from nas.core.run_folder import CHOICE, OUTCOME, PATTERN, RESULTS, TRIALS, run_options, try_writing
+from nas.core.run_folder import (
+    CHOICE,
+    FOUND,
+    OUTCOME,
+    PATTERN,
+    RESULTS,
+    SUMMARY,
+    TRIALS,
+    USUAL,
+    run_options,
+    try_writing,
+)
 
-PLAN, SUMMARY, REPORT = "run.yaml", "summary.yaml", "report.html"
-NAMES = "found", "usual"
+PLAN, REPORT = "run.yaml", "report.html"
+NAMES = FOUND, USUAL
 PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"  # --minutes sets them
 
 
@@ -91,7 +102,7 @@ def write_usual(folder: Path) -> Path:
     fitting = (
         n for n in depths if costs.ratio(make_network(*own[:2], interleaved(n))) <= choice["budget"] * (1 + 1e-9)
     )
-    blocks, file = simplify(interleaved(next(fitting, 1)), config, "interleaved"), folder / "usual.yaml"
+    blocks, file = simplify(interleaved(next(fitting, 1)), config, "interleaved"), folder / f"{USUAL}.yaml"
     write_yaml(file, {"format": FORMAT, "blocks": blocks})
     return file
 
@@ -140,7 +151,7 @@ def summarize(folder: Path) -> dict:
     }
     for name, taken in times.items():
         summary[name]["ms_per_1000_bytes"] = float(np.median(taken))
-        summary[name]["time_ratio_to_usual"] = float(np.median(taken / times["usual"]))
+        summary[name]["time_ratio_to_usual"] = float(np.median(taken / times[USUAL]))
     return summary
 
 
@@ -158,7 +169,7 @@ def describe(folder: Path) -> str:
     bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
     time = found["time_ratio_to_usual"]
     lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time, measured in one round")
-    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / 'found'}")
+    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / FOUND}")
     return "\n".join(lines)
 
 
@@ -180,8 +191,7 @@ def main() -> None:
             write_yaml(folder / SUMMARY, summarize(folder))
             run_stage("animate.py", search)
         if not (folder / REPORT).exists():
-            runs = [search, *(folder / name for name in NAMES)]
-            run_stage("nas.report", *runs, "--out", folder / REPORT)
+            run_stage("nas.report", folder, "--out", folder / REPORT)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None
     print(describe(folder))

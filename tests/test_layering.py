@@ -37,6 +37,7 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.search.history",
     "nas.costs.baselines",
     "nas.derivation.confidence",
+    "nas.retraining.forks",
     "nas.derivation.pattern_record",
     "nas.derivation.printing",
     "nas.derivation.runs",

@@ -40,7 +40,10 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_kill(tmp_path, small_yam
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown
     assert "going on from the trial" in (run / "logs" / "found.txt").read_text()
-    assert (run / "report.html").exists() and (run / "search" / "pi.gif").exists()
+    page = (run / "report.html").read_text()
+    answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
+    assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
+    assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (run / "search" / "pi.gif").exists()
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
 
 

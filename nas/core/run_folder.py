@@ -22,6 +22,8 @@ PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds; a search uses one that its new folder has already
 FLOPS_TABLE = "flops.yaml"
+SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
+FOUND, USUAL = "found", "usual"  # their folders
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.

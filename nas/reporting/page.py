@@ -16,7 +16,19 @@ from nas.core.files import read_yaml, write_text
 from nas.core.operations import OPERATIONS, unit_of
 from nas.core.pattern import abbreviate, read_pattern
 from nas.core.provenance import git_commit
-from nas.core.run_folder import CHOICE, LATENCY, MAY_CHANGE, OUTCOME, PATTERN, RESULTS, read_metrics, read_pi
+from nas.core.run_folder import (
+    CHOICE,
+    FOUND,
+    LATENCY,
+    MAY_CHANGE,
+    OUTCOME,
+    PATTERN,
+    RESULTS,
+    SUMMARY,
+    USUAL,
+    read_metrics,
+    read_pi,
+)
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
 from nas.derivation.runs import current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
@@ -156,14 +168,21 @@ def section(run: Path, runs: list[Path]) -> dict:
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:
-    """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one."""
+    """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one.
+
+    The folder of a finished nas.run stands for its search and trainings, and the page begins with its answer.
+    """
     import jinja2
 
     from nas.reporting.style import colours_of
 
+    whole = runs[0] if (runs[0] / SUMMARY).exists() else None
+    if whole:
+        runs = [whole / "search", whole / FOUND, whole / USUAL, *runs[1:]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
+        answer=read_yaml(whole / SUMMARY) if whole else None,
         runs=[section(run, runs) for run in runs],
         operations=list(OPERATIONS),
         colours_of=colours_of,

@@ -74,8 +74,8 @@ def rising_warning(metrics: list[dict]) -> str:
         return ""
     losses = " -> ".join(f"{nll:.4f}" for nll in last)
     return (
-        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, or "
-        "model.dropout=0.2 train.weight_decay=0.5"
+        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "
+        "or model.dropout=0.2 train.weight_decay=0.5"
     )
 
 
