@@ -1,7 +1,7 @@
-"""Fit the prior means of the law: `python experiments/versus/prior.py [FOLDER ...]`.
+"""Fit the prior means of the law: `python experiments/versus/prior.py [TEXT FOLDER ...]`.
 
-The data are the grids of experiments/frontier and trainings.csv: trainings of run.py on WikiText-2, at each rung and at
-the end. With folders of run.py, the program first writes their trainings into this file.
+The data are the grids of experiments/frontier and trainings.csv: trainings of run.py at each rung and at the end. With
+a text, wikitext2 or library, and folders of run.py, the program first replaces the trainings of this text in the file.
 They give the posterior of the law's factors, from a prior WIDER times as wide as that of nas/networks/law.py. Each text
 has an offset, a slope in T, and an offset of whole trainings, whose learning rates have decayed. The last line is JSON.
 """
@@ -25,15 +25,16 @@ from nas.networks.law import NOISE, OWN, TERMS, Law, Point
 from nas.networks.space import make_network
 from nas.networks.trials import RUNGS
 
-GRIDS = [Path(__file__).parents[1] / "frontier" / name for name in ("wikitext2.csv", "library.csv")]
+TEXTS = "wikitext2", "library"
+GRIDS = Path(__file__).parents[1] / "frontier"
 TRAININGS = Path(__file__).with_name("trainings.csv")
-COLUMNS = "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte"
+COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte"
 WIDER = 3
 
 
-def read_grid(file: Path) -> list[Point]:
+def read_grid(text: str) -> list[Point]:
     points = []
-    with file.open(newline="") as rows:
+    with (GRIDS / f"{text}.csv").open(newline="") as rows:
         for row in csv.DictReader(rows):
             network = make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
             losses = {share: row[str(share)] for share, _ in RUNGS} | {1.0: row["bits_per_byte"]}
@@ -41,32 +42,37 @@ def read_grid(file: Path) -> list[Point]:
     return points
 
 
-def write_trainings(folders: list[Path]) -> None:
-    """Write the losses of all trials and trainings in folders of run.py into TRAININGS."""
-    rows = []
+def write_trainings(text: str, folders: list[Path]) -> None:
+    """Replace the losses of a text in TRAININGS by those of all trials and trainings in folders of run.py."""
+    rows = [tuple(row.values()) for row in read_rows() if row["text"] != text]
     for file in (file for folder in folders for file in sorted(folder.glob(f"*/{TRIALS}/*/config.yaml"))):
         content, run = read_yaml(file), file.parent
         own = content["data"]["vocab_size"], content["model"]["d_model"], abbreviate(content["pattern"])
         for trial in map(read_yaml, sorted(run.glob("trial-*.yaml"))):
             done = trial["step"] / trial["of_steps"]
             share = min((share for share, _ in RUNGS), key=lambda share: abs(share - done))
-            rows.append((file.parts[-4], *own, share, round(trial["valid"]["bits_per_byte"], 5)))
+            rows.append((text, file.parts[-4], *own, share, round(trial["valid"]["bits_per_byte"], 5)))
         if (run / RESULTS).exists():
-            rows.append((file.parts[-4], *own, 1.0, round(read_yaml(run / RESULTS)["valid"]["bits_per_byte"], 5)))
+            rows.append((text, file.parts[-4], *own, 1.0, round(read_yaml(run / RESULTS)["valid"]["bits_per_byte"], 5)))
     with TRAININGS.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
 
 
-def read_trainings() -> list[Point]:
+def read_rows() -> list[dict]:
     with TRAININGS.open(newline="") as file:
-        return [
-            Point(
-                make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"])),
-                float(row["share"]),
-                float(row["bits_per_byte"]),
-            )
-            for row in csv.DictReader(file)
-        ]
+        return list(csv.DictReader(file))
+
+
+def read_trainings(text: str) -> list[Point]:
+    return [
+        Point(
+            make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"])),
+            float(row["share"]),
+            float(row["bits_per_byte"]),
+        )
+        for row in read_rows()
+        if row["text"] == text
+    ]
 
 
 def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
@@ -89,16 +95,21 @@ def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of run.py, all of WikiText-2")
-    if folders := parser.parse_args().folders:
-        write_trainings(folders)
-    wikitext, library = map(read_grid, GRIDS)
-    wikitext += read_trainings()
-    means, errors = fit([wikitext, library])
-    print_row("term", "prior of the law", f"fit to {len(wikitext) + len(library)} losses", header=True)
-    for (term, (mean, spread)), found, error in zip(TERMS.items(), means, errors, strict=True):
-        print_row(term or "1", f"{mean:.4f} ± {spread:.4f}", f"{found:.4f} ± {error:.4f}")
-    print(json.dumps(dict(zip(TERMS, means.round(5).tolist(), strict=True))))
+    parser.add_argument("text", nargs="?", choices=TEXTS, help="of the folders")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of run.py")
+    arguments = parser.parse_args()
+    if arguments.folders:
+        write_trainings(arguments.text, arguments.folders)
+    points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    fits = {"all": fit([*points.values()]), **{text: fit([own]) for text, own in points.items()}}
+    titles = [f"{name}, {len(points[name])} losses" if name in points else "both texts" for name in fits]
+    print_row("term", "prior of the law", *titles, header=True)
+    for index, (term, (mean, spread)) in enumerate(TERMS.items()):
+        found = [f"{means[index]:.4f} ± {errors[index]:.4f}" for means, errors in fits.values()]
+        print_row(term or "1", f"{mean:.4f} ± {spread:.4f}", *found)
+    print(
+        json.dumps({name: dict(zip(TERMS, means.round(5).tolist(), strict=True)) for name, (means, _) in fits.items()})
+    )
 
 
 if __name__ == "__main__":
