@@ -13,7 +13,7 @@ import yaml
 
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.networks import halving
+from nas.networks import halving, law
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import Point
@@ -106,16 +106,20 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert others.run() != rungs[0][4] and len(others.trials.tried) in (12, 13)
     search.trials.points = [point for point in points if point.text == 1 / 8]
     search.trials.tried = {*rungs[0]}
-    contenders = search.contenders(rungs[0], 5, 3)
-    law, untried = search.law(), search.untried()
-    assert newcomer == untried[law.predict(untried).argmin()]
+    contenders, untried = search.contenders(rungs[0], 5, 3), search.untried()
+    assert newcomer == untried[search.law().predict(untried).argmin()]
     assert search.with_newcomer(contenders) == [*contenders[:4], newcomer]
     search.networks = rungs[0]  # nothing better is left
     assert search.with_newcomer(contenders) == contenders
 
 
-def test_the_law_finds_better_networks_than_random_proposals(known_search):
-    """Random proposals end 2.3% behind the best network on average, because it is far from interleaved."""
+def test_the_law_finds_better_networks_than_random_proposals(known_search, monkeypatch):
+    """Random proposals end 0.8% behind the best network on average, because it is far from interleaved.
+
+    The prior expects nothing of patterns here, because this truth contradicts the one of trainings.
+    """
+    vague = {term: (0, 2 * spread) for term, (_, spread) in law.TERMS.items() if {*term} & {*"AFP"}}
+    monkeypatch.setattr(law, "TERMS", law.TERMS | vague)
     behind, few = [], (0.2, 0.15)
     for seed in (1, 2, 3, 4):
         search = known_search(seed=seed)
@@ -124,7 +128,7 @@ def test_the_law_finds_better_networks_than_random_proposals(known_search):
         losses = [true_loss(network, 1.0, few) for network in search.networks]
         behind.append(best / min(losses) - 1)
         assert np.median(losses) > 1.03 * min(losses)
-    assert np.mean(behind) < 0.015, behind
+    assert np.mean(behind) < 0.003, behind
 
 
 def test_the_networks_of_a_batch_differ(known_search):

@@ -87,7 +87,9 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
     most = f"{most_trainings():.3g}"
-    print(f"{len(search.networks)} networks are {within}; the trials take the steps of at most {most} trainings")
+    print(
+        f"{len(search.networks)} networks are {within} at first; the trials take the steps of at most {most} trainings"
+    )
     if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
         print(warning)
     if not (folder / LOGS).exists():
@@ -124,6 +126,8 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, costs.to_dict())
+    # From interleaved networks, the law proposes better ones than from many random patterns (experiments/versus).
+    networks = [network for network in networks if network.is_interleaved] or networks
     return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
 
 

@@ -29,7 +29,7 @@ NORMAL_95 = 1.96
 class Halving:
     """Successive halving (arXiv 1502.07943), in which a law chooses the networks of each rung.
 
-    networks: the candidates within the budget. Networks that are one change away from the best join them.
+    networks: the first candidates within the budget. Networks that are one change away from the best join them.
     """
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
@@ -81,13 +81,15 @@ class Halving:
         return chosen + (spread(others, count - len(chosen)) if others else [])
 
     def add_neighbours(self) -> None:
-        """Add the networks within the budget that are one change away from the best by the law."""
+        """Add the networks within the budget that are one change away from the best by the law, until none is new."""
         operations, most = self.config.search.operations, self.config.model.blocks
-        best = [self.networks[index] for index in np.argsort(self.law().predict(self.networks))[:PARENTS]]
-        limit = self.budget * self.costs.reference
-        near = [other for network in best for other in neighbours(network, operations, most)]
-        near = [other for other in near if within(self.costs.tables[other[:2]], limit)(other.blocks)]
-        self.networks = list(dict.fromkeys([*self.networks, *near]))
+        law, limit, count = self.law(), self.budget * self.costs.reference, 0
+        while len(self.networks) > count:
+            count = len(self.networks)
+            best = [self.networks[index] for index in np.argsort(law.predict(self.networks))[:PARENTS]]
+            near = [other for network in best for other in neighbours(network, operations, most)]
+            near = [other for other in near if within(self.costs.tables[other[:2]], limit)(other.blocks)]
+            self.networks = list(dict.fromkeys([*self.networks, *near]))
 
     def untried(self) -> list[Network]:
         return [network for network in self.networks if network not in self.trials.tried]
