@@ -26,6 +26,7 @@ from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate, shape_options
 from nas.core.run_folder import CHOICE, LATENCY, OUTCOME, TRIALS, run_options
+from nas.networks.halving import Halving
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments/frontier/frontier.yaml"
@@ -79,27 +80,29 @@ def draw_networks(config, costs, shapes, count: int) -> list:
     return list(islice(random_networks(config, tables, limit, BAND), count))
 
 
+class RandomHalving(Halving):
+    """Successive halving of random networks, without a law."""
+
+    def first_networks(self, count):
+        return self.promising(count)
+
+    def add_neighbours(self):
+        pass
+
+    def with_newcomer(self, networks):
+        return networks
+
+    def promising(self, count):
+        return self.untried()[:count]
+
+    def contenders(self, networks, count, vocabularies):
+        last = {point.network: point.loss for point in self.trials.points}
+        return sorted(networks, key=last.__getitem__)[:count]
+
+
 def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
     """The network that wins successive halving without a law, and the seconds of the trials."""
-    from nas.networks.halving import Halving
     from nas.networks.trials import RUNGS
-
-    class RandomHalving(Halving):
-        def first_networks(self, count):
-            return self.promising(count)
-
-        def add_neighbours(self):
-            pass
-
-        def with_newcomer(self, networks):
-            return networks
-
-        def promising(self, count):
-            return self.untried()[:count]
-
-        def contenders(self, networks, count, vocabularies):
-            last = {point.network: point.loss for point in self.trials.points}
-            return sorted(networks, key=last.__getitem__)[:count]
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)

@@ -1,0 +1,115 @@
+"""Simulated searches: `python experiments/versus/simulate.py runs/versus/costs.yaml library --seeds 16`.
+
+A truth is a draw of the law, given all trainings of a text (trainings.csv and the grid of experiments/frontier). Each
+search sees its losses with noise, and is judged by how far its network is behind the best candidate at the end of a
+training. The searches differ in the prior of their law, fitted to one of the texts by prior.py, and in their
+candidates: interleaved networks and their neighbours, or also random networks. `random` is the search of run.py.
+"""
+
+import argparse
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.helpers import print_row
+from experiments.versus.prior import TEXTS, fit, read_grid, read_trainings
+from experiments.versus.run import BAND, CONFIG, RandomHalving
+from nas.core.config_loading import load_config
+from nas.core.errors import run_command
+from nas.core.pattern import interleaved
+from nas.networks.costs import NetworkCosts
+from nas.networks.halving import Halving
+from nas.networks.law import NOISE, OWN, TERMS, Law, Point
+from nas.networks.space import Network, make_network, networks_within, random_networks
+from nas.networks.trials import RUNGS
+
+WIDER = 1.5  # the spread of the terms of a truth, relative to that of the law's prior
+
+
+class Truth:
+    """A draw of the law, with effects of networks and sizes, given the trainings of a text."""
+
+    def __init__(self, points: list[Point], seed: int):
+        self.generator, law = np.random.default_rng(seed), Law([], list(dict.fromkeys(p.network for p in points)))
+        self.law, known = law, law.inputs([p.network for p in points], [p.text for p in points])
+        features = np.hstack([known.features, [[p.text == 1.0] for p in points]])  # decayed rates have an offset
+        mean, spread = np.append(law.mean, 0.0), np.append(WIDER * law.spread, 1.0)
+        effects = np.zeros((len(points), len(law.keys)))
+        for row, own in zip(effects, known.effects, strict=True):
+            row[own] = 1
+        covariance = (features * spread**2) @ features.T + OWN**2 * effects @ effects.T + NOISE**2 * np.eye(len(points))
+        factors = mean + spread * self.generator.standard_normal(len(mean))
+        own = OWN * self.generator.standard_normal(effects.shape[1])
+        missed = np.log([p.loss for p in points]) - features @ factors - effects @ own
+        missed -= NOISE * self.generator.standard_normal(len(points))
+        weights = np.linalg.solve(covariance, missed)
+        self.factors = (factors + spread**2 * (features.T @ weights))[:-1]
+        self.own, self.seen = [*(own + OWN**2 * (effects.T @ weights))], {}
+
+    def losses(self, networks: list[Network], text: float = 1.0) -> np.ndarray:
+        inputs = self.law.inputs(networks, text)
+        while len(self.own) < len(self.law.keys):
+            self.own.append(OWN * self.generator.standard_normal())
+        return np.exp(inputs.features @ self.factors + np.array(self.own)[inputs.effects].sum(axis=1))
+
+    def trial(self, network: Network, text: float) -> float:
+        """The loss after a share of a training, with noise that is the same each time."""
+        if (network, text) not in self.seen:
+            noise = np.exp(NOISE * self.generator.standard_normal())
+            self.seen[network, text] = float(self.losses([network], text)[0] * noise)
+        return self.seen[network, text]
+
+
+class SimulatedTrials:
+    def __init__(self, truth: Truth, config):
+        self.truth, self.config, self.points, self.tried, self.results = truth, config, [], set(), {}
+        self.steps = {0: 10**6}  # no warning about the warm-up
+
+    def run(self, networks: list[Network], share: float) -> None:
+        self.tried |= {*networks}
+        self.points += [Point(network, share, self.truth.trial(network, share)) for network in networks]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("costs", type=Path, metavar="COSTS.yaml", help="of run.py")
+    parser.add_argument("text", choices=TEXTS, help="of the truths")
+    parser.add_argument("--seeds", type=int, default=16, help="number of truths (default 16)")
+    arguments = parser.parse_args()
+    config, shipped = load_config(CONFIG, []), dict(TERMS)
+    costs = NetworkCosts.read(
+        arguments.costs, make_network(config.data.vocab_size, config.model.d_model, interleaved(config.model.blocks))
+    )
+    limit = config.search.latency.target * costs.reference
+    points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    priors = {"shipped": shipped}
+    for text in TEXTS:
+        means = dict(zip(TERMS, fit([points[text]])[0], strict=True)) | {term: TERMS[term][0] for term in ("", "T")}
+        priors[f"fit to {text}"] = {term: (means[term], spread) for term, (_, spread) in shipped.items()}
+    behind = {}
+    for seed in range(arguments.seeds):
+        config.seed = seed
+        TERMS.update(shipped)
+        truth, candidates = Truth(points[arguments.text], seed), networks_within(config, costs.tables, limit)
+        drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
+        plain, best = [network for network in candidates if network.is_interleaved], truth.losses(candidates).min()
+        behind.setdefault(("", "the best interleaved network"), []).append(truth.losses(plain).min() / best - 1)
+        searches = [("", "random", RandomHalving, drawn)]
+        for name in priors:
+            searches += [(name, "interleaved at first", Halving, plain), (name, "also random", Halving, candidates)]
+        for prior, title, kind, networks in searches:
+            TERMS.update(priors.get(prior, shipped))
+            found = kind(SimulatedTrials(truth, config), costs, config.search.latency.target, networks).run()
+            behind.setdefault((prior, title), []).append(truth.losses([found])[0] / best - 1)
+    print_row("prior", "candidates", "bits behind the best candidate", "largest", header=True)
+    for (prior, title), values in behind.items():
+        error = np.std(values, ddof=1) / len(values) ** 0.5
+        print_row(prior, title, f"{np.mean(values):.2%} ± {error:.2%}", f"{max(values):.1%}")
+
+
+if __name__ == "__main__":
+    run_command(main)
