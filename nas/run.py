@@ -6,9 +6,7 @@ Repeat the command after an interruption: finished stages are not repeated.
 """
 
 import argparse
-import os
-import signal
-from contextlib import suppress
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     minutes = "for everything; sets train.epochs (default: trainings as in CONFIG.yaml)"
     parser.add_argument("--minutes", type=float, metavar="N", help=minutes)
     arguments = parser.parse_intermixed_args()
-    if arguments.minutes is not None and arguments.minutes <= 0:
+    if arguments.minutes is not None and not 0 < arguments.minutes < math.inf:
         raise InputError(f"--minutes {arguments.minutes:g} must be above 0")
     return arguments
 
@@ -54,7 +52,10 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
     folder, file = arguments.run, arguments.run / PLAN
     if file.exists():
         given, recorded = flat_config(asdict(config)), flat_config(asdict(load_config(file, [])))
-        free = PLANNED if arguments.minutes else ()
+        if arguments.minutes != (minutes := read_yaml(file)["minutes"]):
+            planned = "without --minutes" if minutes is None else f"with --minutes {minutes:g}"
+            raise InputError(f"--run {folder} was begun {planned}: repeat the command so, or use another folder")
+        free = PLANNED if minutes else ()
         changed = [f"{key} ({recorded[key]} -> {given[key]})" for key in given if given[key] != recorded[key]]
         if changed := [text for text in changed if not text.startswith(free)]:
             raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
@@ -69,23 +70,16 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
         context = set_up_device(config.seed, config.train)
         config = plan_minutes(config, arguments.minutes, folder / "search" / TRIALS, context)
     folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(file, asdict(config))
+    write_yaml(file, {"minutes": arguments.minutes, **asdict(config)})
 
 
 def run_stage(command: str, *arguments) -> None:
     """Run a script of the four stages, or a module of nas, and hand on Ctrl-C. Raises RunError if it fails."""
-    from nas.retraining.forks import start_command
+    from nas.retraining.forks import start_command, wait_for
     from nas.retraining.tasks import script_file
 
-    process = start_command([*([script_file(command)] if command.endswith(".py") else ["-m", command]), *arguments])
-    try:
-        process.join()
-    except KeyboardInterrupt:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGINT)
-        process.join()
-        raise
-    if process.exitcode:
+    given = [script_file(command)] if command.endswith(".py") else ["-m", command]
+    if wait_for(start_command([*given, *arguments])):
         raise RunError(f"{command} failed; its message stands above")
 
 
@@ -102,7 +96,10 @@ def write_usual(folder: Path) -> Path:
     fitting = (
         n for n in depths if costs.ratio(make_network(*own[:2], interleaved(n))) <= choice["budget"] * (1 + 1e-9)
     )
-    blocks, file = simplify(interleaved(next(fitting, 1)), config, "interleaved"), folder / f"{USUAL}.yaml"
+    depth = next(fitting, 1)
+    if costs.ratio(make_network(*own[:2], interleaved(depth))) > choice["budget"] * (1 + 1e-9):
+        print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
+    blocks, file = simplify(interleaved(depth), config, "interleaved"), folder / f"{USUAL}.yaml"
     write_yaml(file, {"format": FORMAT, "blocks": blocks})
     return file
 
@@ -189,6 +186,7 @@ def main() -> None:
         train_networks(folder)
         if not (folder / SUMMARY).exists():
             write_yaml(folder / SUMMARY, summarize(folder))
+        if not (search / "pi.gif").exists():
             run_stage("animate.py", search)
         if not (folder / REPORT).exists():
             run_stage("nas.report", folder, "--out", folder / REPORT)

@@ -113,13 +113,15 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert search.with_newcomer(contenders) == contenders
 
 
-def test_the_law_finds_better_networks_than_random_proposals(known_search, monkeypatch):
-    """Random proposals end 0.8% behind the best network on average, because it is far from interleaved.
-
-    The prior expects nothing of patterns here, because this truth contradicts the one of trainings.
-    """
+@pytest.fixture
+def vague_prior(monkeypatch):
+    """A prior that expects nothing of patterns, because the truth here contradicts the shipped one."""
     vague = {term: (0, 2 * spread) for term, (_, spread) in law.TERMS.items() if {*term} & {*"AFP"}}
     monkeypatch.setattr(law, "TERMS", law.TERMS | vague)
+
+
+def test_the_law_finds_better_networks_than_random_proposals(known_search, vague_prior):
+    """Random proposals end 0.8% behind the best network on average, because it is far from interleaved."""
     behind, few = [], (0.2, 0.15)
     for seed in (1, 2, 3, 4):
         search = known_search(seed=seed)
@@ -137,7 +139,6 @@ def test_the_networks_of_a_batch_differ(known_search):
     others = search.untried()
     search.networks = others[:4]
     assert {*search.promising(4)} == {*search.promising(9)} == {*others[:4]}
-    search.networks = others
 
 
 def test_law_probability_and_vocabulary_decide_who_goes_on(known_search):
@@ -167,6 +168,7 @@ def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypat
 
 def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_search):
     search = known_search()
+    search.trials.attention = ((0.9, 0.3),)  # matters much
     best = search.run()
     lines, record = search.history(), search.record(best)
     assert len(lines) == len(search.trials.points) + 1 and lines[0]["step"] == 0
@@ -180,7 +182,7 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     assert 0.5 < sum(chances.values()) <= 1 + 1e-9 and (pi[-1, longest:, 2] > 0.8).all()
     places = [lines[0]["operations"].index(block) for block in best.blocks]
     own = pi[:, range(len(places)), places].mean(axis=1)
-    assert own[-1] > 1.1 * own[0]  # trials decide a little
+    assert own[-1] > 1.3 * own[0]  # trials decide
 
 
 OPTIONS = [

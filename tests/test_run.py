@@ -30,6 +30,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_kill(tmp_path, small_yam
     assert 0.5 < plan["train"]["epochs"] <= 14 and plan["train"]["steps"] is None
     assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")
     assert "train.lr (0.003 -> 0.1)" in refuse("run", *whole, "train.lr=0.1")
+    assert "was begun with --minutes 3: repeat the command so" in refuse("run", *whole, "--minutes", 2)
     shown = succeed("run", *whole)
     summary = yaml.safe_load((run / "summary.yaml").read_text())
     for name in ("found", "usual"):

@@ -18,7 +18,7 @@ from nas.core.files import yaml_mistake
 from nas.core.operations import OPERATIONS
 
 # Keys of a recorded configuration that are not options
-RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256")
+RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256", "minutes")
 SECTIONS = "sections hold keys with values, such as `train: {steps: 100}`"
 OTHER_NAMES = {
     "learning_rate": "train.lr",

@@ -44,10 +44,7 @@ def world_size() -> int:
 
 
 class StopSignal:
-    """Store Ctrl-C and SIGTERM in a flag that the loop reads between steps. A second Ctrl-C interrupts at once.
-
-    Linux may send several SIGTERM after one death of a parent, one for each thread of it that was still alive.
-    """
+    """Store Ctrl-C and SIGTERM in a flag that the loop reads between steps. A second Ctrl-C interrupts at once."""
 
     def __init__(self):
         self.received = False

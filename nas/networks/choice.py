@@ -20,6 +20,7 @@ from nas.networks.space import (
     BAND,
     candidate_sizes,
     cheapest,
+    interleaved_within,
     make_network,
     networks_within,
     read_network,
@@ -116,7 +117,9 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
     if config.search.latency.source == "none":  # any network
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
         budget, band = budget / costs.reference, 0.0
-    networks = networks_within(config, tables, budget * costs.reference, band)
+    limit = budget * costs.reference
+    # Random networks among the first candidates do not help (experiments/versus/simulate.py).
+    networks = interleaved_within(config, tables, limit) or networks_within(config, tables, limit, band)
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(
@@ -126,15 +129,13 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, costs.to_dict())
-    # From interleaved networks, the law proposes better ones than from many random patterns (experiments/versus).
-    networks = [network for network in networks if network.is_interleaved] or networks
     return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
 
 
 def trial_seconds(search: Halving, folder: Path) -> Estimate:
     """The seconds of trials: those that nas.run has measured, in other epochs, or measured now."""
     config, file = search.config, folder / ESTIMATE
-    if not file.exists():
+    if not file.exists() or config.train.epochs is None:
         return search.trials.estimate(search.first_networks(BATCH))
     known = read_yaml(file)
     return Estimate(
@@ -146,11 +147,13 @@ def open_costs(
     config: Config, file: Path, context: DeviceContext
 ) -> tuple[dict[int, Corpus], list[tuple[int, int]], NetworkCosts]:
     """The text in each vocabulary, the candidates for vocabulary and width, and their costs: those of a file if it
-    exists, else measured.
+    has these candidates, else measured.
     """
     corpora, shapes = candidate_corpora(config)
     own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
-    costs = NetworkCosts.read(file, own) if file.exists() else network_costs(config, corpora, shapes, own, context)
+    costs = NetworkCosts.read(file, own) if file.exists() else None
+    if not costs or not costs.hold_for(config, shapes):
+        costs = network_costs(config, corpora, shapes, own, context)
     return corpora, shapes, costs
 
 

@@ -47,6 +47,15 @@ class NetworkCosts:
         tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
         return cls(tables, own, content["device"])
 
+    def hold_for(self, config: Config, shapes: list[tuple[int, int]]) -> bool:
+        """Whether they have these vocabularies and widths, the operations and the source of a configuration."""
+        if not {*shapes, self.own[:2]} <= self.tables.keys():
+            return False
+        names, unit = self.tables[self.own[:2]].blocks.keys(), FLOPS
+        if config.search.latency.source == "measured":
+            unit = MILLISECONDS
+        return {*config.search.operations, *interleaved(2)} <= {*names, "identity"} and self.unit == unit.split()[0]
+
     @property
     def unit(self) -> str:
         """ms or FLOPs"""

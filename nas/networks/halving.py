@@ -34,11 +34,11 @@ class Halving:
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
         self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
-        self.config = trials.config
+        self.config, self.first = trials.config, networks
 
     def law(self, points: int | None = None) -> Law:
         """The law of the first points; None: of all."""
-        return Law(self.trials.points[:points], self.networks, self.config.model.d_ffn)
+        return Law(self.trials.points[:points], self.networks, self.config.model.d_ffn, self.first)
 
     def run(self) -> Network:
         """The best network of the last rung or, of several that are equally good, the cheapest."""

@@ -74,15 +74,22 @@ class Law:
     """A polynomial for the logarithm of the loss, and effects of its own of each network and of each pair of vocabulary
     and width: a Gaussian process regression.
 
-    networks: all candidates. Sizes are relative to their geometric means. d_ffn: model.d_ffn.
+    networks: all candidates. d_ffn: model.d_ffn. centre: networks whose geometric mean of sizes the terms refer to; by
+    default all candidates.
     """
 
-    def __init__(self, points: Sequence[Point], networks: Sequence[Network], d_ffn: int | str = "4x"):
+    def __init__(
+        self,
+        points: Sequence[Point],
+        networks: Sequence[Network],
+        d_ffn: int | str = "4x",
+        centre: Sequence[Network] = (),
+    ):
         known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.keys: dict = {}
-        self.centre = np.mean([log_sizes(network, d_ffn)[:3] for network in networks], axis=0)
+        self.centre = np.mean([log_sizes(network, d_ffn)[:3] for network in centre or networks], axis=0)
         means, spreads = np.array(list(TERMS.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
         self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])

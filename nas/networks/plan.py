@@ -30,26 +30,34 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
     search = open_search(epoch, folder, context)
     estimate = search.trials.estimate(search.first_networks(BATCH))
-    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "epochs": 1.0})
     fixed = time.monotonic() - began + whole_seconds(search, estimate._replace(training=0.0))
     per_epoch = whole_seconds(search, estimate) - whole_seconds(search, estimate._replace(training=0.0))
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
     least = FEWEST_STEPS / SHARE / steps
-    epochs = min((60 * minutes - fixed) / per_epoch, most_passes(config))
+    widest = replace(config, model=replace(config.model, d_model=max(width for _, width in search.costs.tables)))
+    most = most_passes(widest)
+    if most < least:
+        raise InputError(
+            f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / SHARE:.0f} are needed"
+        )
+    epochs = min((60 * minutes - fixed) / per_epoch, most)
     if epochs < least:
-        enough = (fixed + least * per_epoch) / 60
-        raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:.2g}")
+        enough = math.ceil((fixed + least * per_epoch) / 6) / 10
+        raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
+    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "epochs": 1.0})
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     whole = max(1, round(train.epochs * steps))
     train.warmup_steps = min(train.warmup_steps, int(rung_steps(SHARE, SHARE, whole) / LONG_ENOUGH))
     train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
     total = (fixed + epochs * per_epoch) / 60
-    print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.2g} minutes", flush=True)
+    print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     return replace(config, train=train)
 
 
 def whole_seconds(search: Halving, estimate: Estimate) -> float:
     """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest."""
     evaluations = EVALUATIONS + 2  # valid and test at the end
-    together = [(1.0, 1), (0.0, evaluations)] if estimate.at_once > 1 else [(0.5, 1), (1.0, 1), (0.0, 2 * evaluations)]
-    return estimate.seconds([*search.batches(), *together]) + AFTER_S
+    finals = [(1.0, 1), *[(0.0, 1)] * evaluations]
+    if estimate.at_once == 1:
+        finals += [(0.5, 1), *[(0.0, 1)] * evaluations]
+    return estimate.seconds([*search.batches(), *finals]) + AFTER_S

@@ -70,6 +70,16 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
     return list(product(*(sorted({*auto, own} if it == "auto" else {*it}) or [own] for it, auto, own in given)))
 
 
+def interleaved_within(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
+    """Interleaved networks of at most a cost; none if attention or dense is not among the operations."""
+    operations, most = config.search.operations, config.model.blocks
+    depths = range(1, most + 1) if "identity" in operations else [most]
+    if not {*interleaved(2)} <= {*operations}:
+        return []
+    patterns = {shape: filter(within(table, limit), map(interleaved, depths)) for shape, table in tables.items()}
+    return [make_network(*shape, blocks) for shape, fitting in patterns.items() for blocks in fitting]
+
+
 def networks_within(
     config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float = BAND
 ) -> list[Network]:
@@ -79,13 +89,10 @@ def networks_within(
     tables: costs of each vocabulary and width.
     """
     operations, most = config.search.operations, config.model.blocks
-    depths = range(1, most + 1) if "identity" in operations else [most]
-    found = []
+    found = interleaved_within(config, tables, limit)
     for shape, table in tables.items():
-        fits = within(table, limit)
-        patterns = [interleaved(count) for count in depths] if {*interleaved(2)} <= {*operations} else []
-        patterns = [*filter(fits, patterns), *rules_within(most, operations, fits).values()]
-        found += [make_network(*shape, blocks) for blocks in patterns]
+        rules = rules_within(most, operations, within(table, limit)).values()
+        found += [make_network(*shape, blocks) for blocks in rules]
     found += islice(random_networks(config, tables, limit, band), DRAWN * len(tables))
     return list(dict.fromkeys(network for network in found if network.blocks))
 

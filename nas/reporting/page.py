@@ -170,7 +170,8 @@ def section(run: Path, runs: list[Path]) -> dict:
 def write_page(runs: list[Path], out: Path, title: str) -> None:
     """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one.
 
-    The folder of a finished nas.run stands for its search and trainings, and the page begins with its answer.
+    The folder of a finished nas.run, if it is the first, stands for its search and trainings, and the page begins with
+    its answer.
     """
     import jinja2
 
@@ -180,10 +181,12 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     if whole:
         runs = [whole / "search", whole / FOUND, whole / USUAL, *runs[1:]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    sections = [section(run, runs) for run in runs]
+    answer = read_yaml(whole / SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
-        answer=read_yaml(whole / SUMMARY) if whole else None,
-        runs=[section(run, runs) for run in runs],
+        answer=answer,
+        runs=sections,
         operations=list(OPERATIONS),
         colours_of=colours_of,
         unit_of=unit_of,

@@ -6,19 +6,26 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+BLOCKED = signal.SIGTERM, signal.SIGHUP
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf"]
+
+
+POLL_S = 0.2
+LOCK = (
+    threading.Lock()
+)  # multiprocessing polls all children at each start, and two polls of one child disturb each other
 
 
 def start_server() -> None:
     """Start the server unless it runs, and wait until it has imported PRELOADED."""
-    process = context().Process(target=os.getpid)
-    process.start()
-    process.join()
+    wait_for(start(os.getpid))
 
 
 def start_command(
@@ -32,20 +39,56 @@ def start_command(
 
     Args:
         arguments: SCRIPT.py or -m MODULE, then its arguments.
-        out, errors: files that the output is appended to; they may be the same. None: the output of this process.
-        cwd, environment: None for those of this process.
+        out, errors: files that the output is appended to; they may be the same. None: that of the server, which is
+            that of this process when it started the server.
+        cwd, environment: None for those of this process. Variables that torch reads while it is imported, such as
+            OMP_NUM_THREADS, are those of the server.
     """
     files = [file and file.absolute() for file in (out, errors)]
     given = [str(argument) for argument in arguments], *files, cwd or Path.cwd()
-    process = context().Process(target=run_command, args=(*given, dict(environment or os.environ)))
-    process.start()
+    return start(run_command, *given, dict(environment or os.environ))
+
+
+def start(function: Callable, *arguments) -> BaseProcess:
+    """Start a function in a fork of the server, and first the server. Signals to our process group do not end it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with LOCK:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        try:
+            process = context.Process(target=function, args=arguments)
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 
-def context() -> multiprocessing.context.ForkServerContext:
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
-    return server
+def wait_for(process: BaseProcess, stop: threading.Event | None = None) -> int:
+    """Wait for a process, and hand on each Ctrl-C. Returns its exit status; after a Ctrl-C raises KeyboardInterrupt.
+
+    stop: as a Ctrl-C, for threads; then nothing is raised.
+    """
+    interrupted, stopped = False, False
+    while True:
+        try:
+            with LOCK:
+                if not process.is_alive():
+                    break
+            time.sleep(POLL_S)
+            if stop and stop.is_set() and not stopped:
+                stopped = True
+                interrupt(process)
+        except KeyboardInterrupt:
+            interrupted = True
+            interrupt(process)
+    if interrupted:
+        raise KeyboardInterrupt
+    return process.exitcode
+
+
+def interrupt(process: BaseProcess) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGINT)
 
 
 def run_command(
@@ -53,6 +96,7 @@ def run_command(
 ) -> None:
     """Run a command in the fork. A session of its own keeps away the terminal's Ctrl-C, which the parent passes on."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     for file, descriptor in ((out, 1), (errors, 2)):
         if file:
             os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
@@ -64,8 +108,9 @@ def run_command(
         sys.path[0], sys.argv = str(cwd), arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0], sys.argv = str(Path(arguments[0]).parent), arguments
-        runpy.run_path(arguments[0], run_name="__main__")
+        script, sys.argv = Path(cwd, arguments[0]).resolve(), arguments
+        sys.path[0] = str(script.parent)
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def end_with_parent() -> None:

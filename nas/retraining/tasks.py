@@ -2,20 +2,17 @@
 
 import itertools
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from nas.retraining.forks import start_command
+from nas.retraining.forks import start_command, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
-POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -86,15 +83,10 @@ def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tupl
     task.log.parent.mkdir(parents=True, exist_ok=True)
     log_start = task.log.stat().st_size if task.log.exists() else 0
     environment = os.environ if worker.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": worker.gpu}
-    process = start_command(task.arguments, task.log, task.log, environment=environment)
-    while process.is_alive():
-        if stop.wait(POLL_S):
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
-            process.join()
+    status = wait_for(start_command(task.arguments, task.log, task.log, environment=environment), stop)
     reason = "" if task.result.exists() else f"it did not write {task.result}"
-    if process.exitcode:
-        reason = last_line(task.log, log_start) or f"exit status {process.exitcode}"
+    if status:
+        reason = last_line(task.log, log_start) or f"exit status {status}"
     return reason, time.monotonic() - began
 
 
