@@ -100,14 +100,14 @@ def test_tasks_train_each_pattern_with_its_seeds_and_derive_each_budget(comparis
     same = Contender("same", "given", interleaved(6))  # shares the runs of interleaved
     tasks = made.training_tasks([*made.given, same, Contender("r", "random", ["dense"] * 6)])
     assert [task.name for task in tasks] == ["adadad-1", "adadad-2", "dddddd-2", "dddddd-5"]
-    assert tasks[0].command[2].endswith("interleaved.yaml")
+    assert tasks[0].arguments[1].endswith("interleaved.yaml")
     with pytest.raises(InputError, match=r"interleaved\.yaml holds another pattern than dddddd"):
         made.write_pattern(Contender("interleaved", "given", ["dense"] * 6))
     for changed, commands in (
         ({}, [[]]),
         ({"budgets": [0.5, 1.0]}, [["--latency-budget", b] for b in ("0.5", "1.0")]),
     ):
-        assert [task.command[3:-2] for task in comparison(**changed).derivation_tasks()] == commands
+        assert [task.arguments[2:-2] for task in comparison(**changed).derivation_tasks()] == commands
 
 
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
