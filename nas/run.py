@@ -88,19 +88,17 @@ def write_usual(folder: Path) -> Path:
     from nas.core.config_checks import simplify
     from nas.networks.choice import COSTS
     from nas.networks.costs import NetworkCosts
-    from nas.networks.space import make_network, read_network
+    from nas.networks.space import read_network, within
 
     choice, config = read_yaml(folder / "search" / CHOICE), load_config(folder / PLAN, [])
     own = read_network(choice["reference"])
-    costs, depths = NetworkCosts.read(folder / "search" / TRIALS / COSTS, own), range(config.model.blocks, 1, -1)
-    fitting = (
-        n for n in depths if costs.ratio(make_network(*own[:2], interleaved(n))) <= choice["budget"] * (1 + 1e-9)
-    )
-    depth = next(fitting, 1)
-    if costs.ratio(make_network(*own[:2], interleaved(depth))) > choice["budget"] * (1 + 1e-9):
+    costs = NetworkCosts.read(folder / "search" / TRIALS / COSTS, own)
+    fits = within(costs.tables[own[:2]], choice["budget"] * costs.reference)
+    blocks = next(filter(fits, map(interleaved, range(config.model.blocks, 0, -1))), None)
+    if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
-    blocks, file = simplify(interleaved(depth), config, "interleaved"), folder / f"{USUAL}.yaml"
-    write_yaml(file, {"format": FORMAT, "blocks": blocks})
+    file = folder / f"{USUAL}.yaml"
+    write_yaml(file, {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), config, "interleaved")})
     return file
 
 
