@@ -88,11 +88,18 @@ def known_search(small_config):
     return make
 
 
-def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_their_order(known_search):
+@pytest.fixture
+def vague_prior(monkeypatch):
+    """A prior that expects nothing of patterns, because the truth here contradicts the shipped one."""
+    vague = {term: (0, 2 * spread) for term, (_, spread) in law.TERMS.items() if {*term} & {*"AFP"}}
+    monkeypatch.setattr(law, "TERMS", law.TERMS | vague)
+
+
+def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_their_order(known_search, vague_prior):
     search = known_search()
     best, points = search.run(), search.trials.points
     rungs = [[point.network for point in points if point.text == share] for share in (1 / 8, 1 / 4, 1 / 2)]
-    assert len(rungs[0]) == len({*rungs[0]}) == 12 and len(rungs[1]) <= 5 and len(rungs[2]) <= 3
+    assert len(rungs[0]) == len({*rungs[0]}) == 12 and len(rungs[1]) <= 5 and len(rungs[2]) == 2
     (newcomer,) = {*rungs[1]} - {*rungs[0]}
     assert {*rungs[2]} <= {*rungs[1]} and best in rungs[2]
     assert all(list(network.blocks) == interleaved(len(network.blocks)) for network in rungs[0][:4])
@@ -111,13 +118,6 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert search.with_newcomer(contenders) == [*contenders[:4], newcomer]
     search.networks = rungs[0]  # nothing better is left
     assert search.with_newcomer(contenders) == contenders
-
-
-@pytest.fixture
-def vague_prior(monkeypatch):
-    """A prior that expects nothing of patterns, because the truth here contradicts the shipped one."""
-    vague = {term: (0, 2 * spread) for term, (_, spread) in law.TERMS.items() if {*term} & {*"AFP"}}
-    monkeypatch.setattr(law, "TERMS", law.TERMS | vague)
 
 
 def test_the_law_finds_better_networks_than_random_proposals(known_search, vague_prior):
@@ -195,13 +195,13 @@ OPTIONS = [
 def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(tmp_path, small_yaml):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
-    assert "the trials take the steps of at most 3 trainings" in shown and "\n0.5 of a training of 3" in shown
+    assert "the trials take the steps of at most 2.75 trainings" in shown and "\n0.5 of a training of 3" in shown
     minutes = re.search(r"the trials take about (\S+) minutes", shown)
     assert 0.1 < float(minutes[1]) < 10  # 20 starts of PyTorch
     choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
     (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
     assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
-    assert 1.5 < choice["trainings"] < 2.9
+    assert 1.5 < choice["trainings"] < 2.76
     command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60

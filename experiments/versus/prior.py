@@ -2,8 +2,9 @@
 
 The data are the grids of experiments/frontier and trainings.csv: trainings of run.py at each rung and at the end. With
 a text, wikitext2 or library, and folders of run.py, the program first replaces the trainings of this text in the file.
-They give the posterior of the law's factors, from a prior WIDER times as wide as that of nas/networks/law.py. Each text
-has an offset, a slope in T, and an offset of whole trainings, whose learning rates have decayed. The last line is JSON.
+They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
+training that two searches repeated counts once. Each text has an offset, a slope in T, and an offset of whole
+trainings, whose learning rates have decayed. The last line is JSON.
 """
 
 import argparse
@@ -77,6 +78,7 @@ def read_trainings(text: str) -> list[Point]:
 
 def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard errors of the factors of TERMS. texts: the points of each text."""
+    texts = [list(dict.fromkeys(own)) for own in texts]
     points = [point for own in texts for point in own]
     law = Law([], list(dict.fromkeys(point.network for point in points)))
     known = law.inputs([point.network for point in points], [point.text for point in points])
@@ -84,7 +86,7 @@ def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
     time = np.log([[point.text] for point in points])
     features = np.hstack([known.features, of_text, of_text * time, of_text * (time == 0)])
     count = features.shape[1] - known.features.shape[1]
-    mean, spread = np.append(law.mean, np.zeros(count)), np.append(WIDER * law.spread, np.ones(count))
+    mean, spread = np.zeros(len(law.mean) + count), np.append(WIDER * law.spread, np.ones(count))
     same = (known.effects[:, None] == known.effects).sum(axis=-1) * (of_text @ of_text.T)
     covariance = (features * spread**2) @ features.T + OWN**2 * same + NOISE**2 * np.eye(len(points))
     gain = spread[:, None] ** 2 * np.linalg.solve(covariance, features).T
@@ -102,7 +104,7 @@ def main() -> None:
         write_trainings(arguments.text, arguments.folders)
     points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}
     fits = {"all": fit([*points.values()]), **{text: fit([own]) for text, own in points.items()}}
-    titles = [f"{name}, {len(points[name])} losses" if name in points else "both texts" for name in fits]
+    titles = [f"{name}, {len({*points[name]})} losses" if name in points else "both texts" for name in fits]
     print_row("term", "prior of the law", *titles, header=True)
     for index, (term, (mean, spread)) in enumerate(TERMS.items()):
         found = [f"{means[index]:.4f} ± {errors[index]:.4f}" for means, errors in fits.values()]

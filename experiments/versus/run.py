@@ -99,6 +99,9 @@ class RandomHalving(Halving):
         last = {point.network: point.loss for point in self.trials.points}
         return sorted(networks, key=last.__getitem__)[:count]
 
+    def winner(self, networks):
+        return self.contenders(networks, 1, 1)[0]
+
 
 def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
     """The network that wins successive halving without a law, and the seconds of the trials."""

@@ -18,7 +18,7 @@ from nas.retraining.trials import rung_steps
 BATCH = 4  # networks of the first rung that the law proposes at once
 VOCABULARIES = 3  # of the second rung, at least
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
-TIE = 0.001  # relative; of networks that differ less in their last losses, the cheapest is chosen
+TIE = 0.001  # relative; of networks whose losses at the end differ less by the law, the cheapest is chosen
 DRAWS = 1000  # of the law, for the probability that a network is the best
 PARENTS = 6  # of the networks that are one change away
 LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
@@ -41,7 +41,11 @@ class Halving:
         return Law(self.trials.points[:points], self.networks, self.config.model.d_ffn, self.first)
 
     def run(self) -> Network:
-        """The best network of the last rung or, of several that are equally good, the cheapest."""
+        """The network of the last rung that is the best at the end of a training, by the law of all trials.
+
+        Of several that are equally good it is the cheapest. The law knows better than the last losses, because networks
+        differ in what they gain from the rest of the text.
+        """
         first, count = RUNGS[0]
         steps, warmup = rung_steps(first, first, min(self.trials.steps.values())), self.config.train.warmup_steps
         if steps < LONG_ENOUGH * warmup:
@@ -61,8 +65,11 @@ class Halving:
             else:
                 batch = self.contenders(finished, count, 1)
             self.trials.run(batch, share)
-        last = {point.network: point.loss for point in self.trials.points if point.text == RUNGS[-1][0]}
-        equal = [network for network, loss in last.items() if loss <= (1 + TIE) * min(last.values())]
+        return self.winner([point.network for point in self.trials.points if point.text == RUNGS[-1][0]])
+
+    def winner(self, networks: list[Network]) -> Network:
+        losses = self.law().predict(networks)
+        equal = [network for network, loss in zip(networks, losses, strict=True) if loss <= (1 + TIE) * min(losses)]
         return min(equal, key=self.costs.cost)
 
     def batches(self) -> list[tuple[float, int]]:

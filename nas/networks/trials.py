@@ -24,7 +24,7 @@ from nas.training.device import DeviceContext
 
 CONFIG = "config.yaml"
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
-RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 3)  # share of a training, and number of networks that get it
+RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 2)  # share of a training, and number of networks that get it
 
 
 def most_trainings() -> float:
