@@ -1,9 +1,10 @@
 """Simulated searches: `python experiments/versus/simulate.py runs/versus/costs.yaml library --seeds 16`.
 
-A truth is a draw of the law, given all trainings of a text (trainings.csv and the grid of experiments/frontier). Each
-search sees its losses with noise, and is judged by how far its network is behind the best candidate at the end of a
-training. The searches differ in the prior of their law, fitted to one of the texts by prior.py, and in their
-candidates: interleaved networks and their neighbours, or also random networks. `random` is the search of run.py.
+A truth is a draw of the law, given all trainings of a text (trainings.csv and the grid of experiments/frontier), from
+means of 0 except for the text read. Each search sees its losses with noise, and is judged by how far its network is
+behind the best candidate at the end of a training. The searches differ in the prior of their law, fitted to one or both
+of the texts by prior.py, and in their candidates: interleaved networks and their neighbours, or also random networks.
+`random` is the search of run.py.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from nas.networks.law import NOISE, OWN, TERMS, Law, Point
 from nas.networks.space import Network, make_network, networks_within, random_networks
 from nas.networks.trials import RUNGS
 
-WIDER = 1.5  # the spread of the terms of a truth, relative to that of the law's prior
+WIDER = 2  # the spread of the terms of a truth, relative to that of the law's prior
 
 
 class Truth:
@@ -37,7 +38,7 @@ class Truth:
         self.generator, law = np.random.default_rng(seed), Law([], list(dict.fromkeys(p.network for p in points)))
         self.law, known = law, law.inputs([p.network for p in points], [p.text for p in points])
         features = np.hstack([known.features, [[p.text == 1.0] for p in points]])  # decayed rates have an offset
-        mean, spread = np.append(law.mean, 0.0), np.append(WIDER * law.spread, 1.0)
+        mean, spread = np.append(law.mean, 0.0), np.append(law.spread, 1.0)
         effects = np.zeros((len(points), len(law.keys)))
         for row, own in zip(effects, known.effects, strict=True):
             row[own] = 1
@@ -81,34 +82,38 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=16, help="number of truths (default 16)")
     arguments = parser.parse_args()
     config, shipped = load_config(CONFIG, []), dict(TERMS)
-    costs = NetworkCosts.read(
-        arguments.costs, make_network(config.data.vocab_size, config.model.d_model, interleaved(config.model.blocks))
-    )
-    limit = config.search.latency.target * costs.reference
-    points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}
-    priors = {"shipped": shipped}
-    for text in TEXTS:
-        means = dict(zip(TERMS, fit([points[text]])[0], strict=True)) | {term: TERMS[term][0] for term in ("", "T")}
-        priors[f"fit to {text}"] = {term: (means[term], spread) for term, (_, spread) in shipped.items()}
+    reference = make_network(config.data.vocab_size, config.model.d_model, interleaved(config.model.blocks))
+    costs, target = NetworkCosts.read(arguments.costs, reference), config.search.latency.target
+    limit, points = target * costs.reference, {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    priors = {}
+    for title, texts in {**{text: [text] for text in TEXTS}, "both texts": TEXTS}.items():
+        fitted = dict(zip(TERMS, fit([points[text] for text in texts])[0], strict=True))
+        means = {term: fitted[term] for term in TERMS if {*term} - {"T"}}
+        priors[title] = shipped | {term: (mean, shipped[term][1]) for term, mean in means.items()}
+    neutral = {term: (mean if term in ("T", "TT") else 0.0, WIDER * spread) for term, (mean, spread) in shipped.items()}
     behind = {}
     for seed in range(arguments.seeds):
         config.seed = seed
-        TERMS.update(shipped)
+        TERMS.update(neutral)
         truth, candidates = Truth(points[arguments.text], seed), networks_within(config, costs.tables, limit)
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
         plain, best = [network for network in candidates if network.is_interleaved], truth.losses(candidates).min()
-        behind.setdefault(("", "the best interleaved network"), []).append(truth.losses(plain).min() / best - 1)
+        found = {("", "the best interleaved network"): truth.losses(plain).min()}
         searches = [("", "random", RandomHalving, drawn)]
         for name in priors:
             searches += [(name, "interleaved at first", Halving, plain), (name, "also random", Halving, candidates)]
         for prior, title, kind, networks in searches:
             TERMS.update(priors.get(prior, shipped))
-            found = kind(SimulatedTrials(truth, config), costs, config.search.latency.target, networks).run()
-            behind.setdefault((prior, title), []).append(truth.losses([found])[0] / best - 1)
-    print_row("prior", "candidates", "bits behind the best candidate", "largest", header=True)
+            network = kind(SimulatedTrials(truth, config), costs, target, networks).run()
+            found[prior, title] = truth.losses([network])[0]
+        TERMS.update(shipped)
+        for name, loss in found.items():
+            behind.setdefault(name, []).append(loss / best - 1)
+    print_row("prior fitted to", "candidates", "bits behind the best candidate", "than random", "largest", header=True)
     for (prior, title), values in behind.items():
-        error = np.std(values, ddof=1) / len(values) ** 0.5
-        print_row(prior, title, f"{np.mean(values):.2%} ± {error:.2%}", f"{max(values):.1%}")
+        more = np.subtract(values, behind["", "random"])
+        columns = [f"{np.mean(own):+.2%} ± {np.std(own, ddof=1) / len(own) ** 0.5:.2%}" for own in (values, more)]
+        print_row(prior, title, *columns, f"{max(values):.1%}")
 
 
 if __name__ == "__main__":
