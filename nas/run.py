@@ -24,6 +24,7 @@ from nas.core.run_folder import (
     SUMMARY,
     TRIALS,
     USUAL,
+    lock_folder,
     run_options,
     try_writing,
 )
@@ -128,10 +129,11 @@ def summarize(folder: Path) -> dict:
     from nas.data.preprocess import prepare
     from nas.training.device import set_up_device
 
-    works, summary = {}, {}
+    plan, works, summary = load_config(folder / PLAN, []), {}, {}
+    context = set_up_device(plan.seed, plan.train)
     for name in NAMES:
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / "config.yaml", [])
-        corpus, context = Corpus(prepare(config.data)), set_up_device(config.seed, config.train)
+        corpus = Corpus(prepare(config.data))
         batch, segment, _ = batch_shape(config)
         (works[name],) = segment_works([results["pattern"]], config, corpus.counts(), context)
         summary[name] = {
@@ -177,6 +179,7 @@ def main() -> None:
     search = folder / "search"
     try:
         open_plan(arguments, config)
+        lock = lock_folder(folder)  # noqa: F841, until the process ends
         if not (search / OUTCOME).exists():
             run_stage("search.py", folder / PLAN, *run_options(search))
         if not (search / PATTERN).exists():

@@ -1,5 +1,6 @@
 """All stages in one command."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -16,16 +17,20 @@ OPTIONS = [
 ]
 
 
-def test_the_whole_fits_the_minutes_and_goes_on_after_a_kill(tmp_path, small_yaml):
+def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path, small_yaml):
     run = tmp_path / "run"
     whole = small_yaml, "--run", run, "--minutes", 3, *OPTIONS
-    process = subprocess.Popen([sys.executable, "-m", "nas.run", *map(str, whole)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while not list(run.glob("search/trials/*/trial-*.yaml")):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    command = [sys.executable, "-m", "nas.run", *map(str, whole)]
+    for made, number in (("search/trials/*/trial-*.yaml", signal.SIGINT), ("found/checkpoint.pt", signal.SIGKILL)):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 180
+        while not list(run.glob(made)):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, message = process.communicate()
+        if number == signal.SIGINT:
+            assert process.returncode == 130 and "progress is saved: repeat the command to continue" in message
     plan = yaml.safe_load((run / "run.yaml").read_text())
     assert 0.5 < plan["train"]["epochs"] <= 14 and plan["train"]["steps"] is None
     assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")

@@ -1,11 +1,13 @@
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from nas.core import run_folder
 from nas.core.errors import InputError, RunError
 from nas.core.files import read_jsonl
 from nas.core.run_folder import check_folder, open_run, read_pi
@@ -111,11 +113,14 @@ def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
         assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]
 
 
-def test_two_processes_cannot_share_a_run(tmp_path, small_config):
+def test_two_processes_cannot_share_a_run_and_the_second_waits_for_the_first_to_save(
+    tmp_path, small_config, monkeypatch
+):
     first = start(tmp_path / "run", small_config())
-    with pytest.raises(InputError, match="in use by another process"):
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="in use by another process"):
+        patch.setattr(run_folder, "LOCK_S", 0.2)
         start(tmp_path / "run", small_config())
-    os.close(first.lock)
+    threading.Timer(0.5, os.close, [first.lock]).start()
     start(tmp_path / "run", small_config())
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.provenance import check_text
 
+LOCK, LOCK_S = ".lock", 10  # seconds to wait for it
 METRICS, PI = "metrics.jsonl", "pi.jsonl"
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
@@ -66,11 +68,7 @@ class RunFolder:
         config: the final configuration, without auto.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)  # held until the process ends
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"--run {self.path} is in use by another process; wait, or use another folder") from None
+        self.lock = lock_folder(self.path)
         if self.begun:
             self.check_config(config)
         else:
@@ -175,6 +173,23 @@ def check_folder(path: Path, resume: bool) -> None:
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
     if rank() == 0:
         try_writing(path)
+
+
+def lock_folder(path: Path) -> int:
+    """Lock a run folder until this process ends. Raises InputError if another process uses it.
+
+    Waits, because the trials of a killed search still save what they have when the search is repeated.
+    """
+    lock, until = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY), time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                raise InputError(f"--run {path} is in use by another process; wait, or use another folder") from None
+            time.sleep(0.1)
+        else:
+            return lock
 
 
 def try_writing(path: Path) -> None:

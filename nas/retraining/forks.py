@@ -15,12 +15,8 @@ from pathlib import Path
 
 BLOCKED = signal.SIGTERM, signal.SIGHUP
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf"]
-
-
 POLL_S = 0.2
-LOCK = (
-    threading.Lock()
-)  # multiprocessing polls all children at each start, and two polls of one child disturb each other
+LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
 
 
 def start_server() -> None:
