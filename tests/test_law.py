@@ -29,7 +29,7 @@ def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference():
         attends, widths, later = given[index]
         half = len(network.blocks) / 2 + 0.5
         values = [*(logs[index] - centre), np.log(text), np.log((attends + 0.5) / half)]
-        values = dict(zip("VDNTAFP", [*values, np.log((widths + 0.5) / half), later], strict=True))
+        values = dict(zip("VDNTAFPE", [*values, np.log((widths + 0.5) / half), later, text == 1], strict=True))
         conv = np.log1p(network.blocks.count("conv"))
         terms = [np.prod([values[letter] for letter in term]) for term in TERMS]
         own = [float(network[:2] == shape) for shape in shapes] + [float(str(network) == name) for name in names]

@@ -94,8 +94,9 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
         print(warning)
     if not (folder / LOGS).exists():
-        minutes = trial_seconds(search, folder).seconds(search.batches()) / 60
-        print(f"the trials take about {minutes:.2g} minutes, {workers(context)} at a time", flush=True)
+        estimate = trial_seconds(search, folder)
+        minutes = estimate.seconds(search.batches()) / 60
+        print(f"the trials take about {minutes:.2g} minutes, {estimate.at_once} at a time", flush=True)
     chosen = search.run()
     return search.record(chosen), search.history()
 
