@@ -17,10 +17,7 @@ from nas.networks import halving, law
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import Point
-from nas.networks.space import (
-    Network,
-    networks_within,
-)
+from nas.networks.space import Network, neighbours, networks_within
 from nas.networks.trials import Trials
 from tests.making import plain
 from tests.processes import ROOT, refuse, succeed
@@ -131,6 +128,20 @@ def test_the_law_finds_better_networks_than_random_proposals(known_search, vague
         behind.append(best / min(losses) - 1)
         assert np.median(losses) > 1.03 * min(losses)
     assert np.mean(behind) < 0.003, behind
+
+
+def test_neighbours_of_the_best_join_until_none_is_new(known_search):
+    search = known_search()
+    search.networks = plain_ones = [network for network in search.networks if network.is_interleaved]
+    search.trials.run(search.first_networks(4), 1 / 8)
+    search.add_neighbours()
+    assert len(search.networks) > len({*plain_ones}) and {*plain_ones} < {*search.networks}
+    best = [search.networks[index] for index in search.law().predict(search.networks).argsort()[: halving.PARENTS]]
+    assert not all(network.is_interleaved for network in best)  # a change of a change, too
+    for network in best:
+        near = neighbours(network, search.config.search.operations, 8)
+        assert all(other in search.networks or search.costs.ratio(other) > 1 for other in near)
+    assert all(search.costs.ratio(network) <= 1 + 1e-9 for network in search.networks)
 
 
 def test_the_networks_of_a_batch_differ(known_search):

@@ -130,3 +130,13 @@ def test_the_costs_of_segments_are_those_for_a_text(small_config, tmp_path):
     assert found.cost(network.blocks) == pytest.approx(3.25 * 16 * 8 * 3 / 1000)  # 16 x 8 tokens of 3 bytes
     assert found.per_kilobyte(found.cost(network.blocks)) == pytest.approx(table.cost(network.blocks))
     assert found.holds_for["segment"] == 8 and found.holds_for["processor"] == "another"
+
+
+def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_with(small_config):
+    config, network = small_config("search.latency.source=measured", "data.vocab_size=40"), plain(40, 16, 3)
+    table = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
+    measured = NetworkCosts({(40, 16): table}, network)
+    assert measured.hold_for(config, [(40, 16)]) and not measured.hold_for(config, [(40, 16), (80, 16)])
+    for changed in ("search.operations=[attention,dense,conv]", "search.latency.source=flops"):
+        other = small_config("search.latency.source=measured", "data.vocab_size=40", changed)
+        assert not measured.hold_for(other, [(40, 16)])
