@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -230,3 +231,17 @@ def test_a_text_that_is_too_short_is_reported_before_latencies_are_measured(smal
     done = run("search", small_yaml, "--run", tmp_path / "run", *given)
     assert done.returncode == 2 and "train stream has" in done.stderr and "measuring" not in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_the_installed_command_calls_scripts_and_modules(tmp_path, small_yaml):
+    def call(*arguments):
+        command = [str(Path(sys.executable).with_name("par-nas")), *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = call("search", small_yaml, "--run", "run")
+    assert done.returncode == 0, done.stderr
+    assert "search.py" in yaml.safe_load((tmp_path / "run" / "provenance.yaml").read_text())["command"]
+    assert call("derive", "run").returncode == 0 and (tmp_path / "run" / "pattern.yaml").exists()
+    assert "usage: python -m nas.run" in call("run", "--help").stdout
+    done = call("sarch", small_yaml)
+    assert done.returncode == 2 and done.stderr == "error: par-nas has no command sarch; the nearest is search\n"
