@@ -19,15 +19,8 @@ def test_the_notebook_is_committed_without_outputs():
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (settings,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    small = {
-        "RUNS": str(tmp_path),
-        "BLOCKS": 3,
-        "D_MODEL": 16,
-        "STEPS": 30,
-        "TOKENS": 8,
-        "VOCAB_SIZE": 500,
-        "TARGET": 0.95,
-    }
+    small = {"RUNS": str(tmp_path), "MINUTES": None, "BLOCKS": 3, "D_MODEL": 16, "VOCAB_SIZE": 500, "TOKENS": 8}
+    small |= {"OPTIONS": ["train.epochs=0.2", "search.vocab_size=[500]", "search.d_model=[16]"], "TARGET": 0.95}
     settings.source += "".join(f"\n{name} = {value!r}" for name, value in small.items())
     NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}
@@ -37,4 +30,5 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     shown = [kind for output in outputs for kind in output.get("data", {})]
     assert "image/gif" in shown and "image/png" in shown and any("<iframe" in str(output) for output in outputs)
     assert len(outputs[-1]["text"]) > len("The ")
-    assert (tmp_path / "report.html").exists() and (tmp_path / "searched" / "results.yaml").exists()
+    printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    assert "found against usual: " in printed and (tmp_path / "whole" / "found" / "results.yaml").exists()
