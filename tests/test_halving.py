@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.networks import halving, law
 from nas.networks.costs import NetworkCosts
@@ -99,7 +98,7 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     assert len(rungs[0]) == len({*rungs[0]}) == 12 and len(rungs[1]) <= 5 and len(rungs[2]) == 2
     (newcomer,) = {*rungs[1]} - {*rungs[0]}
     assert {*rungs[2]} <= {*rungs[1]} and best in rungs[2]
-    assert all(list(network.blocks) == interleaved(len(network.blocks)) for network in rungs[0][:4])
+    assert len({network.vocab_size for network in rungs[0][:4]}) == 4
     assert len({network.vocab_size for network in rungs[1]}) >= 3
     assert all(search.costs.ratio(network) <= 1 + 1e-9 for network in search.networks)
     losses = {network: true_loss(network, 1.0) for network in search.networks}
@@ -118,16 +117,23 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
 
 
 def test_the_law_finds_better_networks_than_random_proposals(known_search, vague_prior):
-    """Random proposals end 0.8% behind the best network on average, because it is far from interleaved."""
-    behind, few = [], (0.2, 0.15)
-    for seed in (1, 2, 3, 4):
+    """Networks of attention alone are the best. Random proposals are the same search, but the law does not propose."""
+    behind, truth = {"law": [], "random": []}, (1.0, 0.3)
+    for name, seed in itertools.product(behind, (1, 2, 3, 4)):
         search = known_search(seed=seed)
-        search.trials.attention = (few,)
-        best = true_loss(search.run(), 1.0, few)
-        losses = [true_loss(network, 1.0, few) for network in search.networks]
-        behind.append(best / min(losses) - 1)
+        search.trials.attention = (truth,)
+        if name == "random":
+            order = np.random.default_rng(seed).permutation(len(search.networks))
+            shuffled = [search.networks[index] for index in order]
+            search.promising = lambda count, shuffled=shuffled, search=search: [
+                network for network in shuffled if network not in search.trials.tried
+            ][:count]
+            search.with_newcomer = lambda networks: networks
+        best = true_loss(search.run(), 1.0, truth)
+        losses = [true_loss(network, 1.0, truth) for network in search.networks]
+        behind[name].append(best / min(losses) - 1)
         assert np.median(losses) > 1.03 * min(losses)
-    assert np.mean(behind) < 0.003, behind
+    assert np.mean(behind["law"]) < np.mean(behind["random"]) / 2, behind
 
 
 def test_neighbours_of_the_best_join_until_none_is_new(known_search):

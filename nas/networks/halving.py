@@ -80,12 +80,17 @@ class Halving:
         return proposed + newcomer + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
 
     def first_networks(self, count: int) -> list[Network]:
-        """Interleaved networks far from each other: the widest of each vocabulary and number of blocks, then others."""
-        plain = [network for network in self.networks if network.is_interleaved] or self.networks
-        widest = {(n.vocab_size, len(n.blocks)): n for n in sorted(plain, key=lambda network: network.d_model)}
-        chosen = spread(list(widest.values()), count)
-        others = [network for network in plain if network not in chosen]
-        return chosen + (spread(others, count - len(chosen)) if others else [])
+        """The best network of each vocabulary by the law, which has seen no trial; of many vocabularies, some. If there
+        are fewer than `count`, others by Thompson sampling.
+        """
+        self.add_neighbours()
+        first: dict[int, Network] = {}
+        for index in np.argsort(self.law().predict(self.networks)):
+            first.setdefault(self.networks[index].vocab_size, self.networks[index])
+        sizes = sorted(first)
+        places = {round(place) for place in np.linspace(0, len(sizes) - 1, count)}
+        chosen = [first[sizes[place]] for place in sorted(places)]
+        return list(dict.fromkeys([*chosen, *self.promising(count)]))[:count]
 
     def add_neighbours(self) -> None:
         """Add the networks within the budget that are one change away from the best by the law, until none is new."""
@@ -218,14 +223,3 @@ def block_probabilities(networks: list[Network], chances: np.ndarray, operations
         blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]
         pi[range(most), [operations.index(block) for block in blocks]] += chance
     return pi
-
-
-def spread(networks: list[Network], count: int) -> list[Network]:
-    """At most `count` networks, far from each other in the logarithms of their sizes. The first is in the middle."""
-    places = np.log([[n.vocab_size, n.d_model, len(n.blocks)] for n in networks])
-    places = (places - places.min(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
-    chosen = [int(np.argmin(((places - places.mean(axis=0)) ** 2).sum(axis=1)))][:count]
-    while len(chosen) < min(count, len(networks)):
-        distances = ((places[:, None] - places[None, chosen]) ** 2).sum(axis=-1).min(axis=1)
-        chosen.append(int(np.argmax(distances)))
-    return [networks[index] for index in chosen]
