@@ -18,6 +18,7 @@ from nas.core.pattern import FORMAT, abbreviate, interleaved
 from nas.core.run_folder import (
     CHOICE,
     FOUND,
+    LOCK,
     OUTCOME,
     PATTERN,
     RESULTS,
@@ -49,9 +50,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_plan(arguments: argparse.Namespace, config: Config) -> None:
-    """Write the configuration of all stages, or check that an earlier call had the same."""
+    """Lock the folder, and write the configuration of all stages, or check that an earlier call had the same."""
     folder, file = arguments.run, arguments.run / PLAN
     if file.exists():
+        lock_folder(folder)
         given, recorded = flat_config(asdict(config)), flat_config(asdict(load_config(file, [])))
         if arguments.minutes != (minutes := read_yaml(file)["minutes"]):
             planned = "without --minutes" if minutes is None else f"with --minutes {minutes:g}"
@@ -61,16 +63,17 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
         if changed := [text for text in changed if not text.startswith(free)]:
             raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
         return
-    if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search"}:
+    if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search", LOCK}:
         raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
     try_writing(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock_folder(folder)
     if arguments.minutes:
         from nas.networks.plan import plan_minutes
         from nas.training.device import set_up_device
 
         context = set_up_device(config.seed, config.train)
         config = plan_minutes(config, arguments.minutes, folder / "search" / TRIALS, context)
-    folder.mkdir(parents=True, exist_ok=True)
     write_yaml(file, {"minutes": arguments.minutes, **asdict(config)})
 
 
@@ -179,7 +182,6 @@ def main() -> None:
     search = folder / "search"
     try:
         open_plan(arguments, config)
-        lock = lock_folder(folder)  # noqa: F841, until the process ends
         if not (search / OUTCOME).exists():
             run_stage("search.py", folder / PLAN, *run_options(search))
         if not (search / PATTERN).exists():

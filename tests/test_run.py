@@ -21,16 +21,19 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     run = tmp_path / "run"
     whole = small_yaml, "--run", run, "--minutes", 3, *OPTIONS
     command = [sys.executable, "-m", "nas.run", *map(str, whole)]
+    errors = tmp_path / "errors.txt"
     for made, number in (("search/trials/*/trial-*.yaml", signal.SIGINT), ("found/checkpoint.pt", signal.SIGKILL)):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        with errors.open("w") as file:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=file)
         until = time.monotonic() + 180
         while not list(run.glob(made)):
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(number)
-        _, message = process.communicate()
+        process.wait()
         if number == signal.SIGINT:
-            assert process.returncode == 130 and "progress is saved: repeat the command to continue" in message
+            assert process.returncode == 130
+            assert "progress is saved: repeat the command to continue" in errors.read_text()
     plan = yaml.safe_load((run / "run.yaml").read_text())
     assert 0.5 < plan["train"]["epochs"] <= 14 and plan["train"]["steps"] is None
     assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")

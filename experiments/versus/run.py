@@ -89,7 +89,7 @@ class RandomHalving(Halving):
     def add_neighbours(self):
         pass
 
-    def with_newcomer(self, networks):
+    def with_newcomer(self, networks, count):
         return networks
 
     def promising(self, count):

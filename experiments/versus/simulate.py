@@ -1,14 +1,15 @@
 """Simulated searches: `python experiments/versus/simulate.py runs/versus/costs.yaml library --seeds 16`.
 
 A truth is a draw of the law, given all trainings of a text (trainings.csv and the grid of experiments/frontier), from
-means of 0 except for the text read. Each search sees its losses with noise, and is judged by how far its network is
-behind the best candidate at the end of a training. The searches differ in the prior of their law, fitted to one or both
-of the texts by prior.py, and in their candidates: interleaved networks and their neighbours, or also random networks.
-`random` is the search of run.py.
+means of 0 except for the text read. So it has the form of the law, which favours the law. Each search sees its losses
+with noise, and is judged by how far its network is behind the best one at the end of a training, of all candidates of
+all searches. The searches differ in the prior of their law, fitted to one or both of the texts by prior.py. `random` is
+the search of run.py.
 """
 
 import argparse
 import sys
+import zlib
 from itertools import islice
 from pathlib import Path
 
@@ -35,34 +36,34 @@ class Truth:
     """A draw of the law, with effects of networks and sizes, given the trainings of a text."""
 
     def __init__(self, points: list[Point], seed: int):
-        self.generator, law = np.random.default_rng(seed), Law([], list(dict.fromkeys(p.network for p in points)))
-        self.law, known = law, law.inputs([p.network for p in points], [p.text for p in points])
+        generator, law = np.random.default_rng(seed), Law([], list(dict.fromkeys(p.network for p in points)))
+        self.seed, self.law, known = seed, law, law.inputs([p.network for p in points], [p.text for p in points])
         features = np.hstack([known.features, [[p.text == 1.0] for p in points]])  # decayed rates have an offset
         mean, spread = np.append(law.mean, 0.0), np.append(law.spread, 1.0)
         effects = np.zeros((len(points), len(law.keys)))
         for row, own in zip(effects, known.effects, strict=True):
             row[own] = 1
         covariance = (features * spread**2) @ features.T + OWN**2 * effects @ effects.T + NOISE**2 * np.eye(len(points))
-        factors = mean + spread * self.generator.standard_normal(len(mean))
-        own = OWN * self.generator.standard_normal(effects.shape[1])
+        factors = mean + spread * generator.standard_normal(len(mean))
+        own = OWN * generator.standard_normal(effects.shape[1])
         missed = np.log([p.loss for p in points]) - features @ factors - effects @ own
-        missed -= NOISE * self.generator.standard_normal(len(points))
+        missed -= NOISE * generator.standard_normal(len(points))
         weights = np.linalg.solve(covariance, missed)
         self.factors = (factors + spread**2 * (features.T @ weights))[:-1]
-        self.own, self.seen = [*(own + OWN**2 * (effects.T @ weights))], {}
+        self.own = [*(own + OWN**2 * (effects.T @ weights))]
 
     def losses(self, networks: list[Network], text: float = 1.0) -> np.ndarray:
         inputs = self.law.inputs(networks, text)
-        while len(self.own) < len(self.law.keys):
-            self.own.append(OWN * self.generator.standard_normal())
+        self.own += [OWN * self.draw(key) for key in list(self.law.keys)[len(self.own) :]]
         return np.exp(inputs.features @ self.factors + np.array(self.own)[inputs.effects].sum(axis=1))
 
+    def draw(self, *names) -> float:
+        """A standard normal number that depends on the truth and the names alone, and not on earlier draws."""
+        return np.random.default_rng([self.seed, zlib.crc32(str(names).encode())]).standard_normal()
+
     def trial(self, network: Network, text: float) -> float:
-        """The loss after a share of a training, with noise that is the same each time."""
-        if (network, text) not in self.seen:
-            noise = np.exp(NOISE * self.generator.standard_normal())
-            self.seen[network, text] = float(self.losses([network], text)[0] * noise)
-        return self.seen[network, text]
+        """The loss after a share of a training, with noise."""
+        return float(self.losses([network], text)[0] * np.exp(NOISE * self.draw(network, text)))
 
 
 class SimulatedTrials:
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("costs", type=Path, metavar="COSTS.yaml", help="of run.py")
     parser.add_argument("text", choices=TEXTS, help="of the truths")
     parser.add_argument("--seeds", type=int, default=16, help="number of truths (default 16)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first truth; a new one tests a choice")
     arguments = parser.parse_args()
     config, shipped = load_config(CONFIG, []), dict(TERMS)
     reference = make_network(config.data.vocab_size, config.model.d_model, interleaved(config.model.blocks))
@@ -92,28 +94,29 @@ def main() -> None:
         priors[title] = shipped | {term: (mean, shipped[term][1]) for term, mean in means.items()}
     neutral = {term: (mean if term in ("T", "TT") else 0.0, WIDER * spread) for term, (mean, spread) in shipped.items()}
     behind = {}
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
         TERMS.update(neutral)
         truth, candidates = Truth(points[arguments.text], seed), networks_within(config, costs.tables, limit)
+        plain = [network for network in candidates if network.is_interleaved]
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
-        plain, best = [network for network in candidates if network.is_interleaved], truth.losses(candidates).min()
-        found = {("", "the best interleaved network"): truth.losses(plain).min()}
-        searches = [("", "random", RandomHalving, drawn)]
-        for name in priors:
-            searches += [(name, "interleaved at first", Halving, plain), (name, "also random", Halving, candidates)]
-        for prior, title, kind, networks in searches:
-            TERMS.update(priors.get(prior, shipped))
-            network = kind(SimulatedTrials(truth, config), costs, target, networks).run()
-            found[prior, title] = truth.losses([network])[0]
         TERMS.update(shipped)
+        searches = {"random": RandomHalving(SimulatedTrials(truth, config), costs, target, drawn)}
+        found = {"the best interleaved network": truth.losses(plain).min(), "random": None}
+        for name in ("random", *priors):
+            TERMS.update(priors.get(name, shipped))
+            search = searches.setdefault(name, Halving(SimulatedTrials(truth, config), costs, target, plain))
+            found[name] = truth.losses([search.run()])[0]
+        TERMS.update(shipped)
+        known = {network for search in searches.values() for network in search.networks}
+        best = truth.losses([*{*candidates, *known}]).min()
         for name, loss in found.items():
             behind.setdefault(name, []).append(loss / best - 1)
-    print_row("prior fitted to", "candidates", "bits behind the best candidate", "than random", "largest", header=True)
-    for (prior, title), values in behind.items():
-        more = np.subtract(values, behind["", "random"])
+    print_row("search, or text of its prior", "bits behind the best network", "than random", "largest", header=True)
+    for name, values in behind.items():
+        more = np.subtract(values, behind["random"])
         columns = [f"{np.mean(own):+.2%} ± {np.std(own, ddof=1) / len(own) ** 0.5:.2%}" for own in (values, more)]
-        print_row(prior, title, *columns, f"{max(values):.1%}")
+        print_row(name, *columns, f"{max(values):.1%}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.provenance import check_text
 
-LOCK, LOCK_S = ".lock", 10  # seconds to wait for it
+LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
 METRICS, PI = "metrics.jsonl", "pi.jsonl"
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
@@ -178,15 +178,20 @@ def check_folder(path: Path, resume: bool) -> None:
 def lock_folder(path: Path) -> int:
     """Lock a run folder until this process ends. Raises InputError if another process uses it.
 
-    Waits, because the trials of a killed search still save what they have when the search is repeated.
+    Waits, because trials that a killed search has started save what they have before they end.
     """
-    lock, until = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY), time.monotonic() + LOCK_S
+    lock, began, told = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY), time.monotonic(), False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > until:
+        except BlockingIOError:
+            waited = time.monotonic() - began
+            if waited > LOCK_S:
+                os.close(lock)
                 raise InputError(f"--run {path} is in use by another process; wait, or use another folder") from None
+            if waited > 1 and not told:
+                print(f"waiting at most {LOCK_S} s for the process that uses {path}", flush=True)
+                told = True
             time.sleep(0.1)
         else:
             return lock

@@ -9,7 +9,7 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import CHOICE, PI, TRIALS, open_run
+from nas.core.run_folder import CHOICE, PI, TRIALS, lock_folder, open_run
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
@@ -39,7 +39,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     """The configuration with the sizes of the best network, and the content of choice.yaml.
 
     Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
-    within the budget, and RunError if every trial of a rung fails.
+    within the budget, RunError if every trial of a rung fails, and InputError if another process runs them.
     """
     folder = run / TRIALS
     if (folder / CONFIG).exists():
@@ -86,6 +86,7 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     search = open_search(config, folder, context)
     trials, size = search.trials, search.costs.own.vocab_size
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
+    lock_folder(folder)
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
     most = f"{most_trainings():.3g}"
     print(

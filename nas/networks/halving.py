@@ -61,7 +61,7 @@ class Halving:
         for (before, _), (share, count) in pairwise(RUNGS):
             finished = [point.network for point in self.trials.points if point.text == before]
             if before == first:
-                batch = self.with_newcomer(self.contenders(finished, count, VOCABULARIES))
+                batch = self.with_newcomer(self.contenders(finished, count, VOCABULARIES), count)
             else:
                 batch = self.contenders(finished, count, 1)
             self.trials.run(batch, share)
@@ -80,17 +80,15 @@ class Halving:
         return proposed + newcomer + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
 
     def first_networks(self, count: int) -> list[Network]:
-        """The best network of each vocabulary by the law, which has seen no trial; of many vocabularies, some. If there
-        are fewer than `count`, others by Thompson sampling.
+        """The best network of each of the best vocabularies by the law, which has seen no trial.
+
+        If there are fewer than `count`, others by Thompson sampling.
         """
         self.add_neighbours()
         first: dict[int, Network] = {}
         for index in np.argsort(self.law().predict(self.networks)):
             first.setdefault(self.networks[index].vocab_size, self.networks[index])
-        sizes = sorted(first)
-        places = {round(place) for place in np.linspace(0, len(sizes) - 1, count)}
-        chosen = [first[sizes[place]] for place in sorted(places)]
-        return list(dict.fromkeys([*chosen, *self.promising(count)]))[:count]
+        return list(dict.fromkeys([*first.values(), *self.promising(count)]))[:count]
 
     def add_neighbours(self) -> None:
         """Add the networks within the budget that are one change away from the best by the law, until none is new."""
@@ -130,11 +128,13 @@ class Halving:
         others = [network for network in order if network not in best and chances[network] >= UNLIKELY]
         return [*best, *others][:count]
 
-    def with_newcomer(self, networks: list[Network]) -> list[Network]:
-        """Replace the last network by the best untried one if that is better by the law, which has learned since."""
-        *others, last = networks
-        compared = [last, *self.untried()]
-        return [*others, compared[int(np.argmin(self.law().predict(compared)))]]
+    def with_newcomer(self, networks: list[Network], count: int) -> list[Network]:
+        """Add the best untried network by the law, which has learned since; it replaces the last of `count` if it
+        is better.
+        """
+        others, last = networks[: count - 1], networks[count - 1 :]
+        compared = [*last, *self.untried()]
+        return [*others, *(compared[index] for index in self.law().predict(compared).argsort()[:1])]
 
     def history(self) -> list[dict]:
         """The lines of pi.jsonl, one for each trial and one before them."""

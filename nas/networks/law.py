@@ -15,18 +15,17 @@ from nas.networks.space import Network
 # training). A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
 # relative to interleaved. P tells how much later the attending blocks stand. E is 1 at the end of a training, whose
 # learning rates have decayed, and else 0. The means are fits to losses of WikiText-2 alone
-# (experiments/versus/prior.py), so that other texts test them.
+# (experiments/versus/prior.py).
 # fmt: off
 TERMS = {
-    "": (0, 3), "T": (-0.145, 0.1), "TT": (0.0059, 0.05), "V": (-0.022, 0.03), "D": (-0.0304, 0.015),
-    "N": (-0.0114, 0.01), "VT": (0.0109, 0.006), "DT": (-0.0041, 0.006), "NT": (-0.01, 0.004),
-    "VV": (-0.0063, 0.01), "DD": (0.0099, 0.015), "NN": (0.0062, 0.006), "VD": (-0.0023, 0.008),
-    "VN": (-0.0018, 0.006), "DN": (-0.0024, 0.008), "A": (-0.0191, 0.008), "F": (0.0014, 0.006),
-    "P": (0.0035, 0.005), "AA": (0.0048, 0.004), "FF": (-0.0004, 0.006), "AF": (-0.0086, 0.005),
-    "PP": (0.0007, 0.005), "AT": (-0.0142, 0.004), "FT": (-0.0003, 0.004), "PT": (0.0019, 0.003),
-    "AN": (0.0073, 0.005), "FN": (0.005, 0.005), "AD": (-0.0152, 0.005), "FD": (0.0017, 0.005),
-    "VE": (-0.0115, 0.005), "DE": (-0.0109, 0.005), "NE": (-0.0037, 0.005), "AE": (-0.0134, 0.005),
-    "FE": (-0.0054, 0.005),
+    "": (0, 3), "T": (-0.145, 0.1), "TT": (0.0058, 0.05), "V": (-0.0231, 0.03), "D": (-0.0384, 0.015),
+    "N": (-0.0152, 0.01), "VT": (0.0103, 0.006), "DT": (-0.008, 0.006), "NT": (-0.012, 0.004),
+    "VV": (-0.0062, 0.01), "DD": (0.0087, 0.015), "NN": (0.0065, 0.006), "VD": (-0.0018, 0.008),
+    "VN": (-0.0016, 0.006), "DN": (-0.0028, 0.008), "A": (-0.0219, 0.008), "F": (0.0014, 0.006),
+    "P": (0.0039, 0.005), "AA": (0.0049, 0.004), "FF": (-0.0005, 0.006), "AF": (-0.0084, 0.005),
+    "PP": (0.0007, 0.005), "AT": (-0.0156, 0.004), "FT": (-0.0003, 0.004), "PT": (0.0021, 0.003),
+    "AN": (0.0075, 0.005), "FN": (0.0053, 0.005), "AD": (-0.0163, 0.005), "FD": (0.0016, 0.005),
+    "VE": (-0.01, 0.005),
 }
 # fmt: on
 POWERS = np.array([[term.count(letter) for letter in "VDNTAFPE"] for term in TERMS])
