@@ -4,11 +4,13 @@ The data are the grids of experiments/frontier and trainings.csv: trainings of r
 a text, wikitext2 or library, and folders of run.py, the program first replaces the trainings of this text in the file.
 They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
 training that two searches repeated counts once. Each text has an offset, a slope in T, and an offset of whole
-trainings, whose learning rates have decayed. The last line is JSON.
+trainings, whose learning rates have decayed. Also tells how well the law predicts the ends of trainings from their
+trials. The last line is JSON.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import kendall_tau, print_row
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand, interleaved
@@ -95,6 +97,34 @@ def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
     return means[: len(TERMS)], errors[: len(TERMS)]
 
 
+def predict_ends(points: list[Point]) -> tuple[float, float]:
+    """Kendall's tau of the law, given the trials of trained networks, with their losses at the end; and how far the
+    network that it prefers is behind the best one.
+    """
+    ends: dict = {}
+    for point in points:
+        if point.text == 1:
+            ends.setdefault(point.network, []).append(point.loss)
+    networks, truth = [*ends], [float(np.mean(losses)) for losses in ends.values()]
+    predicted = Law([point for point in points if point.text < 1], networks).predict(networks)
+    return kendall_tau(predicted.tolist(), truth), truth[int(predicted.argmin())] / min(truth) - 1
+
+
+def print_ends(points: dict[str, list[Point]]) -> None:
+    """What the terms of the decay add to the prediction of the ends, with means of one text, for both texts."""
+    print_row("means of", "terms with E", "trainings of", "Kendall's tau", "its best, behind the best", header=True)
+    shipped = dict(TERMS)
+    for text, decay in itertools.product(TEXTS, (False, True)):
+        TERMS.update({term: (0.0, sd if decay else 1e-9) for term, (_, sd) in TERMS.items() if "E" in term})
+        means = dict(zip(TERMS, fit([points[text]])[0], strict=True))
+        TERMS.update({term: (means[term], sd) for term, (_, sd) in TERMS.items() if {*term} - {"T"}})
+        for other, own in points.items():
+            tau, behind = predict_ends(own)
+            print_row(text, "yes" if decay else "no", other, f"{tau:.3f}", f"{behind:.2%}")
+        TERMS.update(shipped)
+    print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", choices=TEXTS, help="of the folders")
@@ -103,6 +133,7 @@ def main() -> None:
     if arguments.folders:
         write_trainings(arguments.text, arguments.folders)
     points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    print_ends(points)
     fits = {"all": fit([*points.values()]), **{text: fit([own]) for text, own in points.items()}}
     titles = [f"{name}, {len({*points[name]})} losses" if name in points else "both texts" for name in fits]
     print_row("term", "prior of the law", *titles, header=True)
