@@ -97,6 +97,12 @@ def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
     return means[: len(TERMS)], errors[: len(TERMS)]
 
 
+def fitted_terms(texts: list[list[Point]]) -> dict[str, tuple[float, float]]:
+    """TERMS with means fitted to texts, but for the offset and the slope in T, which differ between texts."""
+    means = dict(zip(TERMS, fit(texts)[0], strict=True))
+    return {term: (means[term] if {*term} - {"T"} else mean, spread) for term, (mean, spread) in TERMS.items()}
+
+
 def predict_ends(points: list[Point]) -> tuple[float, float]:
     """Kendall's tau of the law, given the trials of trained networks, with their losses at the end; and how far the
     network that it prefers is behind the best one.
@@ -116,8 +122,7 @@ def print_ends(points: dict[str, list[Point]]) -> None:
     shipped = dict(TERMS)
     for text, decay in itertools.product(TEXTS, (False, True)):
         TERMS.update({term: (0.0, sd if decay else 1e-9) for term, (_, sd) in TERMS.items() if "E" in term})
-        means = dict(zip(TERMS, fit([points[text]])[0], strict=True))
-        TERMS.update({term: (means[term], sd) for term, (_, sd) in TERMS.items() if {*term} - {"T"}})
+        TERMS.update(fitted_terms([points[text]]))
         for other, own in points.items():
             tau, behind = predict_ends(own)
             print_row(text, "yes" if decay else "no", other, f"{tau:.3f}", f"{behind:.2%}")

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
-from experiments.versus.prior import TEXTS, fit, read_grid, read_trainings
+from experiments.versus.prior import TEXTS, fitted_terms, read_grid, read_trainings
 from experiments.versus.run import BAND, CONFIG, RandomHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -87,11 +87,9 @@ def main() -> None:
     reference = make_network(config.data.vocab_size, config.model.d_model, interleaved(config.model.blocks))
     costs, target = NetworkCosts.read(arguments.costs, reference), config.search.latency.target
     limit, points = target * costs.reference, {text: read_grid(text) + read_trainings(text) for text in TEXTS}
-    priors = {}
-    for title, texts in {**{text: [text] for text in TEXTS}, "both texts": TEXTS}.items():
-        fitted = dict(zip(TERMS, fit([points[text] for text in texts])[0], strict=True))
-        means = {term: fitted[term] for term in TERMS if {*term} - {"T"}}
-        priors[title] = shipped | {term: (mean, shipped[term][1]) for term, mean in means.items()}
+    priors = {text: fitted_terms([own]) for text, own in points.items()} | {
+        "both texts": fitted_terms([*points.values()])
+    }
     neutral = {term: (mean if term in ("T", "TT") else 0.0, WIDER * spread) for term, (mean, spread) in shipped.items()}
     behind = {}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
@@ -101,15 +99,15 @@ def main() -> None:
         plain = [network for network in candidates if network.is_interleaved]
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
         TERMS.update(shipped)
-        searches = {"random": RandomHalving(SimulatedTrials(truth, config), costs, target, drawn)}
-        found = {"the best interleaved network": truth.losses(plain).min(), "random": None}
+        found, known = {"the best interleaved network": truth.losses(plain).min()}, {*candidates}
         for name in ("random", *priors):
             TERMS.update(priors.get(name, shipped))
-            search = searches.setdefault(name, Halving(SimulatedTrials(truth, config), costs, target, plain))
+            kind, networks = (RandomHalving, drawn) if name == "random" else (Halving, plain)
+            search = kind(SimulatedTrials(truth, config), costs, target, networks)
             found[name] = truth.losses([search.run()])[0]
+            known |= {*search.networks}
         TERMS.update(shipped)
-        known = {network for search in searches.values() for network in search.networks}
-        best = truth.losses([*{*candidates, *known}]).min()
+        best = truth.losses([*known]).min()
         for name, loss in found.items():
             behind.setdefault(name, []).append(loss / best - 1)
     print_row("search, or text of its prior", "bits behind the best network", "than random", "largest", header=True)
