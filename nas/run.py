@@ -126,29 +126,23 @@ def summarize(folder: Path) -> dict:
     """Both networks on test, and their times for the same text, measured in one round."""
     import numpy as np
 
-    from nas.costs.flops import batch_shape
-    from nas.costs.latency import ROUNDS, SECONDS, segment_works, timed_rounds
-    from nas.data.corpus import Corpus, bytes_per_token
+    from nas.costs.latency import ROUNDS, SECONDS, text_times
+    from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.training.device import set_up_device
 
-    plan, works, summary = load_config(folder / PLAN, []), {}, {}
+    plan, networks, summary = load_config(folder / PLAN, []), {}, {}
     context = set_up_device(plan.seed, plan.train)
     for name in NAMES:
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / "config.yaml", [])
-        corpus = Corpus(prepare(config.data))
-        batch, segment, _ = batch_shape(config)
-        (works[name],) = segment_works([results["pattern"]], config, corpus.counts(), context)
+        networks[name] = results["pattern"], config, Corpus(prepare(config.data))
         summary[name] = {
-            "vocab_size": corpus.vocab_size,
+            "vocab_size": networks[name][2].vocab_size,
             "d_model": config.model.d_model,
             "blocks": results["pattern"],
             **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
-            "bytes": bytes_per_token(corpus) * batch * segment,
         }
-    times = {
-        name: 1e6 * taken / summary[name].pop("bytes") for name, taken in timed_rounds(works, ROUNDS, SECONDS).items()
-    }
+    times = text_times(networks, context, ROUNDS, SECONDS)
     for name, taken in times.items():
         summary[name]["ms_per_1000_bytes"] = float(np.median(taken))
         summary[name]["time_ratio_to_usual"] = float(np.median(taken / times[USUAL]))

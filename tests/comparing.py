@@ -7,12 +7,11 @@ import yaml
 
 from tests.processes import run
 
+WIDE = "format: par-pattern/2\nd_model: 32\nheads: 4\nblocks: [attention, dense]\n"
 COMPARISON = {
-    "format": "par-comparison/1",
-    "search": "small.yaml",
+    "format": "par-comparison/2",
     "retrain": "small.yaml",
-    "patterns": ["interleaved", "dense-only"],
-    "budgets": [2.0],
+    "patterns": ["interleaved", "dense-only", "wide.yaml"],
     "seeds": [1, 2],
 }
 
@@ -25,6 +24,7 @@ def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
     content = yaml.safe_load(small_yaml.read_text())
     content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
+    (folder / "wide.yaml").write_text(WIDE)
     path = folder / "comparison.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))
     return path

@@ -92,7 +92,7 @@ def small_config(small_yaml):
 
 @pytest.fixture(scope="session")
 def finished_comparison(tmp_path_factory, small_yaml):
-    """(COMPARISON.yaml, RUN_DIR, process) of a comparison of two rules and searched patterns, with two seeds."""
+    """(COMPARISON.yaml, RUN_DIR, process) of a comparison of two rules and a wider network, with two seeds."""
     folder = tmp_path_factory.mktemp("compare")
     path = write_comparison_yaml(folder, small_yaml)
     done = compare(path, "--run", folder / "run", "--workers", 2)

@@ -1,12 +1,19 @@
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from nas.comparison.spec import Contender, given_contenders, is_random_of, read_settings
+from nas.comparison.comparison import Comparison, text_times
+from nas.comparison.results import LATENCIES, read_latencies
+from nas.comparison.spec import read_contenders, read_settings
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
+from nas.core.pattern import interleaved
+from tests.comparing import write_comparison_yaml
 
-GOOD = {"format": "par-comparison/1", "retrain": "r.yaml", "search": "s.yaml"}
+GOOD = {"format": "par-comparison/2", "retrain": "r.yaml", "patterns": ["interleaved"]}
 
 
 @pytest.fixture
@@ -20,42 +27,26 @@ def written(tmp_path):
 
 
 def test_paths_are_relative_to_the_file_and_the_command_line_wins(written, tmp_path):
-    settings = read_settings(written(random=5, seeds=[4, 5]), {"random": 2, "seeds": [9]})
-    assert (settings.retrain, settings.search) == (tmp_path / "r.yaml", tmp_path / "s.yaml")
-    assert (settings.random, settings.seeds, settings.search_seeds) == (2, [9], [1])
-    assert settings.seeds_of("given") == settings.seeds_of("random") == [9]
-    assert read_settings(written(random_seeds=[7]), {}).seeds_of("random") == [7]
-
-
-def test_names_of_contenders_that_depend_on_a_search(written):
-    settings = read_settings(written(budgets=[1.0, 0.65], random=2), {})
-    random = {"searched-0.65": ["random-0.65-1", "random-0.65-2"], "searched-1": ["random-1-1", "random-1-2"]}
-    assert list(settings.searched.items()) == [("searched-0.65", 0.65), ("searched-1", 1.0)]  # lowest budget first
-    drawn = dict.fromkeys((name for names in random.values() for name in names), "random")
-    assert settings.derived_names == dict.fromkeys(random, "searched") | drawn
-    without = read_settings(written(random=1), {}).derived_names
-    assert without == {"searched": "searched", "random-1": "random"}
-    for searched, own in {**random, "searched": ["random-1"]}.items():
-        assert [n for n in {**settings.derived_names, **without} if is_random_of(n, searched)] == own
+    settings = read_settings(written(seeds=[4, 5], margin=0.02), {"seeds": [9]})
+    assert (settings.retrain, settings.seeds, settings.once) == (tmp_path / "r.yaml", [9], [])
+    assert (settings.margin, read_settings(written(), {}).margin) == (0.02, 0.01)
 
 
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"format": "par-pattern/1"}, "is not a comparison: it needs `format: par-comparison/1`"),
+        ({"format": "par-pattern/1"}, "is not a comparison: it needs `format: par-comparison/2`"),
         ({"sedes": [1]}, "unknown key 'sedes'; the nearest is 'seeds'"),
         ({"retrain": None}, "retrain=None must be the name of a configuration file"),
-        ({"search": 5}, "search=5 must be the name of a configuration file"),
+        ({"retrain": 5}, "retrain=5 must be the name of a configuration file"),
         ({"seeds": []}, "seeds=[] must be different whole numbers"),
-        ({"random_seeds": [1, 1]}, "random_seeds=[1, 1] must be different"),
-        ({"search_seeds": [True]}, "search_seeds=[True] must be"),
+        ({"seeds": [1, 1]}, "seeds=[1, 1] must be different"),
+        ({"seeds": [True]}, "seeds=[True] must be"),
         ({"seeds": 3}, "seeds=3 must be"),
-        ({"budgets": [0]}, "budgets=[0] must be different ratios"),
-        ({"budgets": [0.33333]}, "of at most 4 decimals"),
-        ({"patterns": [""]}, "patterns=[''] must be different names"),
-        ({"random": -1}, "random=-1 must be a whole number from 0"),
-        ({"search": None, "patterns": []}, "patterns=[] and no search leave nothing to compare"),
-        *(({"search": None, key: [1]}, f"{key} needs a search") for key in ("search_seeds", "budgets")),
+        ({"patterns": [""]}, "patterns=[''] must be at least one of different names"),
+        ({"patterns": None}, "patterns=None must be at least one of"),
+        ({"once": ["a", "a"]}, "once=['a', 'a'] must be different names"),
+        ({"margin": 1}, "margin=1 must be a number between 0 and 1"),
     ],
 )
 def test_a_wrong_file_gives_one_line(written, changed, words):
@@ -64,26 +55,86 @@ def test_a_wrong_file_gives_one_line(written, changed, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_given_contenders_are_rules_and_files_with_different_names(written, small_config, tmp_path):
-    recipe = small_config()
+@pytest.fixture
+def contenders(tmp_path, small_yaml):
+    """contenders(**changed keys of COMPARISON.yaml) -> (settings, contenders)"""
+
+    def read(*overrides: str, **changed):
+        path = write_comparison_yaml(tmp_path, small_yaml, **changed)
+        settings = read_settings(path, {})
+        return settings, read_contenders(settings, path, list(overrides))
+
+    return read
+
+
+def test_contenders_are_rules_and_files_of_any_size_with_different_names(contenders, tmp_path):
     (tmp_path / "a").mkdir()
-    blocks = ["dense", "identity", "dense", "dense"]
-    for file in ("mine.yaml", "a/par.yaml", "searched.yaml", "$x^$.yaml", "short.yaml", "wide.yaml"):
-        content = {"format": "par-pattern/2", "blocks": blocks[:1] if file == "short.yaml" else blocks}
-        content |= {"d_model": 32 if file == "wide.yaml" else recipe.model.d_model}
-        (tmp_path / file).write_text(yaml.safe_dump(content))
-    path = written(patterns=["interleaved", "mine.yaml"])
-    given = [Contender("interleaved", "given", ["attention", "dense"] * 2), Contender("mine", "given", blocks)]
-    assert given_contenders(read_settings(path, {}), path, 4, recipe) == given
+    for file, more in (("mine.yaml", ""), ("a/par.yaml", ""), ("$x^$.yaml", ""), ("big.yaml", "heads: 5\n")):
+        blocks = "[dense, identity, dense 24, dense]"  # 24 is the default of the recipe
+        (tmp_path / file).write_text(f"format: par-pattern/2\n{more}blocks: {blocks}\n")
+    _, (rule, mine, wide) = contenders(patterns=["interleaved", "mine.yaml"], once=["wide.yaml"])
+    assert (rule.name, rule.key, rule.blocks, rule.seeds) == ("interleaved", "16-ada", interleaved(3), [1, 2])
+    assert (mine.name, mine.key) == ("mine", "16-didd") and mine.blocks == ["dense", "identity", "dense", "dense"]
+    assert (wide.key, wide.seeds, wide.config.model.d_model, wide.config.model.heads) == ("32-ad", [1], 32, 4)
+    assert contenders("model.d_model=64", patterns=["wide.yaml"])[1][0].key == "64-ad"  # options win, as in retrain.py
     for patterns, words in (
         (["interleavd"], r"neither a file nor one of .* the nearest is 'interleaved'"),
         (["par", "a/par.yaml"], "two patterns are called 'par'"),
-        (["searched.yaml"], "two patterns are called 'searched'"),
-        (["short.yaml"], "has 1 blocks, but model.blocks is 4"),
-        (["wide.yaml"], "has d_model=32, but model.d_model is [0-9]+; they must match"),
+        (["big.yaml"], "model.heads=5 must divide model.d_model=16"),
         (["$x^$.yaml"], "must begin with a letter or digit"),
         (["missing.yaml"], "cannot read the pattern file"),
     ):
-        path = written(patterns=patterns)
         with pytest.raises(InputError, match=words):
-            given_contenders(read_settings(path, {}), path, 4, recipe)
+            contenders(patterns=patterns)
+
+
+@pytest.fixture
+def comparison(contenders, tmp_path):
+    def make(*overrides: str, **changed) -> Comparison:
+        settings, found = contenders(*overrides, **changed)
+        recipe = replace(found[0].config, seed=1)
+        return Comparison(settings, found, recipe, tmp_path / "run", list(overrides))
+
+    return make
+
+
+def test_a_network_is_trained_once_with_each_seed(comparison, tmp_path):
+    (tmp_path / "same.yaml").write_text("format: par-pattern/2\nblocks: [attention heads=2, dense 24, attention]\n")
+    made = comparison(patterns=["interleaved", "same.yaml", "dense-only"], once=["wide.yaml"])
+    assert [task.name for task in made.tasks()] == ["16-ada-1", "16-ddd-1", "32-ad-1", "16-ada-2", "16-ddd-2"]
+    assert made.tasks()[0].arguments[1].endswith("interleaved.yaml")
+
+
+def test_a_run_folder_keeps_its_networks(comparison, tmp_path):
+    for number, more in enumerate(("blocks: [attention]", "blocks: [attention]\nlatency: {}", "blocks: [dense]")):
+        (tmp_path / "own.yaml").write_text(f"format: par-pattern/2\n{more}\n")
+        if number < 2:
+            (made := comparison(patterns=["own.yaml"])).start()
+            os.close(made.run.lock)
+    with pytest.raises(InputError, match=r"patterns/own\.yaml differs from 16-d now; rename the pattern"):
+        comparison(patterns=["own.yaml"])
+
+
+def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
+    calls = []
+
+    def measure(models, context, rounds):
+        calls.append(models)
+        return text_times(models, context, 2)
+
+    monkeypatch.setattr("nas.comparison.comparison.text_times", measure)
+    made = comparison(patterns=["interleaved", "wide.yaml"])
+    made.start()
+    for patterns, count in ((["interleaved", "wide.yaml"], 1), (["interleaved", "wide.yaml", "dense-only"], 2)):
+        made = comparison(patterns=patterns)
+        for _ in range(2):
+            made.measure_latencies()
+            assert len(calls) == count
+    known = read_latencies(made.path)
+    assert known["networks"].keys() == {"16-ada", "32-ad", "16-ddd"} == calls[-1].keys()
+    assert known["networks"]["16-ada"]["ratio"] == 1 and all(
+        n["ms_per_1000_bytes"] > 0 for n in known["networks"].values()
+    )
+    write_yaml(made.path / LATENCIES, known | {"holds_for": known["holds_for"] | {"threads": 99}})
+    made.measure_latencies()
+    assert len(calls) == 3 and read_latencies(made.path)["holds_for"] == known["holds_for"]

@@ -21,10 +21,10 @@ from nas.costs.latency import (
     measurement_conditions,
     segment_works,
     timed_rounds,
-    valid_prediction,
 )
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
+from nas.retraining.results import valid_prediction
 from nas.training.device import device_context
 from tests.making import flops_of
 

@@ -45,14 +45,14 @@ def train(pattern: list[str], overrides: list[str]) -> dict:
 
 def measure(pattern: list[str], recipes: list[list[str]]) -> list[float]:
     """The median ratio of each recipe's latency to that of the first one."""
-    from nas.costs.latency import segment_works, timed_rounds
+    from nas.costs.latency import text_times
 
-    works = []
-    for overrides in recipes:
+    networks = {}
+    for number, overrides in enumerate(recipes):
         config, corpus, context = open_experiment(CONFIG, overrides)
-        works += segment_works([pattern], config, corpus.counts(), context)
-    times = np.array(list(timed_rounds(dict(enumerate(works)), ROUNDS).values()))  # [recipes, rounds]
-    return np.median(times / times[0], axis=1).tolist()
+        networks[number] = pattern, config, corpus
+    times = text_times(networks, context, ROUNDS)
+    return [float(np.median(taken / times[0])) for taken in times.values()]
 
 
 def main() -> None:

@@ -52,19 +52,14 @@ def train(network: Network, overrides: list[str]) -> dict:
 
 def measure(networks: list[Network], overrides: list[str]) -> dict[str, float]:
     """{name: the time per byte of text of inference, as a ratio to the reference's}"""
-    from nas.costs.latency import segment_works, timed_rounds
-    from nas.data.corpus import bytes_per_token
+    from nas.costs.latency import text_times
 
-    works, tokens_per_byte = {}, {}
+    opened = {}
     for network in networks:
         config, corpus, context = open_experiment(CONFIG, options(network, overrides))
-        (works[network],) = segment_works([list(network.blocks)], config, corpus.counts(), context)
-        tokens_per_byte[network] = 1 / bytes_per_token(corpus)
-    times = timed_rounds(works, ROUNDS)
-    return {
-        str(network): float(np.median(taken / times[REFERENCE])) * tokens_per_byte[network] / tokens_per_byte[REFERENCE]
-        for network, taken in times.items()
-    }
+        opened[network] = list(network.blocks), config, corpus
+    times = text_times(opened, context, ROUNDS)
+    return {str(network): float(np.median(taken / times[REFERENCE])) for network, taken in times.items()}
 
 
 def report(jobs: Jobs, networks: list[Network], ratios: dict[str, float], folders: list[Path]) -> dict:

@@ -1,165 +1,133 @@
-"""The run folder of a comparison, its patterns, and the tasks that train them."""
+"""The run folder of a comparison, and the tasks that train its contenders."""
 
+import os
 from dataclasses import replace
-from functools import cached_property
-from itertools import product
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from nas.comparison.results import LATENCIES, read_latencies
-from nas.comparison.spec import RANDOM, SETTINGS, Contender, Settings, pattern_file
+from nas.comparison.spec import FORMAT, SETTINGS, Contender, Settings
 from nas.core.config import Config
-from nas.core.config_checks import simplify
 from nas.core.errors import InputError
-from nas.core.files import write_text, write_yaml
-from nas.core.pattern import FORMAT, file_name, interleaved, read_pattern
+from nas.core.files import write_yaml
+from nas.core.pattern import read_pattern, shape_options
 from nas.core.provenance import provenance
-from nas.core.run_folder import OUTCOME, RESULTS, check_folder, has_run, open_run, run_options
-from nas.costs.cost_table import CostTable
-from nas.costs.latency import ROUNDS, current_costs, measure_models, measurement_conditions
+from nas.core.run_folder import RESULTS, check_folder, has_run, open_run, run_options
+from nas.costs.flops import batch_shape
+from nas.costs.latency import device_conditions, text_times
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.tasks import Task, script_task
 from nas.training.build import resolve_auto
-from nas.training.device import DeviceContext, device_context, set_up_device
+from nas.training.device import count_cores, device_context, set_up_device
 
-REPORT_ROUNDS = 60  # for the latencies in the report
+ROUNDS = 60  # of the latencies
 
 
 class Comparison:
-    """One RUN_DIR, with search-SEED/, patterns/, runs/PATTERN-SEED/ and logs/. It writes nothing before start().
+    """One RUN_DIR, with patterns/, runs/NETWORK-SEED/ and logs/. It writes nothing before start().
 
-    Raises InputError if a run in the folder has other settings, or if the recipe does not fit a given pattern.
+    Raises InputError if a run in the folder has other settings.
 
     Args:
-        given: the contenders that need no search.
-        recipe: the configuration of every training.
-        search: the configuration of the searches, or None.
-        overrides: `section.key=value` options of searches and trainings.
+        contenders: the first one is the control.
+        recipe: the configuration of the trainings, without a contender's sizes.
+        overrides: `section.key=value` options of the trainings.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        given: list[Contender],
-        recipe: Config,
-        search: Config | None,
-        path: Path,
-        overrides: list[str],
+        self, settings: Settings, contenders: list[Contender], recipe: Config, path: Path, overrides: list[str]
     ):
-        self.settings, self.given, self.path, self.overrides = settings, given, path, overrides
-        self.search, self.blocks = search, (search or recipe).model.blocks
-        for contender in given:
-            simplify(contender.blocks, recipe, f"{contender.name}: block")
-        if search and (search.search.vocab_size or search.search.d_model):
-            raise InputError("nas.compare needs one vocabulary and width: remove search.vocab_size and search.d_model")
-        if search and search.search.method == "trials" and len(settings.search_seeds) > 1:
-            raise InputError("search.method=trials chooses one network: give one of search_seeds")
-        if search and search.model.d_model != recipe.model.d_model:
-            raise InputError(
-                f"the search has model.d_model={search.model.d_model}, and the trainings {recipe.model.d_model}; "
-                "they must be equal"
-            )
-        search_seeds = settings.search_seeds if search else None
-        self.search_folders = {seed: path / f"search-{seed}" for seed in search_seeds or []}
+        self.settings, self.contenders, self.path, self.overrides = settings, contenders, path, overrides
         check_folder(path, has_run(path))
-        self.run = open_run(path, recipe, "compare", extra={"search_seeds": search_seeds})
+        self.run = open_run(path, recipe, "compare")
         self.recipe = self.run.resolve_auto(recipe)
-        self.search_tasks()  # this call and the next check every run
-        self.training_tasks(self.known_contenders())
+        for contender in contenders:
+            if self.pattern_file(contender).exists():
+                self.check_pattern(contender)
+        self.tasks()  # checks every run
 
-    @cached_property
-    def corpus(self) -> Corpus:
-        return Corpus(prepare(self.recipe.data))
+    def pattern_file(self, contender: Contender) -> Path:
+        return self.path / "patterns" / f"{contender.name}.yaml"
 
-    def start(self, text: str) -> None:
-        """Prepare the data, lock the folder, and write the given patterns. text: the content of COMPARISON.yaml."""
-        context = set_up_device(self.recipe.seed, self.recipe.train)
-        self.recipe = resolve_auto(self.recipe, self.corpus)
-        self.run.start(self.recipe, provenance(self.recipe, self.corpus.meta, context))
-        for contender in self.given:
-            self.write_pattern(contender)
-        write_text(self.path / SETTINGS, text)
+    def check_pattern(self, contender: Contender) -> None:
+        """Raises InputError if the pattern file of this name in the run is another network."""
+        file, own = self.pattern_file(contender), contender.content
+        recorded = read_pattern(file)
+        if recorded["blocks"] != own["blocks"] or shape_options(recorded) != shape_options(own):
+            raise InputError(
+                f"{file} differs from {contender.key} now; rename the pattern, or give another --run folder"
+            )
 
-    def search_tasks(self) -> list[Task]:
-        tasks = []
-        for seed, folder in self.search_folders.items():
-            open_run(folder, replace(self.search, seed=seed), "search")
-            arguments = [self.settings.search, *run_options(folder), *self.overrides, f"seed={seed}"]
-            tasks.append(self.task(folder.name, "search.py", arguments, folder / OUTCOME))
-        return tasks
+    def start(self) -> None:
+        """Prepare the data, lock the folder, and write the settings and the pattern files."""
+        context, corpus = set_up_device(self.recipe.seed, self.recipe.train), Corpus(prepare(self.recipe.data))
+        self.recipe = resolve_auto(self.recipe, corpus)
+        self.run.start(self.recipe, provenance(self.recipe, corpus.meta, context))
+        for contender in self.contenders:
+            if not self.pattern_file(contender).exists():
+                self.pattern_file(contender).parent.mkdir(exist_ok=True)
+                write_yaml(self.pattern_file(contender), contender.content)
+        networks = {contender.name: contender.key for contender in self.contenders}
+        about = {"retrain": str(self.settings.retrain), "seeds": self.settings.seeds, "margin": self.settings.margin}
+        write_yaml(self.path / SETTINGS, {"format": FORMAT, **about, "patterns": networks})
 
-    def derivation_tasks(self) -> list[Task]:
-        """A task for each searched pattern."""
-        tasks = []
-        for name, budget in self.settings.searched.items():
-            how = [] if budget is None else ["--latency-budget", budget]
-            out = pattern_file(self.path, name)
-            arguments = [*self.search_folders.values(), *how, "--out", out]
-            tasks.append(self.task(f"derive-{name}", "derive.py", arguments, out))
-        return tasks
-
-    def training_tasks(self, contenders: list[Contender]) -> list[Task]:
-        """A task for each distinct pattern and each of its seeds, ordered by seed."""
-        tasks, settings = {}, self.settings
-        for seed, contender in product([*settings.seeds, *settings.seeds_of(RANDOM)], contenders):
-            folder = self.path / "runs" / f"{contender.key}-{seed}"
-            if folder in tasks or seed not in settings.seeds_of(contender.kind):
-                continue
-            extra = {"pattern": simplify(contender.blocks, self.recipe, f"{contender.name}: block")}  # as in retrain.py
-            open_run(folder, replace(self.recipe, seed=seed), "retrain", extra=extra)
-            arguments = [pattern_file(self.path, contender.name), settings.retrain, *run_options(folder)]
-            arguments += [*self.overrides, f"seed={seed}"]
-            tasks[folder] = self.task(folder.name, "retrain.py", arguments, folder / RESULTS)
+    def tasks(self) -> list[Task]:
+        """A task for each network and each of its seeds, ordered by seed."""
+        tasks = {}
+        for seed in dict.fromkeys(seed for contender in self.contenders for seed in contender.seeds):
+            for contender in self.contenders:
+                folder = self.path / "runs" / f"{contender.key}-{seed}"
+                if seed not in contender.seeds or folder in tasks:
+                    continue
+                open_run(folder, replace(contender.config, seed=seed), "retrain", extra={"pattern": contender.blocks})
+                arguments = [self.pattern_file(contender), self.settings.retrain, *run_options(folder)]
+                arguments += [*self.overrides, f"seed={seed}"]
+                log = self.path / "logs" / f"{folder.name}.txt"
+                tasks[folder] = script_task(folder.name, "retrain.py", arguments, folder / RESULTS, log)
         return list(tasks.values())
 
-    def task(self, name: str, script: str, arguments: list, result: Path) -> Task:
-        return script_task(name, script, arguments, result, self.path / "logs" / f"{name}.txt")
-
-    def write_pattern(self, contender: Contender, **origin) -> None:
-        """Write a pattern file that does not exist yet. Raises InputError if its name belongs to another pattern."""
-        file = pattern_file(self.path, contender.name)
-        file.parent.mkdir(exist_ok=True)
-        if not file.exists():
-            origin = {"method": contender.kind, **origin}
-            write_yaml(file, {"format": FORMAT, "blocks": contender.blocks, "derived_from": origin})
-        elif read_pattern(file)["blocks"] != contender.blocks:
-            raise InputError(f"{file} holds another pattern than {contender.key}; give another --run folder")
-
-    @cached_property
-    def timing(self) -> tuple[Config, np.ndarray, DeviceContext]:
-        """What latencies are measured with: the recipe with the blocks and operations of the search, how often the
-        training text has each token [V], and the device.
-        """
-        options = replace(self.recipe.search, operations=(self.search or self.recipe).search.operations)
-        config = replace(self.recipe, search=options, model=replace(self.recipe.model, blocks=self.blocks))
-        return config, self.corpus.counts(), device_context(config.train)
-
-    def cost_table(self, path: Path) -> CostTable:
-        """Milliseconds of each operation: read from the file if valid for this device, else measured and written."""
-        table = current_costs(*self.timing, path)
-        table.write(path)
-        return table
-
-    def measure(self, patterns: list[list[str]], rounds: int = ROUNDS) -> dict[str, dict]:
-        """{short form without spaces: latency}, all measured in the same rounds."""
-        distinct = {file_name(blocks): blocks for blocks in [interleaved(self.blocks), *patterns]}
-        latencies = measure_models(list(distinct.values()), *self.timing, rounds)
-        return dict(zip(distinct, latencies, strict=True))
-
     def measure_latencies(self) -> None:
-        """Write the latencies of all pattern files, unless all have been measured under the present conditions."""
-        patterns = [read_pattern(file)["blocks"] for file in self.path.glob("patterns/*.yaml")]
-        config, counts, context = self.timing
-        now = measurement_conditions(config, len(counts), sorted(set().union(*patterns)), context)
-        names, before = set(map(file_name, patterns)), read_latencies(self.path)
-        if before["holds_for"] != now or not names <= before["patterns"].keys():
-            print(f"measuring the latency of {len(names)} patterns", flush=True)
-            write_yaml(self.path / LATENCIES, {"patterns": self.measure(patterns, REPORT_ROUNDS), "holds_for": now})
+        """Write the latencies of all networks, unless all have been measured under the present conditions."""
+        networks = {contender.key: contender for contender in self.contenders}
+        context, before = device_context(self.recipe.train), read_latencies(self.path)
+        now = device_conditions(self.recipe, context) | {"batch": [*batch_shape(self.recipe)]}
+        now |= {"control": self.contenders[0].key}
+        if before["holds_for"] == now and networks.keys() <= before["networks"].keys():
+            return
+        print(f"measuring the latency of {len(networks)} networks", flush=True)
+        models = {}
+        for key, contender in networks.items():
+            corpus = Corpus(prepare(contender.config.data))
+            models[key] = contender.blocks, resolve_auto(contender.config, corpus, tell=lambda text: None), corpus
+        times = text_times(models, context, ROUNDS)
+        control = times[now["control"]]
+        found = {
+            key: {"ms_per_1000_bytes": float(np.median(taken)), "ratio": float(np.median(taken / control))}
+            for key, taken in times.items()
+        }
+        write_yaml(self.path / LATENCIES, {"networks": found, "holds_for": now})
 
-    def known_contenders(self) -> list[Contender]:
-        """The given contenders, and the derived ones that have a pattern file."""
-        files = {pattern_file(self.path, name): kind for name, kind in self.settings.derived_names.items()}
-        derived = [Contender(f.stem, kind, read_pattern(f)["blocks"]) for f, kind in files.items() if f.exists()]
-        return [*self.given, *derived]
+
+def visible_gpus(config: Config) -> list[str]:
+    """The GPUs for runs, as CUDA_VISIBLE_DEVICES names them; none if the runs use the CPU."""
+    if config.train.device == "cpu":
+        return []
+    count, names = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    # CUDA ignores the names from the first invalid one on, such as -1; device_count() counts those before it.
+    return [str(number) for number in range(count)] if names is None else names.split(",")[:count]
+
+
+def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
+    """The number of runs at a time, by default one on each GPU, and the GPUs.
+
+    Raises InputError if several runs on the CPU lack a number of threads.
+    """
+    gpus = visible_gpus(config)
+    workers = workers or max(1, len(gpus))
+    if not gpus and workers > 1 and config.train.threads is None:
+        share = max(1, count_cores() // workers)
+        raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
+    return workers, gpus

@@ -1,29 +1,34 @@
-"""Statistics of a comparison: the t-test of losses, and which patterns dominate another."""
+"""Statistics of a comparison: Dunnett's test of losses, and which networks dominate another."""
 
 import numpy as np
 
-from nas.comparison.results import Metric, PatternResult
+from nas.comparison.results import Metric, NetworkResult
 
 CONFIDENCE = 0.95
 
 
-def t_test(one: np.ndarray, two: np.ndarray) -> dict:
-    """Welch's two-sided t-test of two means: their difference (one - two), its interval [low, high], and p.
+def dunnett(control: np.ndarray, others: list[np.ndarray]) -> list[dict]:
+    """Dunnett's two-sided test of each other mean against the control's (Dunnett 1955), with a pooled variance.
 
-    The interval and p are None if a sample has fewer than two values, or if nothing varies.
+    For each one: the difference control - other, its interval [low, high], which holds for all at once, and p. Interval
+    and p are None if no sample has two values, or if nothing varies. One value is enough for the others.
     """
-    result = {"loss_difference": float(one.mean() - two.mean()), "interval": None, "p": None}
-    if min(len(one), len(two)) < 2 or one.std() + two.std() < 1e-12:
-        return result
+    results = [
+        {"loss_difference": float(control.mean() - other.mean()), "interval": None, "p": None} for other in others
+    ]
+    if max(sample.std() for sample in (control, *others)) < 1e-12:
+        return results
     from scipy import stats  # this import takes half a second
 
-    test = stats.ttest_ind(one, two, equal_var=False)
-    interval = [float(limit) for limit in test.confidence_interval(CONFIDENCE)]
-    return result | {"interval": interval, "p": float(test.pvalue)}
+    test = stats.dunnett(*others, control=control, rng=0)
+    limits = test.confidence_interval(CONFIDENCE)  # of other - control
+    for result, low, high, p in zip(results, limits.low, limits.high, test.pvalue, strict=True):
+        result |= {"interval": [-float(high), -float(low)], "p": float(p)}
+    return results
 
 
-def dominating(result: PatternResult, results: list[PatternResult], metric: Metric) -> list[PatternResult]:
+def dominating(result: NetworkResult, results: list[NetworkResult], metric: Metric) -> list[NetworkResult]:
     """The results that are at least as fast and have at most its mean loss, and are better in one of the two."""
-    points = [(other, other.latency_ratio, other.losses(metric).mean()) for other in results]
-    ratio, loss = result.latency_ratio, result.losses(metric).mean()
-    return [other for other, x, y in points if x <= ratio and y <= loss and (x, y) != (ratio, loss)]
+    points = [(other, other.latency, other.losses(metric).mean()) for other in results]
+    latency, loss = result.latency, result.losses(metric).mean()
+    return [other for other, x, y in points if x <= latency and y <= loss and (x, y) != (latency, loss)]

@@ -1,5 +1,6 @@
 """Latency of operations and patterns, measured on this device."""
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -123,6 +124,25 @@ def segment_times(
         return np.array(list(timed_rounds(works, rounds, SECONDS).values()))
 
 
+def text_times(
+    networks: dict[Hashable, tuple[list[str], Config, Corpus]],
+    context: DeviceContext,
+    rounds: int,
+    seconds: float = 0.0,
+) -> dict[Hashable, np.ndarray]:
+    """Milliseconds for 1,000 bytes of text in each round [R]. All networks are timed in the same rounds.
+
+    networks: the blocks, the configuration without auto, and the text of each.
+    """
+    works, kilobytes = {}, {}
+    with context.fork_rng():
+        for name, (blocks, config, corpus) in networks.items():
+            (works[name],) = segment_works([blocks], config, corpus.counts(), context)
+            kilobytes[name] = math.prod(batch_shape(config)[:2]) * bytes_per_token(corpus) / 1000
+        times = timed_rounds(works, rounds, seconds)
+    return {name: 1e3 * taken / kilobytes[name] for name, taken in times.items()}
+
+
 def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
     """The patterns to which costs are fitted: no blocks, only one operation, and mixtures in nearly equal shares."""
     generator = np.random.default_rng(0)
@@ -228,16 +248,3 @@ def measure_pattern(
     timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}
     per_text = {"ms_per_1000_bytes": measured["median_ms"] * 1000 / (batch * segment * bytes_per_token(corpus))}
     return measured | per_text | predicted | timing
-
-
-def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, context: DeviceContext) -> dict:
-    """The predicted latency in a pattern file; empty if there is none, or if it is not for the current conditions."""
-    latency = pattern_file.get("latency") or {}
-    if "predicted_ms" not in latency:
-        return {}
-    conditions = measurement_conditions(config, vocab_size, pattern_file["blocks"], context)
-    changed = changed_conditions(latency.get("holds_for") or {}, conditions)
-    if changed:
-        print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
-        return {}
-    return {key: latency[key] for key in ("predicted_ms", "predicted_ratio_to_interleaved")}

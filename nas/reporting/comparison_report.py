@@ -1,18 +1,17 @@
-"""The files that report a comparison: a table as csv and Markdown, the figure and the claims."""
+"""The files that report a comparison: a line for each run as csv, a table as Markdown, the figure and the claims."""
 
 import csv
 import io
 from pathlib import Path
 
-import numpy as np
-
-from nas.comparison.claims import CLAIMS_FORMAT, make_claims, training_warning
-from nas.comparison.results import WORD_PERPLEXITY, PatternResult, choose_metric, mean_and_standard_error, read_results
+from nas.comparison.claims import CLAIMS_FORMAT, read_claims, training_warning
+from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.core.files import write_text, write_yaml
+from nas.core.pattern import abbreviate
 
 VERDICT_NOTE = (
-    "yes and no are shown by Welch's t-test with p < 0.05, or need no test. not shown: p is larger, or no test is "
-    "possible. ± is the standard error over seeds."
+    "better, worse: p < 0.05 by Dunnett's test, whose intervals hold for all comparisons at once. "
+    "no worse: the interval ends below the margin. ± is the standard error over seeds."
 )
 
 
@@ -21,11 +20,11 @@ def write_report(run: Path) -> None:
     from nas.reporting.comparison_figures import comparison_plot  # imported here because matplotlib is slow to import
 
     results = read_results(run)
-    claims = make_claims(results)
+    claims = read_claims(run, results)
     header, rows = table(results)
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
     notes = filter(None, (training_warning(results), VERDICT_NOTE))
-    evidence = [f"- {c['verdict']}: {c['pattern']}, {c['claim']}. {c['sentence']}" for c in claims]
+    evidence = [f"- {claim['sentence']}" for claim in claims]
     text = "\n".join([*lines, "", *(f"{note}\n" for note in notes), *evidence]) + "\n"
     write_text(run / "comparison.csv", csv_text(results))
     write_text(run / "comparison.md", text)
@@ -35,33 +34,22 @@ def write_report(run: Path) -> None:
     print(f"written to {run}: comparison.csv, .md, .png and claims.yaml")
 
 
-def csv_record(result: PatternResult) -> dict:
-    """A row of comparison.csv. Losses are in nats per token, on test if the name does not say valid."""
-    first = result.runs[0]
-    nll, nll_error = mean_and_standard_error([run["test"]["nll_per_token"] for run in result.runs])
-    comparable = all(run["test"]["word_perplexity_comparable"] for run in result.runs)
-    perplexity = mean_and_standard_error(result.values(WORD_PERPLEXITY)) if comparable else (None, None)
-    return {
-        "name": result.contender.name,
-        "blocks": result.contender.key,
-        "seeds": len(result.runs),
-        "parameters": first["parameters"],
-        "flops_per_token": first["flops_per_token"],
-        "latency_ms": result.latency["median_ms"],
-        "latency_ratio": result.latency_ratio,
-        "nll_mean": nll,
-        "nll_se": nll_error,
-        "valid_nll_mean": float(np.mean([run["valid"]["nll_per_token"] for run in result.runs])),
-        "word_perplexity_mean": perplexity[0],
-        "word_perplexity_se": perplexity[1],
-        "search_hours": result.search_hours,
-        "train_hours": result.train_hours,
-    }
+def csv_records(result: NetworkResult) -> list[dict]:
+    """The rows of a contender in comparison.csv, one for each run. Incomparable word perplexities are empty."""
+    records = []
+    for run, folder in zip(result.runs, result.folders, strict=True):
+        record = {"name": result.name, "network": result.key, "seed": folder.name.rpartition("-")[2]}
+        for split in ("valid", "test"):
+            words = run[split]["word_perplexity"] if run[split]["word_perplexity_comparable"] else None
+            record |= {f"{split}_word_perplexity": words, f"{split}_bits_per_byte": run[split]["bits_per_byte"]}
+        record |= {"parameters": run["parameters"], "flops_per_token": run["flops_per_token"]}
+        record |= {"ms_per_1000_bytes": result.latency, "latency_ratio": result.ratio}
+        records.append(record | {"train_hours": run["wall_time_s"] / 3600})
+    return records
 
 
-def csv_text(results: list[PatternResult]) -> str:
-    """One line per contender. Unknown values are empty."""
-    text, records = io.StringIO(), list(map(csv_record, results))
+def csv_text(results: list[NetworkResult]) -> str:
+    text, records = io.StringIO(), [record for result in results for record in csv_records(result)]
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
     for record in records:
@@ -69,23 +57,23 @@ def csv_text(results: list[PatternResult]) -> str:
     return text.getvalue()
 
 
-def table(results: list[PatternResult]) -> tuple[list[str], list[list[str]]]:
+def table(results: list[NetworkResult]) -> tuple[list[str], list[list[str]]]:
     """The header, and the cells of each result: its name, its blocks, and figures."""
     metric = choose_metric(results)
-    header = ["pattern", "blocks", f"{metric.name}, test", "valid", "seeds", "latency ms", "of interleaved"]
+    header = ["name", "blocks", f"{metric.name}, test", "valid", "seeds", "ms for 1,000 bytes", f"of {results[0].name}"]
     rows = [
         [
-            result.contender.name,
-            result.contender.key,
+            result.name,
+            abbreviate(result.blocks),
             metric.format(result.values(metric)),
             metric.format(result.values(metric, "valid")),
             str(len(result.runs)),
-            f"{result.latency['median_ms']:.2f}",
-            f"{result.latency_ratio:.3f}",
+            f"{result.latency:.3g}",
+            f"{result.ratio:.3f}",
+            f"{result.vocab_size:,}",
             f"{result.runs[0]['parameters']:,}",
-            f"{result.runs[0]['flops_per_token']:,.0f}",
-            f"{result.search_hours:.2f} + {result.train_hours:.2f}",
+            f"{result.train_hours:.2f}",
         ]
         for result in results
     ]
-    return [*header, "parameters", "FLOPs per token", "hours: search + train"], rows
+    return [*header, "vocabulary", "parameters", "hours of a training"], rows

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.comparison.claims import make_claims, training_warning
+from nas.comparison.claims import read_claims, training_warning
 from nas.comparison.results import read_results
-from nas.comparison.spec import SEARCHED, SETTINGS, pattern_file
+from nas.comparison.spec import SETTINGS
 from nas.core.config import flat_config
 from nas.core.config_loading import derived_defaults
 from nas.core.errors import InputError
@@ -119,24 +119,18 @@ def training_section(run: Path) -> dict:
 
 
 def comparison_section(run: Path) -> dict:
-    """The section of a comparison: its claims, figures and table, and then its searches."""
-    from nas.reporting.comparison_figures import comparison_curves, comparison_plot
+    """The section of a comparison: its claims, figure and table."""
+    from nas.reporting.comparison_figures import comparison_plot
 
     results = read_results(run)
     header, rows = table(results)
-    searched = [result.contender.name for result in results if result.contender.kind == SEARCHED]
     return {
         "warning": training_warning(results),
-        "claims": make_claims(results),
+        "claims": read_claims(run, results),
         "plot": data_uri(comparison_plot, results),
         "header": header,
-        "rows": [(result.contender, cells[2:]) for result, cells in zip(results, rows, strict=True)],
-        "curves": data_uri(comparison_curves, results),
+        "rows": [(result, cells[2:]) for result, cells in zip(results, rows, strict=True)],
         "settings": (run / SETTINGS).read_text(encoding="utf-8"),
-        "derivations": {name: read_pattern(pattern_file(run, name)) for name in searched},
-        "blocks": results[0].contender.blocks,
-        "table": cost_table(run),
-        "searches": [search_section(path.parent) for path in sorted(run.glob("search-*/pi.jsonl"))],
         "origin": origin(run),
     }
 

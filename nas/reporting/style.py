@@ -17,7 +17,6 @@ matplotlib.use("Agg")
 PALETTE = "#c8553d", "#e09f3e", "#7b6d8d", "#2a9d8f", "#8ab17d", "#d4a5a5", "#2f6690", "#b9bfc7"
 LIGHTER = 0.4  # share of white that is added for each further size of an operation
 RED, BLUE, NAVY, GREY = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1"
-KIND_COLOURS = {"searched": RED, "given": BLUE, "random": GREY}  # kinds of contenders
 
 
 def colours_of(blocks: list[str]) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 import time
 
+from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.costs.flops import count_flops
-from nas.costs.latency import measure_pattern, valid_prediction
+from nas.costs.latency import changed_conditions, measure_pattern, measurement_conditions
 from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint
+from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split, evaluation_lengths
 
 RESULTS_FORMAT = "par-results/1"
@@ -45,3 +47,16 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         ),
         "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
     }
+
+
+def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, context: DeviceContext) -> dict:
+    """The predicted latency in a pattern file; empty if there is none, or if it is not for the current conditions."""
+    latency = pattern_file.get("latency") or {}
+    if "predicted_ms" not in latency:
+        return {}
+    conditions = measurement_conditions(config, vocab_size, pattern_file["blocks"], context)
+    changed = changed_conditions(latency.get("holds_for") or {}, conditions)
+    if changed:
+        print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
+        return {}
+    return {key: latency[key] for key in ("predicted_ms", "predicted_ratio_to_interleaved")}
