@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.run_folder import read_metrics, read_pi
+from nas.core.run_folder import CONFIG, read_metrics, read_pi
 from nas.derivation.runs import current_pattern
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     run, gif = arguments.run, arguments.out
     if gif and gif.suffix.lower() != ".gif":
         raise InputError(f"--out {gif} must end in .gif")
-    config = read_yaml(run / "config.yaml") if (run / "config.yaml").is_file() else {}
+    config = read_yaml(run / CONFIG) if (run / CONFIG).is_file() else {}
     if config.get("stage") != "retrain":
         written = draw_search(run, gif or run / "pi.gif")
     elif gif:

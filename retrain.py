@@ -12,7 +12,7 @@ from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.operations import resolve_block
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, differing_shape, read_pattern, shape_options
-from nas.core.run_folder import RESULTS, trial_file
+from nas.core.run_folder import CONFIG, RESULTS, trial_file
 from nas.costs.cost_table import latency_report
 
 SIMILAR = 1.15  # vocabularies shorten training and test text differently
@@ -63,7 +63,7 @@ def print_beside(runs: list[Path]) -> None:
         lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
         test_tokens.add(test["tokens"])
         digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
-        origins.add(read_yaml(run / "config.yaml")["train"].get("init_from"))
+        origins.add(read_yaml(run / CONFIG)["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")
     elif max(lengths) > min(lengths) * (SIMILAR if len(test_tokens) > 1 else 1):

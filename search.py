@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from nas.core.config_checks import check_same_text
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import run_command
 
@@ -18,6 +19,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
+    check_same_text(config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import check_folder

@@ -71,14 +71,10 @@ class PartialTraining:
 
     def until(self, share: float) -> dict:
         """Figures on valid after a share of the steps, of a rung that begins where the one before ended."""
-        from nas.networks.trials import RUNGS
-        from nas.retraining.phase import TRIAL_SHARE
-        from nas.retraining.trials import rung_steps
-        from nas.training.optimizer import TailAverage
+        from nas.networks.trials import rung_steps
 
-        last = rung_steps(share, RUNGS[0][0], self.phase.total_steps)
-        parameters = self.phase.train_weights.optimizer.parameters
-        self.phase.trial_average = TailAverage(parameters, TRIAL_SHARE, last)
+        last = rung_steps(share, self.phase.total_steps)
+        self.phase.begin_trial(last)
         self.train(last)
         return self.phase.figures(self.phase.trial_average)
 

@@ -11,12 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
+from nas.core.config_checks import check_same_text
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved
 from nas.core.run_folder import (
     CHOICE,
+    CONFIG,
     FOUND,
     LOCK,
     OUTCOME,
@@ -50,9 +52,12 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_plan(arguments: argparse.Namespace, config: Config) -> None:
-    """Lock the folder, and write the configuration of all stages, or check that an earlier call had the same."""
+    """Lock the folder, and write the configuration of all stages, or check that an earlier call had the same.
+
+    Before the first trial has begun, another configuration replaces that of an earlier call.
+    """
     folder, file = arguments.run, arguments.run / PLAN
-    if file.exists():
+    if file.exists() and (folder / "search" / TRIALS / CONFIG).exists():
         lock_folder(folder)
         given, recorded = flat_config(asdict(config)), flat_config(asdict(load_config(file, [])))
         if arguments.minutes != (minutes := read_yaml(file)["minutes"]):
@@ -63,7 +68,7 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
         if changed := [text for text in changed if not text.startswith(free)]:
             raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
         return
-    if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search", LOCK}:
+    if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search", LOCK, PLAN}:
         raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
     try_writing(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,12 +97,11 @@ def write_usual(folder: Path) -> Path:
     from nas.core.config_checks import simplify
     from nas.networks.choice import COSTS
     from nas.networks.costs import NetworkCosts
-    from nas.networks.space import read_network, within
+    from nas.networks.space import within
 
     choice, config = read_yaml(folder / "search" / CHOICE), load_config(folder / PLAN, [])
-    own = read_network(choice["reference"])
-    costs = NetworkCosts.read(folder / "search" / TRIALS / COSTS, own)
-    fits = within(costs.tables[own[:2]], choice["budget"] * costs.reference)
+    costs = NetworkCosts.read(folder / "search" / TRIALS / COSTS)
+    fits = within(costs.tables[costs.reference[:2]], choice["budget"] * costs.reference_cost)
     blocks = next(filter(fits, map(interleaved, range(config.model.blocks, 0, -1))), None)
     if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
@@ -108,7 +112,7 @@ def write_usual(folder: Path) -> Path:
 
 def train_networks(folder: Path) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
-    from nas.retraining.tasks import run_tasks, script_task
+    from nas.retraining.tasks import run_tasks, script_task, unfinished
     from nas.retraining.trials import workers
     from nas.training.device import set_up_device
 
@@ -117,7 +121,8 @@ def train_networks(folder: Path) -> None:
         run, log = folder / name, folder / "logs" / f"{name}.txt"
         arguments = [pattern, folder / PLAN, *run_options(run)]
         tasks.append(script_task(name, "retrain.py", arguments, run / RESULTS, log))
-    print(f"training the {' and the '.join(NAMES)} network", flush=True)
+    if unfinished(tasks):
+        print(f"training the {' and the '.join(NAMES)} network", flush=True)
     if failed := run_tasks(tasks, workers(set_up_device(config.seed, config.train))):
         raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
 
@@ -134,7 +139,7 @@ def summarize(folder: Path) -> dict:
     plan, networks, summary = load_config(folder / PLAN, []), {}, {}
     context = set_up_device(plan.seed, plan.train)
     for name in NAMES:
-        results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / "config.yaml", [])
+        results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
         networks[name] = results["pattern"], config, Corpus(prepare(config.data))
         summary[name] = {
             "vocab_size": networks[name][2].vocab_size,
@@ -172,6 +177,8 @@ def main() -> None:
     folder, config = arguments.run, load_config(arguments.config, arguments.overrides)
     if config.search.method != "trials":
         raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
+    if not arguments.minutes:
+        check_same_text(config)
     interrupt_on_signals()
     search = folder / "search"
     try:

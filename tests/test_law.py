@@ -35,7 +35,7 @@ def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference():
         own = [float(network[:2] == shape) for shape in shapes] + [float(str(network) == name) for name in names]
         return [*terms, conv, conv * np.log(text), *own]
 
-    rows = np.array([row(point.network, point.text) for point in points]) / NOISE
+    rows = np.array([row(point.network, point.share) for point in points]) / NOISE
     q, r = np.linalg.qr(np.concatenate([rows, np.diag(1 / spreads)]))
     values = np.concatenate([np.log([point.loss for point in points]) / NOISE, means / spreads])
     factors = np.linalg.solve(r, q.T @ values)

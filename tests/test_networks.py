@@ -125,7 +125,7 @@ def test_the_costs_of_segments_are_those_for_a_text(small_config, tmp_path):
     network, table = plain(40, 16, 3), CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
     measured = NetworkCosts({(40, 16): table}, network, {"processor": "another"})
     write_yaml(tmp_path / "costs.yaml", measured.to_dict())
-    assert NetworkCosts.read(tmp_path / "costs.yaml", network) == measured
+    assert NetworkCosts.read(tmp_path / "costs.yaml") == measured
     found = measured.of_segments(network, config, corpus)
     assert found.cost(network.blocks) == pytest.approx(3.25 * 16 * 8 * 3 / 1000)  # 16 x 8 tokens of 3 bytes
     assert found.per_kilobyte(found.cost(network.blocks)) == pytest.approx(table.cost(network.blocks))
@@ -136,7 +136,10 @@ def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_
     config, network = small_config("search.latency.source=measured", "data.vocab_size=40"), plain(40, 16, 3)
     table = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
     measured = NetworkCosts({(40, 16): table}, network)
-    assert measured.hold_for(config, [(40, 16)]) and not measured.hold_for(config, [(40, 16), (80, 16)])
+    assert measured.hold_for(config, [(40, 16)], network) and not measured.hold_for(
+        config, [(40, 16), (80, 16)], network
+    )
+    assert not measured.hold_for(config, [(40, 16)], plain(40, 16, 2))
     for changed in ("search.operations=[attention,dense,conv]", "search.latency.source=flops"):
         other = small_config("search.latency.source=measured", "data.vocab_size=40", changed)
-        assert not measured.hold_for(other, [(40, 16)])
+        assert not measured.hold_for(other, [(40, 16)], network)

@@ -14,7 +14,7 @@ def test_the_fit_is_a_regression_with_random_effects_of_networks_and_sizes():
     networks = [make_network(size, 8 * size // 100, own) for size in (800, 1600) for own in patterns]
     texts = [[Point(n, t, 2 + generator.random()) for n in networks[:count] for t in (0.125, 1.0)] for count in (8, 6)]
     law, points = Law([], networks), [point for own in texts for point in own]
-    known = law.inputs([point.network for point in points], [point.text for point in points])
+    known = law.inputs([point.network for point in points], [point.share for point in points])
     columns = [list(row) for row in known.features]
     priors = [*zip([0] * len(law.mean), prior.WIDER * law.spread), *[(0, 1)] * 6]
     effects = sorted(
@@ -23,7 +23,7 @@ def test_the_fit_is_a_regression_with_random_effects_of_networks_and_sizes():
     priors += [(0, OWN)] * len(effects)
     of_text = [text for text, own in enumerate(texts) for _ in own]
     for row, point, text in zip(columns, points, of_text, strict=True):
-        for value in (1.0, np.log(point.text), point.text == 1):
+        for value in (1.0, np.log(point.share), point.share == 1):
             row += [value * (text == number) for number in range(2)]
         row += [float(effect in ((text, point.network), (text, point.network[:2]))) for effect in effects]
     means, spreads = np.array(priors, dtype=float).T

@@ -8,7 +8,7 @@ import time
 import pytest
 import yaml
 
-from tests.processes import ROOT, refuse, succeed
+from tests.processes import ROOT, refuse, run, succeed
 
 pytestmark = pytest.mark.slow
 OPTIONS = [
@@ -18,15 +18,15 @@ OPTIONS = [
 
 
 def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path, small_yaml):
-    run = tmp_path / "run"
-    whole = small_yaml, "--run", run, "--minutes", 3, *OPTIONS
+    folder = tmp_path / "run"
+    whole = small_yaml, "--run", folder, "--minutes", 3, *OPTIONS
     command = [sys.executable, "-m", "nas.run", *map(str, whole)]
     errors = tmp_path / "errors.txt"
     for made, number in (("search/trials/*/trial-*.yaml", signal.SIGINT), ("found/checkpoint.pt", signal.SIGKILL)):
         with errors.open("w") as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=file)
         until = time.monotonic() + 180
-        while not list(run.glob(made)):
+        while not list(folder.glob(made)):
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(number)
@@ -34,26 +34,36 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         if number == signal.SIGINT:
             assert process.returncode == 130
             assert "progress is saved: repeat the command to continue" in errors.read_text()
-    plan = yaml.safe_load((run / "run.yaml").read_text())
+    plan = yaml.safe_load((folder / "run.yaml").read_text())
     assert 0.5 < plan["train"]["epochs"] <= 14 and plan["train"]["steps"] is None
     assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")
     assert "train.lr (0.003 -> 0.1)" in refuse("run", *whole, "train.lr=0.1")
     assert "was begun with --minutes 3: repeat the command so" in refuse("run", *whole, "--minutes", 2)
     shown = succeed("run", *whole)
-    summary = yaml.safe_load((run / "summary.yaml").read_text())
+    summary = yaml.safe_load((folder / "summary.yaml").read_text())
     for name in ("found", "usual"):
-        own, results = summary[name], yaml.safe_load((run / name / "results.yaml").read_text())
+        own, results = summary[name], yaml.safe_load((folder / name / "results.yaml").read_text())
         assert own["bits_per_byte"] == results["test"]["bits_per_byte"] and own["blocks"] == results["pattern"]
         assert f"\n{name} network: {own['vocab_size']} pieces, width 16" in shown
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown
-    assert "going on from the trial" in (run / "logs" / "found.txt").read_text()
-    page = (run / "report.html").read_text()
+    assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
+    page = (folder / "report.html").read_text()
     answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
     assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
-    assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (run / "search" / "pi.gif").exists()
+    assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
+
+
+def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):
+    folder = tmp_path / "run"
+    whole = small_yaml, "--run", folder, *OPTIONS
+    refused = refuse("run", *whole)
+    assert "search.vocab_size needs train.epochs instead of train.steps" in refused and not folder.exists()
+    failed = run("run", *whole, "train.epochs=0.2", "search.latency.target=0.01")
+    assert failed.returncode == 1 and "error: no network is within search.latency.target=0.01" in failed.stderr
+    assert "--minutes 0.01 is too short" in refuse("run", *whole, "search.latency.target=0.8", "--minutes", 0.01)
 
 
 def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
@@ -61,6 +71,6 @@ def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
     assert "--minutes 0.05 is too short for this text and device: give at least " in message
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    message = refuse("run", small_yaml, "--run", tmp_path / "mine", *OPTIONS)
+    message = refuse("run", small_yaml, "--run", tmp_path / "mine", "train.epochs=1", *OPTIONS)
     assert "is not empty, but holds no run.yaml of this command; use another folder" in message
     assert "nas.run needs search.method=trials" in refuse("run", small_yaml, "--run", tmp_path / "other")

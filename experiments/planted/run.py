@@ -115,32 +115,30 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     from nas.costs.flops import count_flops
     from nas.networks.costs import NetworkCosts
     from nas.networks.halving import Halving
-    from nas.networks.law import Point
     from nas.networks.space import make_network, within
     from nas.networks.trials import Trials
     from nas.training.device import device_context
 
-    config, corpus, losses, trainings = make_config(name, seed, overrides), make_corpus(name), {}, {}
+    config, corpus, known, trainings = make_config(name, seed, overrides), make_corpus(name), {}, {}
     context = device_context(config.train)
 
     class TrialsHere(Trials):
         """Trials in this process."""
 
-        def run(self, networks, share):
+        def train(self, networks, share):
             for network in networks:
-                if (network, share) not in losses:
-                    if network not in trainings:
-                        trainings[network] = PartialTraining(list(network.blocks), config, corpus, context)
-                    losses[network, share] = trainings[network].until(share)["bits_per_byte"]
-                self.points.append(Point(network, share, losses[network, share]))
-            self.tried |= {*networks}
+                if network not in trainings:
+                    trainings[network] = PartialTraining(list(network.blocks), config, corpus, context)
+                if (network, share) not in known:
+                    known[network, share] = {"valid": trainings[network].until(share)}
+            return {network: known[network, share] for network in networks}
 
     sizes, table = (corpus.vocab_size, config.model.d_model), count_flops(config, corpus.counts())
-    known = expand(CORPORA[name].known)
     costs, result = NetworkCosts({sizes: table}, make_network(*sizes, interleaved(config.model.blocks))), {}
-    for kind, budget in (("free", math.inf), ("budget", table.cost(known) / costs.reference)):
+    least = table.cost(expand(CORPORA[name].known)) / costs.reference_cost
+    for kind, budget in (("free", math.inf), ("budget", least)):
         trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), context)
-        fitting = filter(within(table, budget * costs.reference), all_networks())
+        fitting = filter(within(table, budget * costs.reference_cost), all_networks())
         networks = [make_network(*sizes, blocks) for blocks in fitting]
         result[kind] = abbreviate(Halving(trials, costs, budget, networks).run().blocks)
     return result

@@ -1,7 +1,7 @@
 """Fit the prior means of the law: `python experiments/versus/prior.py [TEXT FOLDER ...]`.
 
 The data are the grids of experiments/frontier and trainings.csv: trainings of run.py at each rung and at the end. With
-a text, wikitext2 or library, and folders of run.py, the program first replaces the trainings of this text in the file.
+a text, wikitext2 or stdlib, and folders of run.py, the program first replaces the trainings of this text in the file.
 They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
 training that two searches repeated counts once. Each text has an offset, a slope in T, and an offset of whole
 trainings, whose learning rates have decayed. Also tells how well the law predicts the ends of trainings from their
@@ -28,7 +28,7 @@ from nas.networks.law import NOISE, OWN, TERMS, Law, Point
 from nas.networks.space import make_network
 from nas.networks.trials import RUNGS
 
-TEXTS = "wikitext2", "library"
+TEXTS = "wikitext2", "stdlib"
 GRIDS = Path(__file__).parents[1] / "frontier"
 TRAININGS = Path(__file__).with_name("trainings.csv")
 COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte"
@@ -78,55 +78,52 @@ def read_trainings(text: str) -> list[Point]:
     ]
 
 
-def fit(texts: list[list[Point]]) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard errors of the factors of TERMS. texts: the points of each text."""
+def fit(texts: list[list[Point]], terms: dict = TERMS) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard errors of the factors of the terms. texts: the points of each text."""
     texts = [list(dict.fromkeys(own)) for own in texts]
     points = [point for own in texts for point in own]
-    law = Law([], list(dict.fromkeys(point.network for point in points)))
-    known = law.inputs([point.network for point in points], [point.text for point in points])
+    law = Law([], list(dict.fromkeys(point.network for point in points)), terms=terms)
+    known = law.inputs([point.network for point in points], [point.share for point in points])
     of_text = np.repeat(np.eye(len(texts)), [len(own) for own in texts], axis=0)
-    time = np.log([[point.text] for point in points])
+    time = np.log([[point.share] for point in points])
     features = np.hstack([known.features, of_text, of_text * time, of_text * (time == 0)])
-    count = features.shape[1] - known.features.shape[1]
-    mean, spread = np.zeros(len(law.mean) + count), np.append(WIDER * law.spread, np.ones(count))
+    spread = np.append(WIDER * law.spread, np.ones(features.shape[1] - known.features.shape[1]))
     same = (known.effects[:, None] == known.effects).sum(axis=-1) * (of_text @ of_text.T)
     covariance = (features * spread**2) @ features.T + OWN**2 * same + NOISE**2 * np.eye(len(points))
     gain = spread[:, None] ** 2 * np.linalg.solve(covariance, features).T
-    means = mean + gain @ (np.log([point.loss for point in points]) - features @ mean)
+    means = gain @ np.log([point.loss for point in points])
     errors = np.sqrt(np.diag(np.diag(spread**2) - gain @ (features * spread**2)))
-    return means[: len(TERMS)], errors[: len(TERMS)]
+    return means[: len(terms)], errors[: len(terms)]
 
 
-def fitted_terms(texts: list[list[Point]]) -> dict[str, tuple[float, float]]:
-    """TERMS with means fitted to texts, but for the offset and the slope in T, which differ between texts."""
-    means = dict(zip(TERMS, fit(texts)[0], strict=True))
-    return {term: (means[term] if {*term} - {"T"} else mean, spread) for term, (mean, spread) in TERMS.items()}
+def fitted_terms(texts: list[list[Point]], terms: dict = TERMS) -> dict[str, tuple[float, float]]:
+    """The terms with means fitted to texts, but for the offset and the slope in T, which differ between texts."""
+    means = dict(zip(terms, fit(texts, terms)[0], strict=True))
+    return {term: (means[term] if {*term} - {"T"} else mean, spread) for term, (mean, spread) in terms.items()}
 
 
-def predict_ends(points: list[Point]) -> tuple[float, float]:
+def predict_ends(points: list[Point], terms: dict) -> tuple[float, float]:
     """Kendall's tau of the law, given the trials of trained networks, with their losses at the end; and how far the
     network that it prefers is behind the best one.
     """
     ends: dict = {}
     for point in points:
-        if point.text == 1:
+        if point.share == 1:
             ends.setdefault(point.network, []).append(point.loss)
     networks, truth = [*ends], [float(np.mean(losses)) for losses in ends.values()]
-    predicted = Law([point for point in points if point.text < 1], networks).predict(networks)
+    predicted = Law([point for point in points if point.share < 1], networks, terms=terms).predict(networks)
     return kendall_tau(predicted.tolist(), truth), truth[int(predicted.argmin())] / min(truth) - 1
 
 
 def print_ends(points: dict[str, list[Point]]) -> None:
     """What the terms of the decay add to the prediction of the ends, with means of one text, for both texts."""
     print_row("means of", "terms with E", "trainings of", "Kendall's tau", "its best, behind the best", header=True)
-    shipped = dict(TERMS)
     for text, decay in itertools.product(TEXTS, (False, True)):
-        TERMS.update({term: (0.0, sd if decay else 1e-9) for term, (_, sd) in TERMS.items() if "E" in term})
-        TERMS.update(fitted_terms([points[text]]))
+        without = {term: (0.0, 1e-9) for term in TERMS if "E" in term and not decay}
+        terms = fitted_terms([points[text]], TERMS | without)
         for other, own in points.items():
-            tau, behind = predict_ends(own)
+            tau, behind = predict_ends(own, terms)
             print_row(text, "yes" if decay else "no", other, f"{tau:.3f}", f"{behind:.2%}")
-        TERMS.update(shipped)
     print()
 
 
@@ -135,6 +132,8 @@ def main() -> None:
     parser.add_argument("text", nargs="?", choices=TEXTS, help="of the folders")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of run.py")
     arguments = parser.parse_args()
+    if arguments.text and not arguments.folders:
+        parser.error("give the folders of run.py after the text")
     if arguments.folders:
         write_trainings(arguments.text, arguments.folders)
     points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}

@@ -41,7 +41,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
         trials.run(networks, share)
     rungs = {str(network): {} for network in networks}
     for point in trials.points:
-        rungs[str(point.network)][str(point.text)] = point.loss
+        rungs[str(point.network)][str(point.share)] = point.loss
     results, found = train(trials, networks), []
     for network, result in zip(networks, results, strict=True):
         corpus = corpora[network.vocab_size]

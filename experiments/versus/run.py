@@ -25,11 +25,11 @@ from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate, shape_options
-from nas.core.run_folder import CHOICE, LATENCY, OUTCOME, TRIALS, run_options
+from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_options
 from nas.networks.halving import Halving
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "experiments/frontier/frontier.yaml"
+FRONTIER = ROOT / "experiments/frontier/frontier.yaml"
 SPACES = {
     "large": [],
     "paper": ["search.vocab_size=[]", "search.d_model=[]", "search.operations=[attention,dense,identity]"],
@@ -52,7 +52,7 @@ def open_space(out: Path, overrides: list[str]):
     from nas.networks.choice import COSTS, open_costs
     from nas.training.device import set_up_device
 
-    config = load_config(CONFIG, overrides)
+    config = load_config(FRONTIER, overrides)
     context = set_up_device(config.seed, config.train)
     corpora, shapes, costs = open_costs(config, out / COSTS, context)
     if not (out / COSTS).exists():
@@ -67,7 +67,7 @@ def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
     run = out / f"trials-{seed}"
     (run / TRIALS).mkdir(parents=True, exist_ok=True)
     shutil.copy(out / COSTS, run / TRIALS)
-    call("search.py", CONFIG, *run_options(run), *seeded(overrides, seed))
+    call("search.py", FRONTIER, *run_options(run), *seeded(overrides, seed))
     choice = read_yaml(run / CHOICE)
     return {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
 
@@ -76,7 +76,10 @@ def draw_networks(config, costs, shapes, count: int) -> list:
     """Random networks of BAND to 1 of the budget."""
     from nas.networks.space import random_networks
 
-    tables, limit = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target * costs.reference
+    tables, limit = (
+        {shape: costs.tables[shape] for shape in shapes},
+        config.search.latency.target * costs.reference_cost,
+    )
     return list(islice(random_networks(config, tables, limit, BAND), count))
 
 
@@ -116,12 +119,11 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
 
 
 def open_trials(config, corpora, folder: Path, context):
-    from nas.networks.trials import CONFIG as NAME
     from nas.networks.trials import Trials
 
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / NAME).exists():
-        write_yaml(folder / NAME, {"stage": "search", **asdict(config)})
+    if not (folder / CONFIG).exists():
+        write_yaml(folder / CONFIG, {"stage": "search", **asdict(config)})
     return Trials(config, corpora, folder, context)
 
 
@@ -131,7 +133,7 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
     from nas.training.build import resolve_auto
 
     config, corpora, _, costs, _ = open_space(out, seeded(overrides, seed))
-    choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, "config.yaml"))
+    choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, CONFIG))
     sizes, network = trials["network"] | {"heads": options["model"]["heads"]}, read_network(trials["network"])
     target = round(choice["budget"] / choice["interleaved_ratio"], 4)  # the reference is interleaved of these sizes
     own = [*seeded(overrides, seed), *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]"]
@@ -144,7 +146,7 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
         if not run.exists():
             run.mkdir()
             write_yaml(run / LATENCY, asdict(table))
-        call("search.py", CONFIG, *run_options(run), *own, f"train.steps={steps}")
+        call("search.py", FRONTIER, *run_options(run), *own, f"train.steps={steps}")
         return read_yaml(run / OUTCOME)["wall_time_s"]
 
     walls, run = [search(steps, out / f"gumbel-{seed}-{steps}-steps") for steps in RATE_STEPS], out / f"gumbel-{seed}"
@@ -157,11 +159,10 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
 
 def train(trials, networks: list) -> list[dict]:
     """Train networks to the end, from their trials on if there are any. Returns their results."""
-    from nas.networks.trials import CONFIG as NAME
     from nas.retraining.tasks import run_tasks
     from nas.retraining.trials import trial_task, workers
 
-    tasks = [trial_task(trials.trial(network, None), trials.folder / NAME, trials.folder) for network in networks]
+    tasks = [trial_task(trials.trial(network, None), trials.folder / CONFIG, trials.folder) for network in networks]
     if failed := run_tasks(tasks, workers(trials.context)):
         raise RunError(f"trainings failed: {failed}")
     return [read_yaml(task.result) for task in tasks]

@@ -1,4 +1,4 @@
-"""Simulated searches: `python experiments/versus/simulate.py runs/versus/costs.yaml library --seeds 16`.
+"""Simulated searches: `python experiments/versus/simulate.py stdlib --seeds 16`, with the recorded costs of a text.
 
 A truth is a draw of the law, given all trainings of a text (trainings.csv and the grid of experiments/frontier), from
 means of 0 except for the text read. So it has the form of the law, which favours the law. Each search sees its losses
@@ -10,6 +10,7 @@ the search of run.py.
 import argparse
 import sys
 import zlib
+from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
 
@@ -19,26 +20,28 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
 from experiments.versus.prior import TEXTS, fitted_terms, read_grid, read_trainings
-from experiments.versus.run import BAND, CONFIG, RandomHalving
+from experiments.versus.run import BAND, FRONTIER, RandomHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.core.pattern import interleaved
+from nas.networks.choice import COSTS
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point
-from nas.networks.space import Network, make_network, networks_within, random_networks
-from nas.networks.trials import RUNGS
+from nas.networks.space import Network, networks_within, random_networks
+from nas.networks.trials import RUNGS, Trials
 
+RECORDED = Path(__file__).with_name("recorded")
 WIDER = 2  # the spread of the terms of a truth, relative to that of the law's prior
 
 
 class Truth:
     """A draw of the law, with effects of networks and sizes, given the trainings of a text."""
 
-    def __init__(self, points: list[Point], seed: int):
-        generator, law = np.random.default_rng(seed), Law([], list(dict.fromkeys(p.network for p in points)))
-        self.seed, self.law, known = seed, law, law.inputs([p.network for p in points], [p.text for p in points])
-        features = np.hstack([known.features, [[p.text == 1.0] for p in points]])  # decayed rates have an offset
+    def __init__(self, points: list[Point], seed: int, terms: dict):
+        networks = list(dict.fromkeys(p.network for p in points))
+        generator, law = np.random.default_rng(seed), Law([], networks, terms=terms)
+        self.seed, self.law, known = seed, law, law.inputs([p.network for p in points], [p.share for p in points])
+        features = np.hstack([known.features, [[p.share == 1.0] for p in points]])  # decayed rates have an offset
         mean, spread = np.append(law.mean, 0.0), np.append(law.spread, 1.0)
         effects = np.zeros((len(points), len(law.keys)))
         for row, own in zip(effects, known.effects, strict=True):
@@ -66,47 +69,42 @@ class Truth:
         return float(self.losses([network], text)[0] * np.exp(NOISE * self.draw(network, text)))
 
 
-class SimulatedTrials:
+class SimulatedTrials(Trials):
     def __init__(self, truth: Truth, config):
-        self.truth, self.config, self.points, self.tried, self.results = truth, config, [], set(), {}
-        self.steps = {0: 10**6}  # no warning about the warm-up
+        super().__init__(config, {}, Path(), None)
+        self.truth, self.steps = truth, {0: 10**6}  # no warning about the warm-up
 
-    def run(self, networks: list[Network], share: float) -> None:
-        self.tried |= {*networks}
-        self.points += [Point(network, share, self.truth.trial(network, share)) for network in networks]
+    def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
+        return {network: {"valid": {"bits_per_byte": self.truth.trial(network, share)}} for network in networks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("costs", type=Path, metavar="COSTS.yaml", help="of run.py")
     parser.add_argument("text", choices=TEXTS, help="of the truths")
     parser.add_argument("--seeds", type=int, default=16, help="number of truths (default 16)")
-    parser.add_argument("--first", type=int, default=0, help="seed of the first truth; a new one tests a choice")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     arguments = parser.parse_args()
-    config, shipped = load_config(CONFIG, []), dict(TERMS)
-    reference = make_network(config.data.vocab_size, config.model.d_model, interleaved(config.model.blocks))
-    costs, target = NetworkCosts.read(arguments.costs, reference), config.search.latency.target
-    limit, points = target * costs.reference, {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    config, costs = load_config(FRONTIER, []), NetworkCosts.read(RECORDED / arguments.text / COSTS)
+    target, points = config.search.latency.target, {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    limit = target * costs.reference_cost
     priors = {text: fitted_terms([own]) for text, own in points.items()} | {
         "both texts": fitted_terms([*points.values()])
     }
-    neutral = {term: (mean if term in ("T", "TT") else 0.0, WIDER * spread) for term, (mean, spread) in shipped.items()}
+    neutral = {term: (mean if term in ("T", "TT") else 0.0, WIDER * spread) for term, (mean, spread) in TERMS.items()}
     behind = {}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
-        TERMS.update(neutral)
-        truth, candidates = Truth(points[arguments.text], seed), networks_within(config, costs.tables, limit)
+        truth, candidates = Truth(points[arguments.text], seed, neutral), networks_within(config, costs.tables, limit)
         plain = [network for network in candidates if network.is_interleaved]
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
-        TERMS.update(shipped)
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*candidates}
         for name in ("random", *priors):
-            TERMS.update(priors.get(name, shipped))
             kind, networks = (RandomHalving, drawn) if name == "random" else (Halving, plain)
             search = kind(SimulatedTrials(truth, config), costs, target, networks)
-            found[name] = truth.losses([search.run()])[0]
+            search.terms = priors.get(name, TERMS)
+            with redirect_stdout(None):
+                found[name] = truth.losses([search.run()])[0]
             known |= {*search.networks}
-        TERMS.update(shipped)
         best = truth.losses([*known]).min()
         for name, loss in found.items():
             behind.setdefault(name, []).append(loss / best - 1)

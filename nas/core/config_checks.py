@@ -177,6 +177,15 @@ def check_sizes(config: Config) -> None:
         raise InputError("search.vocab_size needs data.vocab_size, that of the reference")
 
 
+def check_same_text(config: Config) -> None:
+    """Raises InputError if a search among vocabularies has trainings of a number of steps."""
+    if config.search.vocab_size and config.train.epochs is None:
+        raise InputError(
+            "search.vocab_size needs train.epochs instead of train.steps, so that each vocabulary reads the same text; "
+            "nas.run --minutes finds a suitable number"
+        )
+
+
 ONLY_GUMBEL = ("arch_fraction", "warmup_steps", "sampling", "split", "latency.weight")
 ONLY_GUMBEL += ("temperature.start", "temperature.end", "optimizer.lr", "optimizer.weight_decay")
 ONLY_TRIALS = ("vocab_size", "d_model")

@@ -17,7 +17,7 @@ from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
 from nas.core.provenance import check_text
 
 LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
-METRICS, PI = "metrics.jsonl", "pi.jsonl"
+CONFIG, METRICS, PI = "config.yaml", "metrics.jsonl", "pi.jsonl"
 CHECKPOINT = "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 PATTERN = "pattern.yaml"  # the pattern that derive.py found
@@ -57,7 +57,7 @@ class RunFolder:
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
         self.path, self.stage, self.extra, self.checkpoint = path, stage, extra, path / CHECKPOINT
         self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
-        file = path / "config.yaml"
+        file = path / CONFIG
         self.recorded = read_yaml(file) if file.exists() else None  # config.yaml of an earlier call
         self.begun = self.recorded is not None
 
@@ -72,7 +72,7 @@ class RunFolder:
         if self.begun:
             self.check_config(config)
         else:
-            write_yaml(self.path / "config.yaml", {"stage": self.stage, **asdict(config), **self.extra})
+            write_yaml(self.path / CONFIG, {"stage": self.stage, **asdict(config), **self.extra})
         if (self.path / "provenance.yaml").exists():
             recorded = check_text(self.path, provenance)
             changing = ("command", "git_commit", "device", "processes", "threads")
@@ -213,7 +213,7 @@ def try_writing(path: Path) -> None:
 
 
 def has_run(path: Path) -> bool:
-    return (path / "config.yaml").exists() or (path / TRIALS).exists()
+    return (path / CONFIG).exists() or (path / TRIALS).exists()
 
 
 def run_options(path: Path) -> list:
@@ -238,7 +238,7 @@ def read_pi(run: Path) -> list[dict]:
     """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
     lines = read_jsonl(run / PI) if (run / PI).is_file() else []
     if not lines:
-        config = run / "config.yaml"
+        config = run / CONFIG
         searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
         advice = "continue this search with --resume" if searching else "give the --run folder of a search"
         raise InputError(f"{run} holds no {PI} with a logged step; {advice}")

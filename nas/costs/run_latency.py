@@ -7,7 +7,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
 from nas.core.pattern import interleaved
 from nas.core.provenance import check_text, data_digests
-from nas.core.run_folder import FLOPS_TABLE, LATENCY
+from nas.core.run_folder import CONFIG, FLOPS_TABLE, LATENCY
 from nas.costs.cost_table import read_costs
 from nas.costs.latency import current_costs, measure_pattern
 from nas.data.corpus import Corpus
@@ -23,7 +23,7 @@ class RunLatency:
 
     def __init__(self, run: Path):
         file = run / LATENCY
-        self.config, self.corpus = load_config(run / "config.yaml", []), None
+        self.config, self.corpus = load_config(run / CONFIG, []), None
         self.context = set_up_device(self.config.seed, self.config.train)
         self.measured: dict[tuple[str, ...], dict] = {}
         try:

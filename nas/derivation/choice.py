@@ -7,13 +7,14 @@ import numpy as np
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.run_folder import CONFIG
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun, average_pi
-from nas.networks.halving import block_probabilities, probabilities
+from nas.networks.halving import block_probabilities, probabilities, with_neighbours
 from nas.networks.law import Law, Point
-from nas.networks.space import cheapest, networks_within, read_network, within
+from nas.networks.space import cheapest, interleaved_within, networks_within, read_network, within
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
@@ -24,16 +25,19 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     own, trials = content["network"], content["trials"]
     if budget in (None, run.budget):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
-    shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / "config.yaml", [])
+    shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / CONFIG, [])
     tried = [read_network(one) for one in trials]
     limit = budget * costs.reference(len(run.pi))
     fitting = [one for one in tried if one[:2] == shape and within(costs, limit)(one.blocks)]
-    networks = list(dict.fromkeys([*networks_within(config, {shape: costs}, limit), *fitting]))
+    tables = {shape: costs}
+    first = interleaved_within(config, tables, limit) or networks_within(config, tables, limit)
+    networks = list(dict.fromkeys([*first, *fitting]))
     if not networks:
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
-    law = Law(points, list(dict.fromkeys([*networks, *tried])), config.model.d_ffn)
+    law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"])
+    networks = with_neighbours(networks, law, config, {shape: within(costs, limit)})
     pi = block_probabilities(networks, probabilities(law, networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(law.predict(networks)))]
     return Choice(list(best.blocks), budget, [replace(run, pi=pi)], trials=trials)

@@ -10,7 +10,7 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.run_folder import CHOICE, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, read_pi
+from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, read_pi
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
 from nas.search.history import TIE
@@ -76,7 +76,7 @@ def read_run(path: Path) -> SearchRun:
             f"{path}: pi is still uniform at step {last['step']} of {of_steps}, because the logits have not learned; "
             "continue the search with --resume"
         )
-    content, names = read_yaml(path / "config.yaml"), last["operations"]
+    content, names = read_yaml(path / CONFIG), last["operations"]
     flops = read_costs(path / FLOPS_TABLE, names)
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
 

@@ -17,7 +17,7 @@ from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.reporting.pi_figures import pattern_strip
-from nas.retraining.weights import CONFIG, EXPORT_FORMAT, WEIGHTS
+from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS
 
 CARD, PICTURE = "README.md", "pattern.png"
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -34,7 +34,7 @@ def export(run: Path, out: Path) -> None:
     weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
     with atomic_write(out / WEIGHTS) as file:
         file.write(save(weights))
-    write_text(out / CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
+    write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
     write_yaml(out / PATTERN, pattern_record(model))
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)

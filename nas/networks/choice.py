@@ -9,13 +9,13 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import CHOICE, PI, TRIALS, lock_folder, open_run
+from nas.core.run_folder import CHOICE, CONFIG, PI, TRIALS, lock_folder, open_run
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
-from nas.networks.halving import BATCH, Halving
+from nas.networks.halving import BATCH, Halving, batches
 from nas.networks.space import (
     BAND,
     candidate_sizes,
@@ -26,7 +26,7 @@ from nas.networks.space import (
     read_network,
     with_sizes,
 )
-from nas.networks.trials import CONFIG, Estimate, Trials, most_trainings
+from nas.networks.trials import Estimate, Trials
 from nas.retraining.trials import LOGS, workers
 from nas.training.build import passes_warning, resolve_auto
 from nas.training.device import DeviceContext
@@ -65,7 +65,7 @@ def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choi
     flops = replace(count_flops(config, corpus.counts()), reference_cost=reference, bytes_per_token=per_token)
     if config.search.latency.source != "measured":
         return [flops, None]
-    costs = NetworkCosts.read(run / TRIALS / COSTS, read_network(choice["reference"]))
+    costs = NetworkCosts.read(run / TRIALS / COSTS)
     table = costs.of_segments(read_network(choice["network"]), config, corpus)
     return [flops, replace(table, reference_cost=table.cost(plain) / choice["interleaved_ratio"])]
 
@@ -83,66 +83,65 @@ def networks_table(choice: dict) -> str:
 
 def search_networks(config: Config, folder: Path, context: DeviceContext) -> tuple[dict, list[dict]]:
     """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network()."""
+    begun = (folder / CONFIG).exists()
     search = open_search(config, folder, context)
-    trials, size = search.trials, search.costs.own.vocab_size
-    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
+    folder.mkdir(parents=True, exist_ok=True)
     lock_folder(folder)
+    if not begun and (folder / CONFIG).exists():
+        raise InputError(f"--run {folder.parent} was begun by another process meanwhile; use another folder")
+    write_yaml(folder / COSTS, search.costs.to_dict())
+    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
+    trials, size = search.trials, search.costs.reference.vocab_size
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
-    most = f"{most_trainings():.3g}"
+    most = f"{sum(share * count for share, count in batches()):.3g}"
     print(
         f"{len(search.networks)} networks are {within} at first; the trials take the steps of at most {most} trainings"
     )
     if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
         print(warning)
     if not (folder / LOGS).exists():
-        estimate = trial_seconds(search, folder)
-        minutes = estimate.seconds(search.batches()) / 60
+        estimate = trial_estimate(search, folder)
+        minutes = estimate.seconds(batches()) / 60
         print(f"the trials take about {minutes:.2g} minutes, {estimate.at_once} at a time", flush=True)
     chosen = search.run()
     return search.record(chosen), search.history()
 
 
 def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving:
-    """The search before its first trial. The costs are those of an earlier call, or are measured and kept.
+    """The search before its first trial. The costs are those of an earlier call, or are measured.
 
     Raises InputError if no network is within the budget.
     """
-    if config.search.vocab_size and config.train.epochs is None:
-        raise InputError("search.vocab_size needs train.epochs, so that each vocabulary reads the same text")
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
     corpora, shapes, costs = open_costs(config, folder / COSTS, context)
     tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
     if (absolute := milliseconds(budget)) is not None:
-        budget = absolute / costs.reference
+        budget = absolute / costs.reference_cost
     band = BAND
     if config.search.latency.source == "none":  # any network
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
-        budget, band = budget / costs.reference, 0.0
-    limit = budget * costs.reference
+        budget, band = budget / costs.reference_cost, 0.0
+    limit = budget * costs.reference_cost
     # Random networks among the first candidates do not help (experiments/versus/simulate.py).
     networks = interleaved_within(config, tables, limit) or networks_within(config, tables, limit, band)
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(
             f"no network is within search.latency.target={config.search.latency.target}: the cheapest, of {shape[0]} "
-            f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference)} of the reference, "
+            f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
             f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / COSTS, costs.to_dict())
     return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
 
 
-def trial_seconds(search: Halving, folder: Path) -> Estimate:
-    """The seconds of trials: those that nas.run has measured, in other epochs, or measured now."""
+def trial_estimate(search: Halving, folder: Path) -> Estimate:
+    """The seconds of trials: those that nas.run has measured with one epoch, or measured now."""
     config, file = search.config, folder / ESTIMATE
     if not file.exists() or config.train.epochs is None:
         return search.trials.estimate(search.first_networks(BATCH))
     known = read_yaml(file)
-    return Estimate(
-        known["start"], known["training"] * config.train.epochs / known["epochs"], workers(search.trials.context)
-    )
+    return Estimate(known["start"], known["training"] * config.train.epochs, workers(search.trials.context))
 
 
 def open_costs(
@@ -153,8 +152,8 @@ def open_costs(
     """
     corpora, shapes = candidate_corpora(config)
     own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
-    costs = NetworkCosts.read(file, own) if file.exists() else None
-    if not costs or not costs.hold_for(config, shapes):
+    costs = NetworkCosts.read(file) if file.exists() else None
+    if not costs or not costs.hold_for(config, shapes, own):
         costs = network_costs(config, corpora, shapes, own, context)
     return corpora, shapes, costs
 

@@ -14,7 +14,7 @@ from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, cost_options, count_flops
 from nas.costs.latency import ROUNDS, SECONDS, device_conditions, segment_works, timed_rounds
 from nas.data.corpus import Corpus, bytes_per_token
-from nas.networks.space import Network, with_sizes
+from nas.networks.space import Network, read_network, with_sizes
 from nas.training.build import resolve_auto
 from nas.training.device import DeviceContext
 
@@ -25,11 +25,11 @@ TIMED_BLOCKS = 8  # of the networks that give the time of a block
 class NetworkCosts:
     """Costs for 1,000 bytes of text.
 
-    tables: of each vocabulary and width. own: the reference. device: the conditions of measured costs.
+    tables: of each vocabulary and width. device: the conditions of measured costs.
     """
 
     tables: dict[tuple[int, int], CostTable]
-    own: Network
+    reference: Network
     device: dict = field(default_factory=dict)
 
     def to_dict(self) -> dict:
@@ -39,19 +39,21 @@ class NetworkCosts:
             {"sizes": [*shape], **{name: getattr(table, name) for name in fields}}
             for shape, table in self.tables.items()
         ]
-        return {"device": self.device, "tables": tables}
+        return {"device": self.device, "reference": self.reference.to_dict(), "tables": tables}
 
     @classmethod
-    def read(cls, path: Path, own: Network) -> "NetworkCosts":
+    def read(cls, path: Path) -> "NetworkCosts":
         content = read_yaml(path)
         tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
-        return cls(tables, own, content["device"])
+        return cls(tables, read_network(content["reference"]), content["device"])
 
-    def hold_for(self, config: Config, shapes: list[tuple[int, int]]) -> bool:
-        """Whether they have these vocabularies and widths, the operations and the source of a configuration."""
-        if not {*shapes, self.own[:2]} <= self.tables.keys():
+    def hold_for(self, config: Config, shapes: list[tuple[int, int]], reference: Network) -> bool:
+        """Whether they have these vocabularies and widths and this reference, and the operations and the source of a
+        configuration.
+        """
+        if reference != self.reference or not {*shapes, reference[:2]} <= self.tables.keys():
             return False
-        names, unit = self.tables[self.own[:2]].blocks.keys(), FLOPS
+        names, unit = self.tables[reference[:2]].blocks.keys(), FLOPS
         if config.search.latency.source == "measured":
             unit = MILLISECONDS
         return {*config.search.operations, *interleaved(2)} <= {*names, "identity"} and self.unit == unit.split()[0]
@@ -59,11 +61,11 @@ class NetworkCosts:
     @property
     def unit(self) -> str:
         """ms or FLOPs"""
-        return self.tables[self.own[:2]].unit.split()[0]
+        return self.tables[self.reference[:2]].unit.split()[0]
 
     @property
-    def reference(self) -> float:
-        return self.cost(self.own)
+    def reference_cost(self) -> float:
+        return self.cost(self.reference)
 
     def of_segments(self, network: Network, config: Config, corpus: Corpus) -> CostTable:
         """Milliseconds of the operations at a network's sizes for a batch of segments, as in latency.yaml.
@@ -82,17 +84,21 @@ class NetworkCosts:
 
     def ratio(self, network: Network) -> float:
         """Cost relative to that of the reference."""
-        return self.cost(network) / self.reference
+        return self.cost(network) / self.reference_cost
 
 
 def network_costs(
-    config: Config, corpora: dict[int, Corpus], shapes: list[tuple[int, int]], own: Network, context: DeviceContext
+    config: Config,
+    corpora: dict[int, Corpus],
+    shapes: list[tuple[int, int]],
+    reference: Network,
+    context: DeviceContext,
 ) -> NetworkCosts:
-    """The costs of these vocabularies and widths. corpora: of each vocabulary. own: the reference."""
+    """The costs of these vocabularies and widths. corpora: of each vocabulary."""
     measured = config.search.latency.source == "measured"
     tokens = math.prod(batch_shape(config)[:2]) if measured else 1
     configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
-    for shape in sorted({*shapes, own[:2]}):
+    for shape in sorted({*shapes, reference[:2]}):
         configs[shape] = resolve_auto(with_sizes(config, *shape), corpora[shape[0]], tell=lambda text: None)
     if measured:
         parts = measured_parts(configs, counts, context)
@@ -103,7 +109,7 @@ def network_costs(
     for shape, (overhead, blocks) in parts.items():
         scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
         tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
-    return NetworkCosts(tables, own, device_conditions(config, context) if measured else {})
+    return NetworkCosts(tables, reference, device_conditions(config, context) if measured else {})
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:

@@ -10,10 +10,9 @@ import numpy as np
 from nas.core.config import Config
 from nas.core.pattern import interleaved
 from nas.networks.costs import NetworkCosts
-from nas.networks.law import Law
+from nas.networks.law import TERMS, Law, mean_sizes
 from nas.networks.space import Network, make_network, neighbours, within
-from nas.networks.trials import RUNGS, Trials
-from nas.retraining.trials import rung_steps
+from nas.networks.trials import RUNGS, Trials, rung_steps
 
 BATCH = 4  # networks of the first rung that the law proposes at once
 VOCABULARIES = 3  # of the second rung, at least
@@ -34,11 +33,12 @@ class Halving:
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
         self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
-        self.config, self.first = trials.config, networks
+        self.config, self.centre, self.terms = trials.config, mean_sizes(networks), TERMS
 
     def law(self, points: int | None = None) -> Law:
         """The law of the first points; None: of all."""
-        return Law(self.trials.points[:points], self.networks, self.config.model.d_ffn, self.first)
+        known = self.trials.points[:points]
+        return Law(known, self.networks, self.config.model.d_ffn, self.centre, self.terms)
 
     def run(self) -> Network:
         """The network of the last rung that is the best at the end of a training, by the law of all trials.
@@ -47,7 +47,7 @@ class Halving:
         differ in what they gain from the rest of the text.
         """
         first, count = RUNGS[0]
-        steps, warmup = rung_steps(first, first, min(self.trials.steps.values())), self.config.train.warmup_steps
+        steps, warmup = rung_steps(first, min(self.trials.steps.values())), self.config.train.warmup_steps
         if steps < LONG_ENOUGH * warmup:
             print(
                 f"WARNING: the first trials have {steps} steps, and the warm-up {warmup}: give a smaller "
@@ -59,25 +59,18 @@ class Halving:
             self.add_neighbours()
             batch = self.promising(min(BATCH, count - len(self.trials.tried)))
         for (before, _), (share, count) in pairwise(RUNGS):
-            finished = [point.network for point in self.trials.points if point.text == before]
+            finished = [point.network for point in self.trials.points if point.share == before]
             if before == first:
                 batch = self.with_newcomer(self.contenders(finished, count, VOCABULARIES), count)
             else:
                 batch = self.contenders(finished, count, 1)
             self.trials.run(batch, share)
-        return self.winner([point.network for point in self.trials.points if point.text == RUNGS[-1][0]])
+        return self.winner([point.network for point in self.trials.points if point.share == RUNGS[-1][0]])
 
     def winner(self, networks: list[Network]) -> Network:
         losses = self.law().predict(networks)
         equal = [network for network, loss in zip(networks, losses, strict=True) if loss <= (1 + TIE) * min(losses)]
         return min(equal, key=self.costs.cost)
-
-    def batches(self) -> list[tuple[float, int]]:
-        """The share of a training that each batch of trials adds, and its number of networks, at most."""
-        first, count = RUNGS[0]
-        proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
-        newcomer = [(first, 1)]  # with_newcomer()
-        return proposed + newcomer + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
 
     def first_networks(self, count: int) -> list[Network]:
         """The best network of each of the best vocabularies by the law, which has seen no trial.
@@ -85,27 +78,19 @@ class Halving:
         If there are fewer than `count`, others by Thompson sampling.
         """
         self.add_neighbours()
-        first: dict[int, Network] = {}
-        for index in np.argsort(self.law().predict(self.networks)):
-            first.setdefault(self.networks[index].vocab_size, self.networks[index])
-        return list(dict.fromkeys([*first.values(), *self.promising(count)]))[:count]
+        law = self.law()
+        return list(dict.fromkeys([*best_of_vocabularies(law, self.networks), *self.promising(count)]))[:count]
 
     def add_neighbours(self) -> None:
-        """Add the networks within the budget that are one change away from the best by the law, until none is new."""
-        operations, most = self.config.search.operations, self.config.model.blocks
-        law, limit, count = self.law(), self.budget * self.costs.reference, 0
-        while len(self.networks) > count:
-            count = len(self.networks)
-            best = [self.networks[index] for index in np.argsort(law.predict(self.networks))[:PARENTS]]
-            near = [other for network in best for other in neighbours(network, operations, most)]
-            near = [other for other in near if within(self.costs.tables[other[:2]], limit)(other.blocks)]
-            self.networks = list(dict.fromkeys([*self.networks, *near]))
+        limit = self.budget * self.costs.reference_cost
+        fits = {shape: within(table, limit) for shape, table in self.costs.tables.items()}
+        self.networks = with_neighbours(self.networks, self.law(), self.config, fits)
 
     def untried(self) -> list[Network]:
         return [network for network in self.networks if network not in self.trials.tried]
 
     def promising(self, count: int) -> list[Network]:
-        """Untried networks by Thompson sampling: each is the best one by a draw of the law."""
+        """Untried networks by Thompson sampling (arXiv 1707.02038): each is the best one by a draw of the law."""
         others, chosen = self.untried(), []
         count = max(0, min(count, len(others)))
         generator = np.random.default_rng([self.config.seed, len(self.trials.tried)])
@@ -119,12 +104,10 @@ class Halving:
 
         The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay.
         """
-        law, first = self.law(), {}
+        law = self.law()
         order = [networks[index] for index in np.argsort(law.predict(networks))]
-        for network in order:
-            first.setdefault(network.vocab_size, network)
         chances = dict(zip(networks, probabilities(law, networks), strict=True))
-        best = list(first.values())[:vocabularies]
+        best = best_of_vocabularies(law, networks)[:vocabularies]
         others = [network for network in order if network not in best and chances[network] >= UNLIKELY]
         return [*best, *others][:count]
 
@@ -144,7 +127,7 @@ class Halving:
         for count in range(len(self.trials.points) + 1):
             if count:
                 point = self.trials.points[count - 1]
-                until = self.trials.until(point.network, point.text)
+                until = self.trials.until(point.network, point.share)
                 steps, reached[point.network] = steps + until - reached.get(point.network, 0), until
             chances = probabilities(self.law(count), self.networks)
             line = {"step": steps, "temperature": 1.0, "operations": operations}
@@ -159,7 +142,7 @@ class Halving:
         training. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
         """
         law, costs, points = self.law(), self.costs, self.trials.points
-        networks = list(dict.fromkeys([*self.networks, costs.own]))  # the reference may be beyond the budget
+        networks = list(dict.fromkeys([*self.networks, costs.reference]))  # the reference may be beyond the budget
         losses, chances = law.predict(networks), np.append(probabilities(law, self.networks), 0.0)
         own, intervals = law.predict([best])[0], NORMAL_95 * law.errors(networks, best)
         results = self.trials.results
@@ -171,19 +154,20 @@ class Halving:
             "format": "par-choice/1",
             "name": str(best),
             "network": best.to_dict(),
-            "reference": costs.own.to_dict(),
+            "reference": costs.reference.to_dict(),
             "budget": self.budget,
             "unit": f"{costs.unit} for 1,000 bytes of text",
-            "reference_cost": costs.reference,
+            "reference_cost": costs.reference_cost,
             "ratio": costs.ratio(best),
             "interleaved_ratio": costs.ratio(plain),
+            "centre": self.centre.tolist(),  # of the law
             "trial": {"folder": str(self.trials.folder / str(best)), **results[best]},
             "trainings": sum(one["step"] / one["of_steps"] for one in results.values()),
             "train_steps": steps,
             "train_tokens": steps * train.batch_size * train.segment,
             "wall_time_s": sum(one["wall_time_s"] for one in results.values()),
             "trials": [
-                {"name": str(one.network), **one.network.to_dict(), "share": one.text, "bits_per_byte": one.loss}
+                {"name": str(one.network), **one.network.to_dict(), "share": one.share, "bits_per_byte": one.loss}
                 for one in points
             ],
             "networks": [
@@ -199,6 +183,36 @@ class Halving:
                 for index in sorted(shown, key=lambda index: losses[index])
             ],
         }
+
+
+def batches() -> list[tuple[float, int]]:
+    """The share of a training that each batch of trials adds, and its number of networks, at most."""
+    first, count = RUNGS[0]
+    proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
+    newcomer = [(first, 1)]  # Halving.with_newcomer()
+    return proposed + newcomer + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
+
+
+def with_neighbours(networks: list[Network], law: Law, config: Config, fits: dict) -> list[Network]:
+    """Add the networks within the budget that are one change away from the best by the law, until none is new.
+
+    fits: {vocabulary and width: whether blocks are within the budget}.
+    """
+    operations, most, count = config.search.operations, config.model.blocks, 0
+    while len(networks) > count:
+        count = len(networks)
+        best = [networks[index] for index in np.argsort(law.predict(networks))[:PARENTS]]
+        near = [other for network in best for other in neighbours(network, operations, most)]
+        networks = list(dict.fromkeys([*networks, *(other for other in near if fits[other[:2]](other.blocks))]))
+    return networks
+
+
+def best_of_vocabularies(law: Law, networks: list[Network]) -> list[Network]:
+    """The best network of each vocabulary by the law, the best first."""
+    first: dict[int, Network] = {}
+    for index in np.argsort(law.predict(networks)):
+        first.setdefault(networks[index].vocab_size, networks[index])
+    return list(first.values())
 
 
 def probabilities(law: Law, networks: list[Network]) -> np.ndarray:

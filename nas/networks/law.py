@@ -11,8 +11,8 @@ from nas.core.operations import kind_of, parse_block
 from nas.networks.space import Network
 
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
-# product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and text (1 is a whole
-# training). A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
+# product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and share of a
+# training. A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
 # relative to interleaved. P tells how much later the attending blocks stand. E is 1 at the end of a training, whose
 # learning rates have decayed, and else 0. The means are fits to losses of WikiText-2 alone
 # (experiments/versus/prior.py).
@@ -28,7 +28,7 @@ TERMS = {
     "VE": (-0.0095, 0.005), "VVT": (0.0011, 0.003), "VVE": (0.0038, 0.003),
 }
 # fmt: on
-POWERS = np.array([[term.count(letter) for letter in "VDNTAFPE"] for term in TERMS])
+LETTERS = "VDNTAFPE"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
@@ -36,10 +36,10 @@ NOISE = 0.004  # standard deviation of a loss, relative
 
 @dataclass(frozen=True)
 class Point:
-    """The loss of a network on valid, in bits per byte, after a share of the text of a training."""
+    """The loss of a network on valid, in bits per byte, after a share of a training."""
 
     network: Network
-    text: float
+    share: float
     loss: float
 
 
@@ -63,6 +63,11 @@ def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     return *logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later
 
 
+def mean_sizes(networks: Sequence[Network]) -> np.ndarray:
+    """The mean logarithms of vocabulary, width and number of blocks."""
+    return np.mean([log_sizes(network, "4x")[:3] for network in networks], axis=0)
+
+
 def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
     """The inner width of a dense block in units of 4x; 0 for other blocks. d_ffn: its width if it gives none."""
     name, sizes = parse_block(block)
@@ -76,8 +81,8 @@ class Law:
     """A polynomial for the logarithm of the loss, and effects of its own of each network and of each pair of vocabulary
     and width: a Gaussian process regression.
 
-    networks: all candidates. d_ffn: model.d_ffn. centre: networks whose geometric mean of sizes the terms refer to; by
-    default all candidates.
+    networks: all candidates. d_ffn: model.d_ffn. centre: mean_sizes() to which the terms refer; None: those of all
+    candidates. terms: as TERMS.
     """
 
     def __init__(
@@ -85,28 +90,30 @@ class Law:
         points: Sequence[Point],
         networks: Sequence[Network],
         d_ffn: int | str = "4x",
-        centre: Sequence[Network] = (),
+        centre: Sequence[float] | None = None,
+        terms: dict[str, tuple[float, float]] = TERMS,
     ):
         known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.keys: dict = {}
-        self.centre = np.mean([log_sizes(network, d_ffn)[:3] for network in centre or networks], axis=0)
-        means, spreads = np.array(list(TERMS.values())).T
+        self.centre = mean_sizes(networks) if centre is None else np.asarray(centre)
+        self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
+        means, spreads = np.array(list(terms.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
         self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
-        self.known = self.inputs([point.network for point in points], [point.text for point in points])
+        self.known = self.inputs([point.network for point in points], [point.share for point in points])
         self.inverse = np.linalg.inv(self.covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
         self.residuals = np.log([point.loss for point in points]) - self.known.features @ self.mean
 
-    def inputs(self, networks: Sequence[Network], text: Sequence[float] | float = 1.0) -> Inputs:
-        """text: relative to a whole training."""
+    def inputs(self, networks: Sequence[Network], share: Sequence[float] | float = 1.0) -> Inputs:
+        """share: of a training."""
         given = np.array([log_sizes(network, self.d_ffn) for network in networks]).reshape(-1, 6)
-        time = np.broadcast_to(np.log(text), len(given))[:, None]
+        time = np.broadcast_to(np.log(share), len(given))[:, None]
         columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:], time == 0])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
         counts = counts.reshape(len(given), len(self.names))
-        features = np.hstack([(columns[:, None, :] ** POWERS).prod(axis=-1), counts, counts * time])
+        features = np.hstack([(columns[:, None, :] ** self.powers).prod(axis=-1), counts, counts * time])
         keys = [[self.keys.setdefault(key, len(self.keys)) for key in (n[:2], n)] for n in networks]
         return Inputs(features, np.array(keys, dtype=int).reshape(-1, 2))
 
@@ -131,8 +138,8 @@ class Law:
         return np.sqrt(np.maximum(own + others - 2 * between, 0))
 
     def draw(self, networks: Sequence[Network], count: int, generator: np.random.Generator) -> np.ndarray:
-        """Draws [count, P] of the logarithms of losses at the end of a training, by Matheron's rule: a draw before the
-        fit, corrected by what it misses at the points.
+        """Draws [count, P] of the logarithms of losses at the end of a training, by Matheron's rule (arXiv 2002.09309,
+        section 3): a draw before the fit, corrected by what it misses at the points.
         """
         wanted = self.inputs(networks)
         factors = self.spread * generator.standard_normal((count, len(self.spread))) + self.mean

@@ -8,14 +8,12 @@ from pathlib import Path
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.networks.choice import ESTIMATE, open_search
-from nas.networks.halving import BATCH, LONG_ENOUGH, Halving
-from nas.networks.trials import RUNGS, Estimate
-from nas.retraining.trials import rung_steps
+from nas.networks.choice import COSTS, ESTIMATE, open_search
+from nas.networks.halving import BATCH, LONG_ENOUGH, batches
+from nas.networks.trials import RUNGS, Estimate, rung_steps
 from nas.training.build import most_passes
 from nas.training.device import DeviceContext
 
-SHARE = RUNGS[0][0]  # of a training, in the first rung
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
 EVALUATIONS = 4  # of a training on valid, before its end
@@ -29,35 +27,37 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     """
     began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
     search = open_search(epoch, folder, context)
-    estimate = search.trials.estimate(search.first_networks(BATCH))
-    fixed = time.monotonic() - began + whole_seconds(search, estimate._replace(training=0.0))
-    per_epoch = whole_seconds(search, estimate) - whole_seconds(search, estimate._replace(training=0.0))
+    estimate, (share, _) = search.trials.estimate(search.first_networks(BATCH)), RUNGS[0]
+    without_steps = whole_seconds(estimate._replace(training=0.0))
+    fixed, per_epoch = time.monotonic() - began + without_steps, whole_seconds(estimate) - without_steps
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
-    least = FEWEST_STEPS / SHARE / steps
+    least = FEWEST_STEPS / share / steps
     widest = replace(config, model=replace(config.model, d_model=max(width for _, width in search.costs.tables)))
     most = most_passes(widest)
     if most < least:
         raise InputError(
-            f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / SHARE:.0f} are needed"
+            f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
         )
     epochs = min((60 * minutes - fixed) / per_epoch, most)
     if epochs < least:
         enough = math.ceil((fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
-    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "epochs": 1.0})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / COSTS, search.costs.to_dict())
+    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training})
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     whole = max(1, round(train.epochs * steps))
-    train.warmup_steps = min(train.warmup_steps, int(rung_steps(SHARE, SHARE, whole) / LONG_ENOUGH))
+    train.warmup_steps = min(train.warmup_steps, int(rung_steps(share, whole) / LONG_ENOUGH))
     train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
     total = (fixed + epochs * per_epoch) / 60
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     return replace(config, train=train)
 
 
-def whole_seconds(search: Halving, estimate: Estimate) -> float:
+def whole_seconds(estimate: Estimate) -> float:
     """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest."""
     evaluations = EVALUATIONS + 2  # valid and test at the end
     finals = [(1.0, 1), *[(0.0, 1)] * evaluations]
     if estimate.at_once == 1:
         finals += [(0.5, 1), *[(0.0, 1)] * evaluations]
-    return estimate.seconds([*search.batches(), *finals]) + AFTER_S
+    return estimate.seconds([*batches(), *finals]) + AFTER_S

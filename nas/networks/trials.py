@@ -13,24 +13,24 @@ import numpy as np
 
 from nas.core.config import Config
 from nas.core.files import write_yaml
+from nas.core.run_folder import CONFIG
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
 from nas.retraining.forks import start_server
 from nas.retraining.phase import RetrainPhase
-from nas.retraining.trials import Trial, run_trials, rung_steps, workers
+from nas.retraining.trials import Trial, run_trials, workers
 from nas.training.build import build_fixed, count_steps, resolve_auto
 from nas.training.device import DeviceContext
 
-CONFIG = "config.yaml"
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 2)  # share of a training, and number of networks that get it
 
 
-def most_trainings() -> float:
-    """The steps of all rungs, in trainings. Each trial goes on from the rung before, but one of the second is new."""
-    shares, counts = zip(*RUNGS, strict=True)
-    return float(np.dot(counts, np.diff(shares, prepend=0)) + shares[0])
+def rung_steps(share: float, steps: int) -> int:
+    """The steps of a rung: a multiple of those of the first one, so that the mean over its last half misses none."""
+    first, _ = RUNGS[0]
+    return min(steps, max(1, int(first * steps)) * round(share / first))
 
 
 class Estimate(NamedTuple):
@@ -109,17 +109,21 @@ class Trials:
 
     def until(self, network: Network, share: float) -> int:
         """The steps after which a trial stops."""
-        return rung_steps(share, RUNGS[0][0], self.steps[network.vocab_size])
+        return rung_steps(share, self.steps[network.vocab_size])
 
     def run(self, networks: list[Network], share: float) -> None:
         """Train each network until a share of its steps. Raises RunError if all fail."""
         print(f"{share:g} of a training of {', '.join(map(str, networks))}", flush=True)
-        trials = [self.trial(network, self.until(network, share)) for network in networks]
         self.tried |= {*networks}
-        found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
-        results = {network: found[str(network)] for network in networks if str(network) in found}
+        results = self.train(networks, share)
         self.results |= results
         points = [Point(network, share, result["valid"]["bits_per_byte"]) for network, result in results.items()]
         self.points += points
         best = min(points, key=lambda point: point.loss)
         print(f"the best of them, {best.network}: {best.loss:.4f} bits per byte on valid", flush=True)
+
+    def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
+        """The content of the trial's file of each network whose trial has not failed."""
+        trials = [self.trial(network, self.until(network, share)) for network in networks]
+        found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
+        return {network: found[str(network)] for network in networks if str(network) in found}

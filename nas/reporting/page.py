@@ -18,6 +18,7 @@ from nas.core.pattern import abbreviate, read_pattern
 from nas.core.provenance import git_commit
 from nas.core.run_folder import (
     CHOICE,
+    CONFIG,
     FOUND,
     LATENCY,
     MAY_CHANGE,
@@ -58,7 +59,7 @@ def origin(run: Path) -> dict:
     if changed:
         facts["note"] = "the source files had uncommitted changes"
     repeat = [*([f"git checkout {commit}"] if commit else []), f"python {record['command']}"]
-    return {"repeat": repeat, "facts": facts, "options": changed_options(flat_config(read_yaml(run / "config.yaml")))}
+    return {"repeat": repeat, "facts": facts, "options": changed_options(flat_config(read_yaml(run / CONFIG)))}
 
 
 def changed_options(own: dict) -> dict:
@@ -110,7 +111,7 @@ def training_section(run: Path) -> dict:
     """The section of one training."""
     results = read_yaml(run / RESULTS) if (run / RESULTS).exists() else None
     return {
-        "blocks": read_yaml(run / "config.yaml")["pattern"],
+        "blocks": read_yaml(run / CONFIG)["pattern"],
         "results": results,
         "latency": " ".join(latency_report(results["latency"])) if results else "",
         "curves": curves_uri(run),
@@ -148,9 +149,9 @@ def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
 
 def section(run: Path, runs: list[Path]) -> dict:
     """The section of a run. Raises InputError if the folder holds no run, or a damaged one. runs: all of the page."""
-    if not (run / "config.yaml").is_file() or not (run / "provenance.yaml").is_file():
+    if not (run / CONFIG).is_file() or not (run / "provenance.yaml").is_file():
         raise InputError(f"{run} is not a run folder: give the --run folder of search.py, retrain.py or nas.compare")
-    stage = read_yaml(run / "config.yaml")["stage"]
+    stage = read_yaml(run / CONFIG)["stage"]
     content = {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}
     if (run / CHOICE).exists():
         from nas.reporting.networks_figure import networks_figure

@@ -39,9 +39,14 @@ class RetrainPhase(Phase):
         self.stream = open_stream(tokens, config, context)
         self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short_share(config))
-        self.best_nll, self.until = math.inf, until
-        share = TRIAL_SHARE if until and config.train.average_share else 0
-        self.trial_average = TailAverage(self.train_weights.optimizer.parameters, share, until or self.total_steps)
+        self.best_nll = math.inf
+        self.begin_trial(until)
+
+    def begin_trial(self, until: int | None) -> None:
+        """Average weights for a trial that ends after the step `until` (None: no trial)."""
+        share = TRIAL_SHARE if until and self.config.train.average_share else 0
+        parameters = self.train_weights.optimizer.parameters
+        self.until, self.trial_average = until, TailAverage(parameters, share, until or self.total_steps)
 
     def step(self, step: int) -> tuple[Tensor, int]:
         if not self.model.training:  # setting the mode of every module takes time

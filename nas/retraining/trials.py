@@ -9,7 +9,7 @@ from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate
 from nas.core.provenance import DIGESTS
-from nas.core.run_folder import CHECKPOINT, METRICS, RESULTS, RunFolder, run_options, trial_file
+from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RESULTS, RunFolder, run_options, trial_file
 from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
 from nas.training.device import DeviceContext, count_cores
@@ -63,11 +63,6 @@ def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
     return script_task(trial.name, "retrain.py", arguments, run / result, log)
 
 
-def rung_steps(share: float, first: float, steps: int) -> int:
-    """The steps of a rung: a multiple of those of the first one, so that the mean over its last half misses none."""
-    return min(steps, max(1, int(first * steps)) * round(share / first))
-
-
 def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: dict, total_steps: int) -> None:
     """Copy the trial of a derived pattern into a new run, which then goes on where the trial ended.
 
@@ -80,7 +75,7 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
     if not (trial / CHECKPOINT).exists():
         print(f"{anew} this folder is not here; paths are relative to the directory of the command")
         return
-    recorded, origin = read_yaml(trial / "config.yaml"), read_yaml(trial / "provenance.yaml")
+    recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / "provenance.yaml")
     old, new = flat_config(recorded), flat_config(asdict(config))
     different = [f"{key} ({old.get(key)} -> {new[key]})" for key in new if new[key] != old.get(key)]
     different = [text for text in different if not text.startswith((*run.may_change, *MAY_DIFFER))]

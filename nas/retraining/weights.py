@@ -12,13 +12,13 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.operations import describe_sizes
 from nas.core.pattern import abbreviate, read_blocks
-from nas.core.run_folder import CHECKPOINT, OUTCOME
+from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder
+WEIGHTS, EXPORT_CONFIG = "model.safetensors", "config.json"  # of an exported folder
 EXPORT_FORMAT = "par-model/2"
 
 
@@ -41,7 +41,7 @@ def read_trained(folder: Path) -> Trained:
         raise InputError(
             f"{folder} holds neither {BEST} nor {WEIGHTS}; give the run folder of a training, or an exported folder"
         )
-    file = folder / (CONFIG if exported else "config.yaml")
+    file = folder / (EXPORT_CONFIG if exported else CONFIG)
     content = read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
@@ -49,7 +49,7 @@ def read_trained(folder: Path) -> Trained:
     if not exported:
         return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
     if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
-        raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {CONFIG}")
+        raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {EXPORT_CONFIG}")
     return Trained(config, pattern, load_file(folder / WEIGHTS), folder / WEIGHTS)
 
 
@@ -62,7 +62,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
     if config.train.init_from is None:
         return config, None
     if (run / CHECKPOINT).exists():
-        begun = load_config(run / "config.yaml", [])
+        begun = load_config(run / CONFIG, [])
         return with_vocabulary(config, begun, begun.data.tokenizer), None
     folder = Path(config.train.init_from)
     origin = read_trained(folder)
