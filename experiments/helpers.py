@@ -56,21 +56,35 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus",
     return resolve_auto(config, corpus), corpus, context
 
 
-class PartialTraining:
-    """A training in this process. It is judged after each rung of a search as a trial is, and goes on."""
+class Training:
+    """A training in this process, without a run folder. The seed is config.seed.
 
-    def __init__(self, blocks: list[str], config: Config, corpus: "Corpus", context: "DeviceContext"):
+    after_step: called with 0 and the phase before the first step, and after each step with its number.
+    """
+
+    def __init__(
+        self,
+        blocks: list[str],
+        config: Config,
+        corpus: "Corpus",
+        context: "DeviceContext",
+        after_step: Callable = lambda step, phase: None,
+    ):
         import torch
 
         from nas.retraining.phase import RetrainPhase
         from nas.training.build import build_fixed
 
         torch.manual_seed(config.seed)
-        model = build_fixed(blocks, config, corpus.vocab_size)
-        self.phase, self.steps = RetrainPhase(model, corpus, config, context), 0
+        self.model = build_fixed(blocks, config, corpus.vocab_size)
+        self.phase, self.steps, self.after_step = RetrainPhase(self.model, corpus, config, context), 0, after_step
+        after_step(0, self.phase)
 
     def until(self, share: float) -> dict:
-        """Figures on valid after a share of the steps, of a rung that begins where the one before ended."""
+        """Figures on valid after a share of the steps, of a rung that begins where the one before ended.
+
+        The training is judged as a trial is, and goes on.
+        """
         from nas.networks.trials import rung_steps
 
         last = rung_steps(share, self.phase.total_steps)
@@ -79,20 +93,17 @@ class PartialTraining:
         return self.phase.figures(self.phase.trial_average)
 
     def end(self) -> dict:
-        """Figures on valid at the end."""
+        """Figures on valid at the end. The model is then in evaluation mode."""
         self.train(self.phase.total_steps)
         self.phase.end()
+        self.model.eval()
         return self.phase.valid_figures()
 
     def train(self, last: int) -> None:
         while self.steps < last:
             self.steps += 1
             self.phase.step(self.steps)
-
-
-def is_due(step: int, steps: int, times: int) -> bool:
-    """Whether an evaluation follows this step, if `times` of them divide a training of `steps` steps equally."""
-    return step > 0 and step * times // steps > (step - 1) * times // steps
+            self.after_step(self.steps, self.phase)
 
 
 def kendall_tau(first: list[float], second: list[float]) -> float:

@@ -14,14 +14,13 @@ from nas.core.files import write_text
 SETTINGS = "settings.json"
 
 
-def job_parser(description: str, out: str, example: str | None) -> ArgumentParser:
-    """A parser of the overrides, of --out, which is `out` by default, and of --only, with an example (None: none)."""
+def job_parser(description: str, out: str, example: str) -> ArgumentParser:
+    """A parser of the overrides, of --out, which is `out` by default, and of --only, with an example."""
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
     parser.add_argument("--out", type=Path, default=Path(out), help="folder of the results")
-    if example:
-        only = f"jobs to do: names with wildcards, separated by commas, such as '{example}'"
-        parser.add_argument("--only", default="*", help=only)
+    only = f"jobs to do: names with wildcards, separated by commas, such as '{example}'"
+    parser.add_argument("--only", default="*", help=only)
     return parser
 
 

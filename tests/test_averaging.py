@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from experiments.helpers import Training
 from nas.core.run_folder import RunFolder
-from nas.retraining.phase import train_pattern
 from nas.training.device import device_context
 from nas.training.optimizer import TailAverage
 from tests.making import make_retraining
@@ -91,5 +91,6 @@ def test_training_without_a_run_folder_ends_with_the_mean(small_config):
         if step >= 8:
             kept.append(weights_of(phase))
 
-    model = train_pattern(PATTERN, config, corpus, device_context(config.train), keep)
-    assert_mean([parameter.detach() for parameter in model.parameters()], kept)
+    training = Training(PATTERN, config, corpus, device_context(config.train), keep)
+    training.end()
+    assert_mean([parameter.detach() for parameter in training.model.parameters()], kept)

@@ -6,8 +6,6 @@ from nas.core.errors import InputError
 from nas.retraining.tasks import Task, run_tasks
 from tests.making import load_script
 
-pytestmark = pytest.mark.slow
-
 Jobs = load_script("jobs").Jobs
 
 
@@ -45,6 +43,7 @@ def task(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task, tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "done").write_text("before")
@@ -66,6 +65,7 @@ def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task,
     assert len(said) == 4 and said[0].startswith("[1/4] bad FAILED: what is wrong") and "good finished" in said[2]
 
 
+@pytest.mark.slow
 def test_tasks_run_in_parallel(task, tmp_path):
     """Each task waits until the other has begun, so they can only finish in parallel."""
     meet = "result.with_suffix('.begun').touch(); [time.sleep(0.02) for _ in range(1000) if not other.exists()]; "
@@ -77,6 +77,7 @@ def test_tasks_run_in_parallel(task, tmp_path):
     assert run_tasks(pair, workers=2) == {}
 
 
+@pytest.mark.slow
 def test_at_most_the_given_number_of_tasks_run_at_a_time(task, tmp_path):
     """Each task counts the tasks that run at the same time."""
     count = "begun = result.with_suffix('.begun'); begun.touch(); time.sleep(0.3); "
@@ -85,6 +86,7 @@ def test_at_most_the_given_number_of_tasks_run_at_a_time(task, tmp_path):
     assert max(int((tmp_path / f"t{number}").read_text()) for number in range(5)) == 2
 
 
+@pytest.mark.slow
 def test_each_worker_has_a_gpu_of_its_own(task, tmp_path, monkeypatch):
     """A task fails if its GPU is in use. More workers than GPUs share them; without GPUs the environment stays."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")

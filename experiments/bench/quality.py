@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment, print_row
+from experiments.helpers import Training, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.comparison.results import mean_and_standard_error
 from nas.core.errors import run_command
@@ -30,15 +30,12 @@ ROUNDS = 60  # of the latencies
 
 def train(pattern: list[str], overrides: list[str]) -> dict:
     """Train a pattern from scratch; its figures on valid."""
-    from nas.retraining.phase import train_pattern
-    from nas.training.evaluation import evaluate_split
-
     config, corpus, context = open_experiment(CONFIG, overrides)
     began = time.monotonic()
-    model = train_pattern(pattern, config, corpus, context)
+    training = Training(pattern, config, corpus, context)
+    valid = training.end()
     seconds = time.monotonic() - began
-    valid = evaluate_split(config, model, model.blocks, corpus, "valid", context)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in training.model.parameters())
     figures = {"nll": valid["nll_per_token"], "word_perplexity": valid["word_perplexity"]}
     return figures | {"seconds": seconds, "parameters": parameters}
 

@@ -18,13 +18,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import PartialTraining, open_experiment
+from experiments.helpers import Training, open_experiment
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import CHOICE, RESULTS
+from nas.core.run_folder import CHOICE, FOUND, RESULTS
 from nas.networks.space import Network, make_network, options_of
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
@@ -43,7 +43,7 @@ def train(network: Network, overrides: list[str]) -> dict:
     from nas.networks.trials import RUNGS
 
     opened, began = open_experiment(CONFIG, options(network, overrides)), time.monotonic()
-    training = PartialTraining(list(network.blocks), *opened)
+    training = Training(list(network.blocks), *opened)
     rungs = {str(share): training.until(share)["bits_per_byte"] for share, _ in RUNGS}
     valid = training.end()
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}
@@ -86,11 +86,11 @@ def report(jobs: Jobs, networks: list[Network], ratios: dict[str, float], folder
 
 
 def draw(rows: list[tuple], folders: list[Path], path: Path) -> None:
-    """Draw the grid over its times, and the networks that run.py found. folders: of run.py."""
+    """Draw the grid over its times, and the networks that nas.run found. folders: of nas.run."""
     from nas.reporting.networks_figure import networks_figure
 
     choices = [read_yaml(folder / "search" / CHOICE) for folder in folders]
-    found = [read_yaml(folder / "training" / RESULTS) for folder in folders]
+    found = [read_yaml(folder / FOUND / RESULTS) for folder in folders]
     trained = [
         (f"found within {one['budget']:g}", one["ratio"] * one["reference_cost"], result["valid"]["word_perplexity"])
         for one, result in zip(choices, found, strict=True)
@@ -114,7 +114,7 @@ def main() -> None:
     parser = job_parser(__doc__, "runs/grid", "8000-64-*")
     parser.add_argument("--latency", action="store_true", help="measure the latencies, which choose what is trained")
     parser.add_argument("--largest", type=float, default=1.02, help="ratio of the slowest networks that are trained")
-    found = "folder of a finished run.py, to draw in OUT/grid.png; may be repeated"
+    found = "folder of a finished nas.run, to draw in OUT/grid.png; may be repeated"
     parser.add_argument("--found", type=Path, action="append", default=[], metavar="FOLDER", help=found)
     arguments = parser.parse_intermixed_args()
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides

@@ -6,13 +6,14 @@ if --only divides the trainings between them.
 """
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import is_due, open_experiment, print_row
+from experiments.helpers import Training, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
 from nas.core.errors import run_command
 from nas.core.pattern import expand
@@ -63,17 +64,17 @@ def main() -> None:
 
 def train(overrides: list[str]) -> dict:
     """nll per token on valid: at each evaluation (`nlls`), the lowest (`best`), and of the last weights by memory."""
-    from nas.retraining.phase import train_pattern
     from nas.training.evaluation import evaluate_split
 
     (config, corpus, context), nlls = open_experiment(Path(__file__).with_name("passes.yaml"), overrides), []
 
     def evaluate(step, phase):
-        if is_due(step, phase.total_steps, EVALUATIONS):
+        if step in {math.ceil(count * phase.total_steps / EVALUATIONS) for count in range(1, EVALUATIONS + 1)}:
             nlls.append(phase.valid_figures()["nll_per_token"])
 
-    model = train_pattern(expand(PATTERN), config, corpus, context, evaluate)
-    by_memory = {}
+    training = Training(expand(PATTERN), config, corpus, context, evaluate)
+    training.end()
+    model, by_memory = training.model, {}
     for memory in MEMORIES:
         longer = replace(config, evaluate=replace(config.evaluate, memory=memory))
         figures = evaluate_split(longer, model, model.blocks, corpus, "valid", context)

@@ -6,7 +6,6 @@ which shows that the known patterns are indeed the best. Every finished job is a
 The last line is JSON: {"found", "of"} for each corpus and budget; with --alone, the best pattern for each.
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -21,8 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import ArrayCorpus, PartialTraining
-from experiments.jobs import Jobs
+from experiments.helpers import ArrayCorpus, Training, print_row
+from experiments.jobs import Jobs, job_parser
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -128,7 +127,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
         def train(self, networks, share):
             for network in networks:
                 if network not in trainings:
-                    trainings[network] = PartialTraining(list(network.blocks), config, corpus, context)
+                    trainings[network] = Training(list(network.blocks), config, corpus, context)
                 if (network, share) not in known:
                     known[network, share] = {"valid": trainings[network].until(share)}
             return {network: known[network, share] for network in networks}
@@ -168,62 +167,54 @@ def train_alone(name: str, blocks: tuple[str, ...], overrides: list[str]) -> dic
     from nas.training.device import device_context
 
     config = make_config(name, 1, overrides)
-    training = PartialTraining(list(blocks), config, make_corpus(name), device_context(config.train))
+    training = Training(list(blocks), config, make_corpus(name), device_context(config.train))
     return {"nll": training.end()["nll_per_token"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--out", type=Path, default=Path("runs/planted"), help="folder of the results")
-    parser.add_argument(
-        "--corpus", choices=[*CORPORA], nargs="+", default=[*CORPORA], help="corpora to use (default: all)"
-    )
+    parser = job_parser(__doc__, "runs/planted", "late-*")
     parser.add_argument("--alone", action="store_true", help="train every pattern alone, without searches")
     arguments = parser.parse_intermixed_args()
-    jobs = Jobs(arguments.out, arguments.overrides)
-    if arguments.alone:
-        print_alone(jobs, arguments)
-    else:
-        print_searches(jobs, arguments)
+    jobs = Jobs(arguments.out, arguments.overrides, arguments.only)
+    (print_alone if arguments.alone else print_searches)(jobs, arguments.overrides)
 
 
-def print_searches(jobs: Jobs, arguments: argparse.Namespace) -> None:
-    """Run the searches and print their patterns. `by chance`: how many of ten random patterns would be right."""
+def print_searches(jobs: Jobs, overrides: list[str]) -> None:
+    """Run the searches and print their patterns. `by chance`: how many random patterns would be right."""
     summary = {}
-    print("| corpus | budget | what is right | found | by chance | the ten patterns |\n|---|---|---|---|---|---|")
-    for name in arguments.corpus:
+    print_row("corpus", "budget", "what is right", "found", "by chance", "the patterns", header=True)
+    for name in CORPORA:
         results = [
-            jobs.do(f"{name}-{seed}", lambda: search(name, seed, arguments.overrides))  # noqa: B023
+            jobs.do(f"{name}-{seed}", lambda: search(name, seed, overrides))  # noqa: B023
             for seed in SEEDS
         ]
-        within = which_fit(name, arguments.overrides)
+        results, within = [result for result in results if result], which_fit(name, overrides)
         for kind, possible in (("free", list(within)), ("budget", [pattern for pattern in within if within[pattern]])):
             found = [result[kind] for result in results]
             right = sum(is_right(name, pattern) for pattern in found)
-            chance = len(SEEDS) * sum(is_right(name, pattern) for pattern in possible) / len(possible)
-            summary[f"{name}-{kind}"] = {"found": right, "of": len(SEEDS)}
+            chance = len(found) * sum(is_right(name, pattern) for pattern in possible) / len(possible)
+            summary[f"{name}-{kind}"] = {"found": right, "of": len(found)}
             budget = f"as `{CORPORA[name].known}`" if kind == "budget" else "no"
-            cells = [name, budget, CORPORA[name].needs, f"{right} of {len(SEEDS)}", f"{chance:.1f}", " ".join(found)]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            print_row(name, budget, CORPORA[name].needs, f"{right} of {len(found)}", f"{chance:.1f}", " ".join(found))
     print(json.dumps(summary))
 
 
-def print_alone(jobs: Jobs, arguments: argparse.Namespace) -> None:
+def print_alone(jobs: Jobs, overrides: list[str]) -> None:
     """Train every network of at most three blocks alone, and print its nll; and again those within the budget."""
     best = {}
-    for name in arguments.corpus:
-        results, within = {}, which_fit(name, arguments.overrides)
+    for name in CORPORA:
+        results, within = {}, which_fit(name, overrides)
         for blocks in all_networks():
-            work = lambda: train_alone(name, blocks, arguments.overrides)  # noqa: B023, E731
-            results[abbreviate(blocks)] = jobs.do(f"{name}-alone-{abbreviate(blocks)}", work)
+            work = lambda: train_alone(name, blocks, overrides)  # noqa: B023, E731
+            if found := jobs.do(f"{name}-alone-{abbreviate(blocks)}", work):
+                results[abbreviate(blocks)] = found
         print(f"\n{name}: {CORPORA[name].needs}; the budget is that of {CORPORA[name].known} (* is right)")
         cheap = {short for short, fits in within.items() if fits}
         for kind, names in (("free", set(results)), ("budget", cheap)):
-            ranked = sorted(names, key=lambda short: results[short]["nll"])
+            ranked = sorted(names & results.keys(), key=lambda short: results[short]["nll"])
             marked = [f"{short}{'*' if is_right(name, short) else ''} {results[short]['nll']:.3f}" for short in ranked]
             print("  ".join(marked))
-            best[f"{name}-{kind}"] = ranked[0]
+            best[f"{name}-{kind}"] = ranked[0] if ranked else None
     print(json.dumps(best))
 
 

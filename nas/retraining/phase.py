@@ -1,9 +1,7 @@
 """The training of a fixed pattern, as an ordinary Transformer-XL."""
 
 import math
-from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from models.transformer_xl import TransformerXL
@@ -11,7 +9,7 @@ from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.training import distributed
-from nas.training.build import build_fixed, check_splits, count_steps, open_stream, short_share
+from nas.training.build import check_splits, count_steps, open_stream, short_share
 from nas.training.checkpoint import save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
@@ -90,25 +88,3 @@ class RetrainPhase(Phase):
         self.best_nll = state["best_nll"]
         if state["trial"]["until"] == self.until:
             self.trial_average.load_state_dict(state["trial"]["average"])
-
-
-def train_pattern(
-    pattern: list[str],
-    config: Config,
-    corpus: Corpus,
-    context: DeviceContext,
-    after_step: Callable[[int, RetrainPhase], None] = lambda step, phase: None,
-) -> TransformerXL:
-    """Train a pattern without a run folder; returns the model in evaluation mode. The seed is config.seed.
-
-    after_step: called with 0 and the phase before the first step, and after each step with its number.
-    """
-    torch.manual_seed(config.seed)
-    model = build_fixed(pattern, config, corpus.vocab_size)
-    phase = RetrainPhase(model, corpus, config, context)
-    after_step(0, phase)
-    for step in range(1, phase.total_steps + 1):
-        phase.step(step)
-        after_step(step, phase)
-    phase.end()
-    return phase.model.eval()
