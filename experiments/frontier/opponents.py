@@ -1,0 +1,154 @@
+"""What a user would take instead of the search: `python experiments/frontier/opponents.py --out runs/frontier`.
+
+For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then trains with the same recipe:
+
+- searched: what search.py finds. gumbel: the paper's method at its vocabulary and width, for as many seconds.
+- Each rule of RULES at its best vocabulary, width and depth, by successive halving with the law of the search.
+- fewer, narrower: the reference with fewer blocks, and with a smaller width.
+- random-1 to random-5: random networks.
+
+All are within the budget by the same measured costs, which are in OUT/costs.yaml; nothing else should run while the
+program measures. Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.helpers import open_experiment, print_row
+from experiments.jobs import Jobs, job_parser
+from experiments.versus.run import (
+    FRONTIER,
+    draw_networks,
+    open_space,
+    open_trials,
+    search_by_gumbel,
+    search_by_trials,
+    seeded,
+)
+from nas.comparison.spec import FORMAT as COMPARISON
+from nas.core.errors import run_command
+from nas.core.files import write_yaml
+from nas.core.pattern import FORMAT, abbreviate, interleaved
+from nas.costs.baselines import RULES
+from nas.networks.choice import COSTS
+from nas.networks.halving import Halving
+
+OPPONENTS = "interleaved", "sandwich", "par", "conv-attention", "local-global"  # rules
+OPERATIONS = "search.operations=[attention,dense,dense 8x,conv,window,identity]"
+SEED, SEEDS, RANDOM = 1, [1, 2, 3, 4, 5], 5  # of the searches; of the trainings; the number of random networks
+WIDTHS, ROUNDS = range(16, 72, 8), 20  # up to that of the reference
+
+
+class RuleHalving(Halving):
+    """Successive halving of given networks, led by the law."""
+
+    def add_neighbours(self):
+        pass
+
+
+def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> list:
+    """The deepest network of a rule within the budget, for each vocabulary and width."""
+    from nas.networks.space import make_network, within
+
+    found = []
+    for shape in shapes:
+        fits = within(costs.tables[shape], budget * costs.reference_cost)
+        if blocks := next(filter(fits, (RULES[rule](count) for count in range(most, 0, -1))), None):
+            found.append(make_network(*shape, blocks))
+    return found
+
+
+def choose_sizes(folder: Path, overrides: list[str], rule: str) -> dict:
+    """The best network of a rule, and the folder of its trial."""
+    config, corpora, shapes, costs, context = open_space(folder, overrides)
+    trials, budget = open_trials(config, corpora, folder / "rules", context), config.search.latency.target
+    best = RuleHalving(trials, costs, budget, rule_networks(rule, costs, shapes, budget, config.model.blocks)).run()
+    seconds = sum(result["wall_time_s"] for result in trials.results.values())
+    found = {"network": best.to_dict(), "ratio": costs.ratio(best), "seconds": seconds}
+    return found | {"trial": str(trials.folder / str(best))}
+
+
+def measure_narrow(overrides: list[str]) -> dict:
+    """{width: the time of the reference at this width, with as many heads, as a ratio to its own}"""
+    from nas.costs.latency import text_times
+
+    opened = {}
+    for width in WIDTHS:
+        own = [*overrides, f"model.d_model={width}", "search.d_model=[]"]
+        config, corpus, context = open_experiment(FRONTIER, own)
+        opened[width] = interleaved(config.model.blocks), config, corpus
+    times = text_times(opened, context, ROUNDS)
+    return {str(width): float(np.median(taken / times[max(WIDTHS)])) for width, taken in times.items()}
+
+
+def patterns_of(jobs: Jobs, budget: str, folder: Path, overrides: list[str]) -> dict[str, dict]:
+    """The content of each pattern file, the searched network first. Leaves out those whose jobs have not finished."""
+    from nas.networks.space import make_network, read_network, with_sizes
+
+    config, _, shapes, costs, _ = open_space(folder, seeded(overrides, SEED))
+    trials = jobs.do(f"{budget}-searched", lambda: search_by_trials(folder, overrides, SEED))
+    found = {"searched": trials}
+    for rule in OPPONENTS:
+        found[rule] = jobs.do(f"{budget}-{rule}", lambda: choose_sizes(folder, seeded(overrides, SEED), rule))  # noqa: B023
+    if trials:
+        found["gumbel"] = jobs.do(f"{budget}-gumbel", lambda: search_by_gumbel(folder, overrides, SEED, trials))
+    for number, network in enumerate(draw_networks(config, costs, shapes, RANDOM), start=1):
+        found[f"random-{number}"] = {"network": network.to_dict()}
+    fewer = rule_networks("interleaved", costs, [costs.reference[:2]], float(budget), config.model.blocks)
+    found |= {"fewer": {"network": fewer[0].to_dict()}}
+    patterns = {}
+    for name, result in found.items():
+        if result and result["network"]["blocks"]:  # the paper's method may leave none
+            network = read_network(result["network"])
+            patterns[name] = network.to_dict() | {"heads": with_sizes(config, *network[:2]).model.heads}
+            patterns[name] |= {"derived_from": {"trial": result["trial"]}} if "trial" in result else {}
+    width = max(int(width) for width, ratio in jobs.get("narrow").items() if ratio <= float(budget))
+    narrow = make_network(costs.reference.vocab_size, width, costs.reference.blocks)
+    return patterns | {"narrower": narrow.to_dict() | {"heads": config.model.heads}}
+
+
+def write_comparison(folder: Path, patterns: dict[str, dict]) -> None:
+    """Write the pattern files, and compare.yaml."""
+    for name, content in patterns.items():
+        (folder / "patterns").mkdir(exist_ok=True)
+        write_yaml(folder / "patterns" / f"{name}.yaml", {"format": FORMAT, **content})
+    once = [f"patterns/{name}.yaml" for name in patterns if name.startswith("random")]
+    others = [f"patterns/{name}.yaml" for name in patterns if not name.startswith("random")]
+    about = {"format": COMPARISON, "retrain": os.path.relpath(FRONTIER, folder), "seeds": SEEDS}
+    write_yaml(folder / "compare.yaml", about | {"patterns": others, "once": once})
+
+
+def main() -> None:
+    parser = job_parser(__doc__, "runs/frontier", "0.65-*")
+    parser.add_argument("--budgets", default="0.4,0.65,1.0", help="separated by commas (default: %(default)s)")
+    arguments = parser.parse_intermixed_args()
+    out, given = arguments.out, arguments.overrides
+    jobs, overrides = Jobs(out, given, arguments.only), [*given, OPERATIONS]
+    jobs.do("narrow", lambda: measure_narrow(given))
+    open_space(out, overrides)  # measures the costs
+    counts = {}
+    print_row("budget", "name", "network", "time, ratio", "seconds", header=True)
+    for budget in arguments.budgets.split(","):
+        folder = out / budget
+        folder.mkdir(exist_ok=True)
+        shutil.copy(out / COSTS, folder)
+        patterns = patterns_of(jobs, budget, folder, [*overrides, f"search.latency.target={budget}"])
+        write_comparison(folder, patterns)
+        counts[budget] = len(patterns)
+        for name, content in patterns.items():
+            result = jobs.get(f"{budget}-{name}") or {}
+            sizes = f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks'])}`"
+            figures = (f"{result[key]:.3g}" if key in result else "" for key in ("ratio", "seconds"))
+            print_row(budget, name, sizes, *figures)
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    run_command(main)
