@@ -1,8 +1,12 @@
-"""The comparison of three searches, and the ranking of judges: their tables."""
+"""The comparison of three searches, the ranking of judges, and the opponents of the found network."""
 
 import pytest
 
-from tests.making import load_script
+from nas.comparison.spec import read_contenders, read_settings
+from nas.core.pattern import file_name
+from nas.costs.cost_table import FLOPS, CostTable
+from nas.networks.costs import NetworkCosts
+from tests.making import load_script, plain
 
 
 def test_the_report_compares_the_networks_of_each_search_with_those_of_the_trials(tmp_path, capsys):
@@ -45,3 +49,22 @@ def test_each_judge_has_a_tau(capsys):
     assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["law before trials"] > 0
     shown = capsys.readouterr().out
     assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "law after 0.5" in shown
+
+
+def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_path):
+    opponents, blocks = load_script("frontier/opponents"), {"attention": 2.0, "dense": 1.0, "conv": 0.5}
+    tables = {shape: CostTable(FLOPS, shape[1] / 16, blocks) for shape in ((2000, 16), (2000, 64), (4000, 999))}
+    costs = NetworkCosts(tables, plain(2000, 64, 4))  # 4 + 6
+    deepest = opponents.rule_networks("conv-attention", costs, [*tables], 0.75, 6)  # at most 7.5
+    assert [(file_name(network.blocks), network[:2]) for network in deepest] == [
+        ("cdcdad", (2000, 16)),
+        ("cda", (2000, 64)),
+    ]
+    patterns = {
+        name: network.to_dict() | {"heads": 2} for name, network in zip(("searched", "random-1"), deepest, strict=True)
+    }
+    opponents.write_comparison(tmp_path, patterns)
+    file = tmp_path / "compare.yaml"
+    first, second = read_contenders(read_settings(file, {}), file, [])
+    assert (first.name, first.key, first.seeds) == ("searched", "2000-16-cdcdad", [1, 2, 3, 4, 5])
+    assert (second.name, second.key, second.seeds) == ("random-1", "2000-64-cda", [1])

@@ -15,7 +15,7 @@ from nas.networks.space import Network, make_network, neighbours, within
 from nas.networks.trials import RUNGS, Trials, rung_steps
 
 BATCH = 4  # networks of the first rung that the law proposes at once
-VOCABULARIES = 3  # of the second rung, at least
+RUNG_VOCABULARIES = 3  # of the second rung, at least
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
 TIE = 0.001  # relative; of networks whose losses at the end differ less by the law, the cheapest is chosen
 DRAWS = 1000  # of the law, for the probability that a network is the best
@@ -61,7 +61,7 @@ class Halving:
         for (before, _), (share, count) in pairwise(RUNGS):
             finished = [point.network for point in self.trials.points if point.share == before]
             if before == first:
-                batch = self.with_newcomer(self.contenders(finished, count, VOCABULARIES), count)
+                batch = self.with_newcomer(self.contenders(finished, count, RUNG_VOCABULARIES), count)
             else:
                 batch = self.contenders(finished, count, 1)
             self.trials.run(batch, share)

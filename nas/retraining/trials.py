@@ -1,7 +1,7 @@
 """Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
 
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
@@ -28,7 +28,7 @@ class Trial:
     blocks: list[str]
     steps: int
     until: int | None
-    options: list[str] = field(default_factory=list)
+    options: list[str]
 
 
 def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceContext) -> dict[str, dict]:
