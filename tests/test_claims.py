@@ -16,7 +16,7 @@ from nas.comparison.statistics import dominating, dunnett
 from nas.core.errors import InputError
 from nas.core.pattern import expand
 from nas.reporting import comparison_figures
-from nas.reporting.comparison_report import csv_text, table
+from nas.reporting.comparison_report import csv_records, csv_text, table
 
 
 def results(perplexity: float, comparable: bool = True, ms: float = 10.0, letters: str = "ad") -> dict:
@@ -136,7 +136,7 @@ def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
     assert f"{bits[0] - bits[1]:+.4f}" in claim["sentence"]
     assert "bits per byte, test" in table(rows)[0]
     assert table([FOUND])[1][0][2:7] == ["99.0 ± 0.6", "104.0 ± 0.6", "3", "10", "1.000"]  # test, then valid
-    first, *_, last = csv.DictReader(io.StringIO(csv_text(rows)))
+    first, *_, last = csv.DictReader(io.StringIO(csv_text([record for one in rows for record in csv_records(one)])))
     assert first["test_word_perplexity"] == "" and float(first["test_bits_per_byte"]) > 0
     assert (last["name"], last["seed"], last["valid_word_perplexity"]) == ("interleaved", "2", "106")
 

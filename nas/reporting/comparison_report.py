@@ -26,7 +26,7 @@ def write_report(run: Path) -> None:
     notes = filter(None, (training_warning(results), VERDICT_NOTE))
     evidence = [f"- {claim['sentence']}" for claim in claims]
     text = "\n".join([*lines, "", *(f"{note}\n" for note in notes), *evidence]) + "\n"
-    write_text(run / "comparison.csv", csv_text(results))
+    write_text(run / "comparison.csv", csv_text([record for result in results for record in csv_records(result)]))
     write_text(run / "comparison.md", text)
     comparison_plot(results, run / "comparison.png")
     write_yaml(run / "claims.yaml", {"format": CLAIMS_FORMAT, "claims": claims})
@@ -48,8 +48,8 @@ def csv_records(result: NetworkResult) -> list[dict]:
     return records
 
 
-def csv_text(results: list[NetworkResult]) -> str:
-    text, records = io.StringIO(), [record for result in results for record in csv_records(result)]
+def csv_text(records: list[dict]) -> str:
+    text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
     for record in records:

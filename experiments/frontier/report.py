@@ -1,0 +1,88 @@
+"""One table and one picture of all budgets: `python experiments/frontier/report.py runs/frontier/*/compare`.
+
+RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. OUT gets frontier.csv, a line
+for each training, and frontier.png. Prints the table: word perplexity on test, and in brackets how far the searched
+network is from it, with the interval and p of Dunnett's test.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.helpers import print_row
+from nas.comparison.claims import make_claims
+from nas.comparison.results import NetworkResult, choose_metric, read_results
+from nas.core.errors import run_command
+from nas.core.files import write_text
+from nas.core.pattern import abbreviate
+from nas.reporting.comparison_report import csv_records, csv_text
+from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
+
+MARGIN = 0.01
+
+
+def cells(results: list[NetworkResult]) -> dict[str, str]:
+    """{name: cell of the table}"""
+    metric = choose_metric(results)
+    claims = {claim["pattern"]: claim for claim in make_claims(results, MARGIN)}
+    found = {}
+    for result in results:
+        found[result.name] = metric.format(result.values(metric))
+        if claim := claims.get(result.name):
+            test = claim["figures"]
+            limits = " to ".join(map(metric.format_difference, test["interval"] or []))
+            p = "" if test["p"] is None else f", p {test['p']:.3f}" if test["p"] >= 0.001 else ", p < 0.001"
+            found[result.name] += f" ({metric.format_difference(test['loss_difference'])}, {limits}{p})"
+    return found
+
+
+def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
+    """Word perplexity over time: the searched networks, and the front of all others."""
+    figure, axes = new_figure(7.5, 4.8)
+    metric = choose_metric([result for results in budgets.values() for result in results])
+    others = []
+    for results in budgets.values():
+        for result in results:
+            point = result.latency, float(result.values(metric).mean())
+            searched = result is results[0]
+            axes.plot(
+                *point, "o", color=RED if searched else GREY, markersize=8 if searched else 5, zorder=2 + searched
+            )
+            if searched:
+                words = f"{result.vocab_size:,}, {abbreviate(result.blocks)}"
+                axes.annotate(words, point, xytext=(6, 6), textcoords="offset points", color=RED, fontsize=9)
+            else:
+                others.append((*point, result.name))
+    front, best = [], float("inf")
+    for x, y, name in sorted(others):
+        if y < best:
+            front.append((x, y))
+            axes.annotate(name, (x, y), xytext=(6, -11), textcoords="offset points", color=BLUE, fontsize=8)
+            best = y
+    axes.step(*zip(*front, strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
+    axes.set(xlabel="inference, ms for 1,000 bytes of text", ylabel=f"{metric.name} on test")
+    axes.set_title("red: found by the search; grey: opponents, and their front", loc="left", fontsize=9)
+    tidy(axes)
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="of nas.compare")
+    parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
+    arguments = parser.parse_args()
+    budgets = {run.resolve().parent.name: read_results(run) for run in arguments.runs}
+    tables = {budget: cells(results) for budget, results in budgets.items()}
+    names = list(dict.fromkeys(name for table in tables.values() for name in table))
+    print_row("network", *budgets, header=True)
+    for name in names:
+        print_row(name, *(table.get(name) for table in tables.values()))
+    records = [{"budget": budget} | record for budget, rs in budgets.items() for r in rs for record in csv_records(r)]
+    write_text(arguments.out / "frontier.csv", csv_text(records))
+    draw(budgets, arguments.out / "frontier.png")
+
+
+if __name__ == "__main__":
+    run_command(main)
