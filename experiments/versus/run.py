@@ -182,7 +182,7 @@ def report(jobs: Jobs) -> dict:
     """Print tables of the finished trainings on valid. Returns the content of the last line.
 
     p: Welch's test of each search against `trials`, times their number (Bonferroni). Some searches vary much more than
-    others, which Dunnett's test does not allow.
+    others, which Dunnett's test does not allow. p of ranks: the exact test of Mann and Whitney, times the same number.
     """
     from scipy import stats
 
@@ -204,15 +204,25 @@ def report(jobs: Jobs) -> dict:
     control, tests = losses["trials"], {}
     others = [name for name in SEARCHES[1:] if len(losses[name]) > 1 and len(control) > 1]
     for name in others:
-        tests[name] = min(1.0, len(others) * float(stats.ttest_ind(losses[name], control, equal_var=False).pvalue))
-    print_row("search", "searches", "word perplexity on valid", "spread of searches", "behind trials", "p", header=True)
+        welch = stats.ttest_ind(losses[name], control, equal_var=False)
+        ranks = stats.mannwhitneyu(losses[name], control, method="exact")
+        tests[name] = [min(1.0, len(others) * float(test.pvalue)) for test in (welch, ranks)]
+    head = "search", "searches", "word perplexity on valid", "spread of searches", "behind trials", "p", "p of ranks"
+    print_row(*head, header=True)
     for name, own in losses.items():
         if own and control:
             mean, behind = float(np.exp(np.mean(own))), float(np.expm1(np.mean(own) - np.mean(control)))
             spread = f"{np.std(own, ddof=1):.1%}" if len(own) > 1 else ""
-            table[name] = {"searches": len(own), "word_perplexity": mean, "behind": behind, "p": tests.get(name)}
-            p = f"{tests[name]:.4f}" if name in tests else ""
-            print_row(name, len(own), f"{mean:,.1f}", spread, f"{behind:+.1%}", p)
+            welch, ranks = tests.get(name, (None, None))
+            table[name] = {
+                "searches": len(own),
+                "word_perplexity": mean,
+                "behind": behind,
+                "p": welch,
+                "p_ranks": ranks,
+            }
+            ps = [f"{p:.4f}" if p is not None else "" for p in (welch, ranks)]
+            print_row(name, len(own), f"{mean:,.1f}", spread, f"{behind:+.1%}", *ps)
     return table
 
 
