@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
+MINUTES ?= 4
 CONFIG := experiments/demo/demo.yaml
 
 .PHONY: help setup demo check test lint clean
 help:
-	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (4 minutes on two idle cores)"
+	@echo "make demo   search, derive, retrain and animate on a text that comes with Python (4 minutes on two idle cores; MINUTES=8 for more)"
 	@echo "make check  format, lint and the quick tests (under a minute)"
 	@echo "make test   format, lint and all tests (about 4 minutes on two idle cores)"
 	@echo "make clean  remove $(DEMO) and caches; .venv stays"
@@ -22,7 +23,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 
 # The command continues if an earlier `make demo` was interrupted.
 demo: setup
-	$(BIN)/python -m nas.run $(CONFIG) --run $(DEMO) --minutes 4
+	$(BIN)/python -m nas.run $(CONFIG) --run $(DEMO) --minutes $(MINUTES)
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"

@@ -12,6 +12,7 @@ from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.operations import resolve_block
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, differing_shape, read_pattern, shape_options
+from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import CONFIG, RESULTS, trial_file
 from nas.costs.cost_table import latency_report
 
@@ -62,7 +63,7 @@ def print_beside(runs: list[Path]) -> None:
         print(f"{letters:<{width}}{words:>16}{test['bits_per_byte']:>15.4f}{costs}  {run}")
         lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
         test_tokens.add(test["tokens"])
-        digests.add(str(read_yaml(run / "provenance.yaml")["data_sha256"]))
+        digests.add(str(read_yaml(run / PROVENANCE)["data_sha256"]))
         origins.add(read_yaml(run / CONFIG)["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")

@@ -28,7 +28,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    out = "also write the new text, as bytes; several: FILE.1, FILE.2, ..."
+    out = "also write the new text, as bytes; several samples: FILE.1, FILE.2, ..."
     parser.add_argument("--out", metavar="FILE", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
@@ -41,7 +41,10 @@ def out_files(out: Path | None, samples: int) -> list[Path]:
         return []
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}")
-    return [out] if samples == 1 else [out.with_name(f"{out.name}.{number}") for number in range(1, samples + 1)]
+    files = [out] if samples == 1 else [out.with_name(f"{out.name}.{number}") for number in range(1, samples + 1)]
+    if existing := next(filter(Path.exists, files), None):
+        raise InputError(f"--out {out}: {existing} exists; name another file, or remove it")
+    return files
 
 
 def main() -> None:
@@ -73,6 +76,8 @@ def main() -> None:
             print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
     for file, text in zip(files, texts):
         file.write_bytes(text)
+    if files:
+        print(f"written to {', '.join(map(str, files))}", file=sys.stderr)
     tokens = arguments.tokens * samples
     print(f"{tokens} tokens in {seconds:.1f} s with the prompt, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
 

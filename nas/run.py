@@ -16,6 +16,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved
+from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import (
     CHOICE,
     CONFIG,
@@ -112,11 +113,14 @@ def write_usual(folder: Path) -> Path:
 
 def train_networks(folder: Path) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
+    from nas.data.corpus import Corpus
+    from nas.data.preprocess import prepare
     from nas.retraining.tasks import run_tasks, script_task, unfinished
     from nas.retraining.trials import workers
     from nas.training.device import set_up_device
 
     config, tasks = load_config(folder / PLAN, []), []
+    check_text(folder / "search" / TRIALS, data_digests(Corpus(prepare(config.data)).meta))
     for name, pattern in zip(NAMES, (folder / "search" / PATTERN, write_usual(folder)), strict=True):
         run, log = folder / name, folder / "logs" / f"{name}.txt"
         arguments = [pattern, folder / PLAN, *run_options(run)]
@@ -128,17 +132,16 @@ def train_networks(folder: Path) -> None:
 
 
 def summarize(folder: Path) -> dict:
-    """Both networks on test, and their times for the same text, measured in one round."""
-    import numpy as np
-
+    """Both networks on test, and their times for a text beside that of the reference, all from the same rounds."""
     from nas.costs.latency import ROUNDS, SECONDS, text_times
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
     plan, networks, summary = load_config(folder / PLAN, []), {}, {}
-    context = set_up_device(plan.seed, plan.train)
-    for name in NAMES:
+    context, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
+    for name in reversed(NAMES):  # ratios are to the first one
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
         networks[name] = results["pattern"], config, Corpus(prepare(config.data))
         summary[name] = {
@@ -147,10 +150,15 @@ def summarize(folder: Path) -> dict:
             "blocks": results["pattern"],
             **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
         }
+    reference = resolve_auto(plan, corpus, tell=lambda text: None)
+    networks["reference"] = interleaved(plan.model.blocks), reference, corpus
     times = text_times(networks, context, ROUNDS, SECONDS)
-    for name, taken in times.items():
-        summary[name]["ms_per_1000_bytes"] = float(np.median(taken))
-        summary[name]["time_ratio_to_usual"] = float(np.median(taken / times[USUAL]))
+    for name in NAMES:
+        summary[name] |= {
+            "ms_per_1000_bytes": times[name]["ms_per_1000_bytes"],
+            "time_ratio_to_usual": times[name]["ratio"],
+            "time_ratio_to_reference": times[name]["ratio"] / times["reference"]["ratio"],
+        }
     return summary
 
 
@@ -166,8 +174,11 @@ def describe(folder: Path) -> str:
         lines.append(f"{name} network: {sizes}: {quality}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes")
     found, usual = (summary[name] for name in NAMES)
     bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
-    time = found["time_ratio_to_usual"]
-    lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time, measured in one round")
+    time, to_reference = found["time_ratio_to_usual"], found["time_ratio_to_reference"]
+    budget = f"; {to_reference:.2f} of the reference's time"
+    if (choice := read_yaml(folder / "search" / CHOICE))["unit"].startswith("ms"):
+        budget += f", and the budget is {choice['budget']:.3g}"
+    lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
     lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / FOUND}")
     return "\n".join(lines)
 

@@ -1,4 +1,5 @@
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,8 @@ def test_contenders_are_rules_and_files_of_any_size_with_different_names(contend
     assert (rule.name, rule.key, rule.blocks, rule.seeds) == ("interleaved", "16-ada", interleaved(3), [1, 2])
     assert (mine.name, mine.key) == ("mine", "16-didd") and mine.blocks == ["dense", "identity", "dense", "dense"]
     assert (wide.key, wide.seeds, wide.config.model.d_model, wide.config.model.heads) == ("32-ad", [1], 32, 4)
+    shutil.copy(tmp_path / "wide.yaml", tmp_path / "a" / "pattern.yaml")
+    assert contenders(patterns=["a/pattern.yaml"])[1][0].name == "32-ad"  # all files of derive.py are called so
     assert contenders("model.d_model=64", patterns=["wide.yaml"])[1][0].key == "64-ad"  # options win, as in retrain.py
     for patterns, words in (
         (["interleavd"], r"neither a file nor one of .* the nearest is 'interleaved'"),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -211,7 +212,9 @@ OPTIONS = [
 
 
 @pytest.mark.slow
-def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(tmp_path, small_yaml):
+def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(
+    tmp_path, small_yaml, text_folder
+):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
     assert "the trials take the steps of at most 2.75 trainings" in shown and "\n0.5 of a training of 3" in shown
@@ -233,6 +236,9 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     resume = "search", small_yaml, "--run", killed, "--resume", *OPTIONS
     changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")
     assert "another configuration: train.lr (0.003 -> 0.5), search.latency.target (0.9 -> 1" in changed
+    other = shutil.copytree(text_folder, tmp_path / "text")
+    (other / "train.txt").write_text("Another first line .\n" + (other / "train.txt").read_text())
+    assert "trained on another text: data_sha256 differs" in refuse(*resume, f"data.source={other}").replace("'", "")
     succeed(*resume)
     same = {key: value for key, value in choice.items() if key not in ("trial", "wall_time_s")}
     again = yaml.safe_load((killed / "trials" / "choice.yaml").read_text())

@@ -104,6 +104,9 @@ def test_mistakes_in_prompts_and_texts_are_named(trained, tmp_path):
     assert "the text is not UTF-8 (byte 2)" in refuse("generate", run, "--prompt-file", tmp_path / "latin")
     assert "No such file" in refuse("generate", run, "--prompt-file", tmp_path / "no")
     assert "there is no folder" in refuse("generate", run, "--prompt", "x", "--out", tmp_path / "no" / "out")
+    (tmp_path / "mine.2").touch()
+    many = "generate", run, "--samples", 2, "--out", tmp_path / "mine"
+    assert "mine.2 exists; name another file, or remove it" in refuse(*many)
     assert "temperature -1.0 must be 0 or more" in refuse("generate", run, "--temperature", "-1")
     (tmp_path / "one").write_text("x")
     assert "the text has 1 tokens" in refuse("score", run, tmp_path / "one")

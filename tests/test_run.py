@@ -47,7 +47,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         assert f"\n{name} network: {own['vocab_size']} pieces, width 16" in shown
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
-    assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown
+    assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown and " of the reference's time\n" in shown
     assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
     page = (folder / "report.html").read_text()
     answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]

@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import Training, open_experiment
@@ -55,11 +53,10 @@ def measure(networks: list[Network], overrides: list[str]) -> dict[str, float]:
     from nas.costs.latency import text_times
 
     opened = {}
-    for network in networks:
+    for network in dict.fromkeys([REFERENCE, *networks]):  # ratios are to the first one
         config, corpus, context = open_experiment(CONFIG, options(network, overrides))
         opened[network] = list(network.blocks), config, corpus
-    times = text_times(opened, context, ROUNDS)
-    return {str(network): float(np.median(taken / times[REFERENCE])) for network, taken in times.items()}
+    return {str(network): found["ratio"] for network, found in text_times(opened, context, ROUNDS).items()}
 
 
 def report(jobs: Jobs, networks: list[Network], ratios: dict[str, float], folders: list[Path]) -> dict:

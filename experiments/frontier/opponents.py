@@ -17,8 +17,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import open_experiment, print_row
@@ -80,12 +78,11 @@ def measure_narrow(overrides: list[str]) -> dict:
     from nas.costs.latency import text_times
 
     opened = {}
-    for width in WIDTHS:
+    for width in reversed(WIDTHS):  # ratios are to the first one
         own = [*overrides, f"model.d_model={width}", "search.d_model=[]"]
         config, corpus, context = open_experiment(FRONTIER, own)
         opened[width] = interleaved(config.model.blocks), config, corpus
-    times = text_times(opened, context, ROUNDS)
-    return {str(width): float(np.median(taken / times[max(WIDTHS)])) for width, taken in times.items()}
+    return {str(width): found["ratio"] for width, found in text_times(opened, context, ROUNDS).items()}
 
 
 def patterns_of(jobs: Jobs, budget: str, folder: Path, overrides: list[str]) -> dict[str, dict]:

@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from nas.comparison.results import LATENCIES, read_latencies
@@ -102,13 +101,7 @@ class Comparison:
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
             models[key] = contender.blocks, resolve_auto(contender.config, corpus, tell=lambda text: None), corpus
-        times = text_times(models, context, ROUNDS)
-        control = times[now["control"]]
-        found = {
-            key: {"ms_per_1000_bytes": float(np.median(taken)), "ratio": float(np.median(taken / control))}
-            for key, taken in times.items()
-        }
-        write_yaml(self.path / LATENCIES, {"networks": found, "holds_for": now})
+        write_yaml(self.path / LATENCIES, {"networks": text_times(models, context, ROUNDS), "holds_for": now})
 
 
 def visible_gpus(config: Config) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from nas.comparison.spec import SETTINGS
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
+from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import RESULTS
 
 LATENCIES = "latencies.yaml"  # {"networks": {key: {"ms_per_1000_bytes", "ratio"}}, "holds_for": conditions}
@@ -111,7 +112,7 @@ def read_results(run: Path) -> list[NetworkResult]:
             known = latencies.get(key, runs[0]["latency"])  # the training's own, if it was not measured yet
             ms = known["ms_per_1000_bytes"]
             ratio = known["ratio"] if key in latencies else ms / (results[0].latency if results else ms)
-            size = read_yaml(folders[0] / "provenance.yaml")["vocab_size"]
+            size = read_yaml(folders[0] / PROVENANCE)["vocab_size"]
             results.append(NetworkResult(name, key, runs, ms, ratio, size, tuple(folders)))
     if not results:
         raise InputError(f"{run}: none of its runs has finished; continue it with python -m nas.compare")

@@ -12,6 +12,7 @@ from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import file_name, read_pattern, shape_options
+from nas.core.run_folder import PATTERN
 from nas.costs.baselines import RULES
 
 FORMAT = "par-comparison/2"
@@ -128,4 +129,6 @@ def read_contender(name: str, path: Path, retrain: Path, overrides: list[str], s
     config = load_config(retrain, [*shape_options(content), *overrides, "seed=1"])
     blocks = simplify(content["blocks"], config, f"{name}: block")  # as in retrain.py
     sizes = [str(size) for size in (config.data.vocab_size, config.model.d_model) if size is not None]
-    return Contender(name, content | {"blocks": blocks}, config, "-".join([*sizes, file_name(blocks)]), seeds)
+    key = "-".join([*sizes, file_name(blocks)])
+    name = key if name == Path(PATTERN).stem else name  # derive.py calls all its files so
+    return Contender(name, content | {"blocks": blocks}, config, key, seeds)

@@ -12,6 +12,7 @@ from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
+PROVENANCE = "provenance.yaml"
 DIGESTS = ("data_sha256", "tokenizer_sha256", "vocab_size")
 
 
@@ -64,7 +65,7 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
 
 def check_text(run: Path, digests: dict) -> dict:
     """The recorded provenance of a run. Raises InputError if its text or tokenizer is not that of data_digests()."""
-    recorded = read_yaml(run / "provenance.yaml")
+    recorded = read_yaml(run / PROVENANCE)
     for key in DIGESTS:
         if recorded.get(key) != digests.get(key):
             raise InputError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from nas.core.config import Config, flat_config, known_values, options
 from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
-from nas.core.provenance import check_text
+from nas.core.provenance import PROVENANCE, check_text
 
 LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
 CONFIG, METRICS, PI = "config.yaml", "metrics.jsonl", "pi.jsonl"
@@ -73,12 +73,12 @@ class RunFolder:
             self.check_config(config)
         else:
             write_yaml(self.path / CONFIG, {"stage": self.stage, **asdict(config), **self.extra})
-        if (self.path / "provenance.yaml").exists():
+        if (self.path / PROVENANCE).exists():
             recorded = check_text(self.path, provenance)
             changing = ("command", "git_commit", "device", "processes", "threads")
             resumed = {key: provenance[key] for key in changing if key in provenance}
             provenance = {**recorded, "resumed": [*recorded.get("resumed", []), resumed]}
-        write_yaml(self.path / "provenance.yaml", provenance)
+        write_yaml(self.path / PROVENANCE, provenance)
 
     def resolve_auto(self, config: Config) -> Config:
         """A copy of config with the recorded values in place of auto, if a configuration is recorded."""

@@ -129,18 +129,21 @@ def text_times(
     context: DeviceContext,
     rounds: int,
     seconds: float = 0.0,
-) -> dict[Hashable, np.ndarray]:
-    """Milliseconds for 1,000 bytes of text in each round [R]. All networks are timed in the same rounds.
+) -> dict[Hashable, dict]:
+    """{name: {"ms_per_1000_bytes", "ratio"}}: times for a text, and their ratio to that of the first network.
 
-    networks: the blocks, the configuration without auto, and the text of each.
+    All networks are timed in the same rounds. A ratio is the median over the rounds; the milliseconds are those of the
+    first network times it. networks: the blocks, the configuration without auto, and the text of each.
     """
-    works, kilobytes = {}, {}
+    works, kilobytes, first = {}, {}, next(iter(networks))
     with context.fork_rng():
         for name, (blocks, config, corpus) in networks.items():
             (works[name],) = segment_works([blocks], config, corpus.counts(), context)
             kilobytes[name] = math.prod(batch_shape(config)[:2]) * bytes_per_token(corpus) / 1000
-        times = timed_rounds(works, rounds, seconds)
-    return {name: 1e3 * taken / kilobytes[name] for name, taken in times.items()}
+        times = {name: taken / kilobytes[name] for name, taken in timed_rounds(works, rounds, seconds).items()}
+    ms, ratios = 1e3 * float(np.median(times[first])), {name: taken / times[first] for name, taken in times.items()}
+    ratios = {name: float(np.median(own)) for name, own in ratios.items()}
+    return {name: {"ms_per_1000_bytes": ms * ratio, "ratio": ratio} for name, ratio in ratios.items()}
 
 
 def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:

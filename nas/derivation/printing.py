@@ -48,10 +48,11 @@ def trials_table(trials: list[dict]) -> str:
     head = f"  {'trials, bits per byte on valid after':<{width}}" + "".join(f"{share:>9.3g}" for share in shares)
     order = sorted(losses, key=lambda name: (-max(losses[name]), losses[name][max(losses[name])]))
     rows = [
-        f"  {name:<{width}}" + "".join(f"{losses[name][share]:>9.4f}" for share in shares if share in losses[name])
+        f"  {name:<{width}}"
+        + "".join(f"{losses[name][share]:>9.4f}" if share in losses[name] else " " * 9 for share in shares)
         for name in order
     ]
-    return "\n".join([head, *rows])
+    return "\n".join([head, *map(str.rstrip, rows)])
 
 
 def confidence_table(pattern: dict) -> str:

@@ -12,6 +12,7 @@ from nas.core.errors import InputError
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.operations import resolve_block
 from nas.core.pattern import FORMAT, abbreviate, shape_of
+from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
@@ -38,7 +39,7 @@ def export(run: Path, out: Path) -> None:
     write_yaml(out / PATTERN, pattern_record(model))
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)
-    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / "provenance.yaml")))
+    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE)))
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:

@@ -9,6 +9,7 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
+from nas.core.provenance import PROVENANCE, check_text, provenance
 from nas.core.run_folder import CHOICE, CONFIG, PI, TRIALS, lock_folder, open_run
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.flops import count_flops
@@ -78,7 +79,9 @@ def networks_table(choice: dict) -> str:
         cost = f"{one['cost']:.4g}, {one['ratio']:.3f}"
         loss = f"loss {one['behind']:+.1%} ± {one['interval']:.1%}"
         rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")
-    return "\n".join([*rows, f"chosen: {choice['name']}, after {choice['trainings']:.2f} trainings"])
+    most = max(one["share"] for one in choice["trials"])
+    why = f"the best by the law of those with {most:g} of a training, or the cheapest of equal ones"
+    return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
 
 
 def search_networks(config: Config, folder: Path, context: DeviceContext) -> tuple[dict, list[dict]]:
@@ -89,9 +92,14 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     lock_folder(folder)
     if not begun and (folder / CONFIG).exists():
         raise InputError(f"--run {folder.parent} was begun by another process meanwhile; use another folder")
+    size = search.costs.reference.vocab_size
+    record = provenance(config, search.trials.corpora[size].meta, context)
+    if (folder / PROVENANCE).exists():
+        check_text(folder, record)
+    write_yaml(folder / PROVENANCE, record)
     write_yaml(folder / COSTS, search.costs.to_dict())
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
-    trials, size = search.trials, search.costs.reference.vocab_size
+    trials = search.trials
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
     most = f"{sum(share * count for share, count in batches()):.3g}"
     print(

@@ -8,8 +8,8 @@ from pathlib import Path
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.networks.choice import COSTS, ESTIMATE, open_search
-from nas.networks.halving import BATCH, LONG_ENOUGH, batches
+from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
+from nas.networks.halving import LONG_ENOUGH, batches
 from nas.networks.trials import RUNGS, Estimate, rung_steps
 from nas.training.build import most_passes
 from nas.training.device import DeviceContext
@@ -27,7 +27,10 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     """
     began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
     search = open_search(epoch, folder, context)
-    estimate, (share, _) = search.trials.estimate(search.first_networks(BATCH)), RUNGS[0]
+    (share, _), estimate = RUNGS[0], trial_estimate(search, folder)  # of an earlier call with too few minutes, too
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / COSTS, search.costs.to_dict())
+    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training})
     without_steps = whole_seconds(estimate._replace(training=0.0))
     fixed, per_epoch = time.monotonic() - began + without_steps, whole_seconds(estimate) - without_steps
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
@@ -42,9 +45,6 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     if epochs < least:
         enough = math.ceil((fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / COSTS, search.costs.to_dict())
-    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training})
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     whole = max(1, round(train.epochs * steps))
     train.warmup_steps = min(train.warmup_steps, int(rung_steps(share, whole) / LONG_ENOUGH))

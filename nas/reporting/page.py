@@ -15,7 +15,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.operations import OPERATIONS, unit_of
 from nas.core.pattern import abbreviate, read_pattern
-from nas.core.provenance import git_commit
+from nas.core.provenance import PROVENANCE, git_commit
 from nas.core.run_folder import (
     CHOICE,
     CONFIG,
@@ -47,7 +47,7 @@ def data_uri(figure: Callable, *content, kind: str = "svg+xml") -> str:
 
 def origin(run: Path) -> dict:
     """How to repeat a run: its commands, its device and versions, and the options that are not defaults."""
-    record = read_yaml(run / "provenance.yaml")
+    record = read_yaml(run / PROVENANCE)
     packages = {"python": record["python"], **record["packages"]}
     facts = {
         "device": f"{record['processor']}, {record['threads']} threads, {record['device']}",
@@ -149,7 +149,7 @@ def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
 
 def section(run: Path, runs: list[Path]) -> dict:
     """The section of a run. Raises InputError if the folder holds no run, or a damaged one. runs: all of the page."""
-    if not (run / CONFIG).is_file() or not (run / "provenance.yaml").is_file():
+    if not (run / CONFIG).is_file() or not (run / PROVENANCE).is_file():
         raise InputError(f"{run} is not a run folder: give the --run folder of search.py, retrain.py or nas.compare")
     stage = read_yaml(run / CONFIG)["stage"]
     content = {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}

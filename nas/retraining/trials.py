@@ -8,7 +8,7 @@ from nas.core.config import Config, flat_config
 from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate
-from nas.core.provenance import DIGESTS
+from nas.core.provenance import DIGESTS, PROVENANCE
 from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RESULTS, RunFolder, run_options, trial_file
 from nas.retraining.phase import BEST
 from nas.retraining.tasks import Task, run_tasks, script_task
@@ -75,7 +75,7 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
     if not (trial / CHECKPOINT).exists():
         print(f"{anew} this folder is not here; paths are relative to the directory of the command")
         return
-    recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / "provenance.yaml")
+    recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
     old, new = flat_config(recorded), flat_config(asdict(config))
     different = [f"{key} ({old.get(key)} -> {new[key]})" for key in new if new[key] != old.get(key)]
     different = [text for text in different if not text.startswith((*run.may_change, *MAY_DIFFER))]
