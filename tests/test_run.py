@@ -69,6 +69,16 @@ def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):
 def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
     message = refuse("run", small_yaml, "--run", tmp_path / "run", "--minutes", 0.05, *OPTIONS)
     assert "--minutes 0.05 is too short for this text and device: give at least " in message
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "text" / f"{split}.txt").write_text(
+            "a few words of a text that is too short , for any search\n" * 2
+        )
+    short = f"data.source={tmp_path / 'text'}", "train.batch_size=32", "data.tokenizer=bytes", "data.vocab_size=null"
+    message = refuse(
+        "run", small_yaml, "--run", tmp_path / "short", "--minutes", 1, *OPTIONS, *short, "search.vocab_size=[]"
+    )
+    assert "tokens: too short for train.batch_size=32 rows of" in message
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     message = refuse("run", small_yaml, "--run", tmp_path / "mine", "train.epochs=1", *OPTIONS)

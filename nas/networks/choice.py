@@ -29,7 +29,7 @@ from nas.networks.space import (
 )
 from nas.networks.trials import Estimate, Trials
 from nas.retraining.trials import LOGS, workers
-from nas.training.build import passes_warning, resolve_auto
+from nas.training.build import open_streams, passes_warning, resolve_auto
 from nas.training.device import DeviceContext
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
@@ -159,6 +159,8 @@ def open_costs(
     has these candidates, else measured.
     """
     corpora, shapes = candidate_corpora(config)
+    for corpus in corpora.values():  # report a text that is too short before anything is measured
+        open_streams(corpus, config, context)
     own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
     costs = NetworkCosts.read(file) if file.exists() else None
     if not costs or not costs.hold_for(config, shapes, own):
