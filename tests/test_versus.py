@@ -23,6 +23,7 @@ def test_the_report_compares_the_networks_of_each_search_with_those_of_the_trial
     table, shown = versus.report(jobs), capsys.readouterr().out
     assert table["random"]["behind"] == pytest.approx(0.1, abs=1e-3) and table["random"]["p"] < 0.001
     assert table["random"]["p_ranks"] == pytest.approx(2 * 2 / 20)  # all pairs; twice, because two are tested
+    assert table["gumbel"]["p_ranks"] > 0.7  # with the search that found no network; 1 - 8 of 12 pairs without it
     assert table["gumbel"]["p"] > 0.5 and "| trials | 3 | 100.0 | 1.0% | +0.0% |  |  |" in shown
     assert table["gumbel"]["searches"] == 3 and "| gumbel | 4 | 900, 8, `no block` | none |  | 5 |" in shown
     assert "| trials | 2 | 900, 8, `d` | 101.0 | 101.0 | 5 |" in shown

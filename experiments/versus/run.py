@@ -8,9 +8,11 @@ Every finished job is a JSON file in OUT and is not repeated. The last line is J
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -182,13 +184,14 @@ def report(jobs: Jobs) -> dict:
     """Print tables of the finished trainings on valid. Returns the content of the last line.
 
     p: Welch's test of each search against `trials`, times their number (Bonferroni). Some searches vary much more than
-    others, which Dunnett's test does not allow. p of ranks: the exact test of Mann and Whitney, times the same number.
+    others, which Dunnett's test does not allow. p of ranks: the exact test of Mann and Whitney, times the same number;
+    a search that finds no network is behind all others.
     """
     from scipy import stats
 
     from nas.networks.space import read_network
 
-    losses, table = {}, {}
+    losses, failures, table = {}, Counter(), {}
     print_row("search", "seed", "network", "word perplexity on valid", "on test", "search, seconds", header=True)
     for name in SEARCHES:
         losses[name] = []
@@ -197,6 +200,7 @@ def report(jobs: Jobs) -> dict:
             if result or (found and not found["network"]["blocks"]):
                 words = [result[split]["word_perplexity"] for split in ("valid", "test")] if result else []
                 losses[name] += np.log(words[:1]).tolist()
+                failures[name] += not words
                 network, figures = read_network(found["network"]), [f"{value:,.1f}" for value in words] or ["none", ""]
                 short = f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks) or 'no block'}`"
                 print_row(name, seed, short, *figures, f"{found['seconds']:.0f}")
@@ -205,7 +209,8 @@ def report(jobs: Jobs) -> dict:
     others = [name for name in SEARCHES[1:] if len(losses[name]) > 1 and len(control) > 1]
     for name in others:
         welch = stats.ttest_ind(losses[name], control, equal_var=False)
-        ranks = stats.mannwhitneyu(losses[name], control, method="exact")
+        failed = [math.log(sys.float_info.max) + number for number in range(failures[name])]
+        ranks = stats.mannwhitneyu([*losses[name], *failed], control, method="exact")
         tests[name] = [min(1.0, len(others) * float(test.pvalue)) for test in (welch, ranks)]
     head = "search", "searches", "word perplexity on valid", "spread of searches", "behind trials", "p", "p of ranks"
     print_row(*head, header=True)
