@@ -3,7 +3,7 @@
 For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then trains with the same recipe:
 
 - searched: what search.py finds. gumbel: the paper's method at its vocabulary and width, for as many seconds.
-- Each rule of RULES at its best vocabulary, width and depth, by successive halving with the law of the search.
+- Each of the rules at its best vocabulary, width and depth, by successive halving with the law of the search.
 - fewer, narrower: the reference with fewer blocks, and with a smaller width.
 - random-1 to random-5: random networks.
 
@@ -38,8 +38,8 @@ from nas.costs.baselines import RULES
 from nas.networks.choice import COSTS
 from nas.networks.halving import Halving
 
-OPPONENTS = "interleaved", "sandwich", "par", "conv-attention", "local-global"  # rules
-OPERATIONS = "search.operations=[attention,dense,dense 8x,conv,window,identity]"
+OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global"  # rules
+OPERATIONS = "search.operations=[attention,dense,dense 8x,conv,window,identity]"  # unless the overrides give others
 SEED, SEEDS, RANDOM = 1, [1, 2, 3, 4, 5], 5  # of the searches; of the trainings; the number of random networks
 WIDTHS, ROUNDS = range(16, 72, 8), 20  # up to that of the reference
 
@@ -85,14 +85,14 @@ def measure_narrow(overrides: list[str]) -> dict:
     return {str(width): found["ratio"] for width, found in text_times(opened, context, ROUNDS).items()}
 
 
-def patterns_of(jobs: Jobs, budget: str, folder: Path, overrides: list[str]) -> dict[str, dict]:
+def patterns_of(jobs: Jobs, budget: str, rules: list[str], folder: Path, overrides: list[str]) -> dict[str, dict]:
     """The content of each pattern file, the searched network first. Leaves out those whose jobs have not finished."""
     from nas.networks.space import make_network, read_network, with_sizes
 
     config, _, shapes, costs, _ = open_space(folder, seeded(overrides, SEED))
     trials = jobs.do(f"{budget}-searched", lambda: search_by_trials(folder, overrides, SEED))
     found = {"searched": trials}
-    for rule in OPPONENTS:
+    for rule in rules:
         found[rule] = jobs.do(f"{budget}-{rule}", lambda: choose_sizes(folder, seeded(overrides, SEED), rule))  # noqa: B023
     if trials:
         found["gumbel"] = jobs.do(f"{budget}-gumbel", lambda: search_by_gumbel(folder, overrides, SEED, trials))
@@ -125,9 +125,10 @@ def write_comparison(folder: Path, patterns: dict[str, dict]) -> None:
 def main() -> None:
     parser = job_parser(__doc__, "runs/frontier", "0.65-*")
     parser.add_argument("--budgets", default="0.4,0.65,1.0", help="separated by commas (default: %(default)s)")
+    parser.add_argument("--rules", default=OPPONENTS, help="separated by commas (default: %(default)s)")
     arguments = parser.parse_intermixed_args()
     out, given = arguments.out, arguments.overrides
-    jobs, overrides = Jobs(out, given, arguments.only), [*given, OPERATIONS]
+    jobs, overrides = Jobs(out, given, arguments.only), [OPERATIONS, *given]
     jobs.do("narrow", lambda: measure_narrow(given))
     open_space(out, overrides)  # measures the costs
     counts = {}
@@ -136,7 +137,8 @@ def main() -> None:
         folder = out / budget
         folder.mkdir(exist_ok=True)
         shutil.copy(out / COSTS, folder)
-        patterns = patterns_of(jobs, budget, folder, [*overrides, f"search.latency.target={budget}"])
+        own = [*overrides, f"search.latency.target={budget}"]
+        patterns = patterns_of(jobs, budget, arguments.rules.split(","), folder, own)
         write_comparison(folder, patterns)
         counts[budget] = len(patterns)
         for name, content in patterns.items():
