@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.claims import make_claims, read_claims, training_warning, verdict_of
+from nas.comparison.claims import make_claims, read_claims, spread_notice, training_warning, verdict_of
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.comparison.statistics import dominating, dunnett
 from nas.core.errors import InputError
@@ -109,6 +109,33 @@ def test_claims_of_the_control_against_each_other_network():
     assert claim["sentence"].endswith("at 0.50 of its latency.") and claim["figures"]["ratio"] == 0.5
 
 
+def test_a_network_with_several_names_is_one_sample():
+    names = [replace(WORSE, name=name) for name in ("one", "two", "three")]
+    claims = claims_of(FOUND, EQUAL, *names)
+    assert (
+        claims["one"]["figures"]
+        == claims["three"]["figures"]
+        == claims_of(FOUND, EQUAL, WORSE)["interleaved"]["figures"]
+    )
+
+
+def test_the_margin_is_a_share_of_the_metric_in_words_and_in_bits():
+    """Control and other are equal; the interval ends at a known difference."""
+    for comparable in (True, False):
+        rows = [row(name, [100.0, 101.0, 99.0], comparable=comparable) for name in ("found", "other")]
+        (claim,) = make_claims(rows, 0.5)
+        high, metric = claim["figures"]["interval"][1], choose_metric(rows)
+        share = math.expm1(high) if comparable else high / rows[0].losses(metric).mean()
+        verdicts = [make_claims(rows, share * factor)[0]["verdict"] for factor in (1.02, 0.98)]
+        assert verdicts == ["no worse", "not shown"]
+
+
+def test_different_spreads_cause_a_notice():
+    wide = row("wide", [80.0, 100.0, 125.0])
+    assert spread_notice([FOUND, WORSE, EQUAL]) is None and spread_notice([FOUND, ONCE]) is None
+    assert "networks differ in their spread over seeds (p = 1.4e-05)" in spread_notice([FOUND, EQUAL, wide])
+
+
 def test_hardly_trained_networks_are_named():
     """The perplexity per token on valid is sqrt(word perplexity), here 10 and 9.9: above a quarter of 39, not of 40."""
     rows = [row("one", [100.0, 100.0]), row("two", [98.0, 98.0])]
@@ -144,7 +171,7 @@ def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
 def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
     networks = {"found": "77-16-ad", "interleaved": "77-32-ad", "same": "77-16-ad", "missing": "77-16-d"}
     (tmp_path / "comparison.yaml").write_text(yaml.safe_dump({"patterns": networks, "margin": 0.01}, sort_keys=False))
-    known = {"networks": {"77-32-ad": {"ms_per_1000_bytes": 1.0, "ratio": 0.25}}}
+    known = {"networks": {"77-32-ad": 2.5}}
     (tmp_path / "latencies.yaml").write_text(yaml.safe_dump(known))
     with pytest.raises(InputError, match="none of its runs has finished"):
         read_results(tmp_path)
@@ -157,9 +184,10 @@ def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
     found, interleaved, same = read_results(tmp_path)  # the control, and then the best
     assert [run["test"]["word_perplexity"] for run in found.runs] == [99.0, 100.0]
     assert (found.name, interleaved.name, same.name) == ("found", "interleaved", "same") and found.runs == same.runs
-    assert (interleaved.latency, interleaved.ratio, interleaved.vocab_size) == (1.0, 0.25, 77)
+    assert (interleaved.latency, interleaved.ratio, interleaved.vocab_size) == (2.5, 0.25, 77)
     assert (found.latency, found.ratio) == (10.0, 1.0)  # of its training
-    assert [claim["pattern"] for claim in read_claims(tmp_path, [found, interleaved, same])] == ["interleaved", "same"]
+    claims = read_claims(tmp_path, [found, interleaved, same])  # `same` is the network of the control
+    assert [claim["pattern"] for claim in claims] == ["interleaved"]
 
 
 def test_the_plot_names_outliers_and_draws_the_front(tmp_path, monkeypatch):

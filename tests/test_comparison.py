@@ -76,10 +76,14 @@ def test_contenders_are_rules_and_files_of_any_size_with_different_names(contend
     _, (rule, mine, wide) = contenders(patterns=["interleaved", "mine.yaml"], once=["wide.yaml"])
     assert (rule.name, rule.key, rule.blocks, rule.seeds) == ("interleaved", "16-ada", interleaved(3), [1, 2])
     assert (mine.name, mine.key) == ("mine", "16-didd") and mine.blocks == ["dense", "identity", "dense", "dense"]
+    (tmp_path / "heads.yaml").write_text("format: par-pattern/2\nheads: 4\nblocks: [attention]\n")
+    assert contenders(patterns=["heads.yaml"])[1][0].key == "16-h4-a"  # another number than its width has usually
     assert (wide.key, wide.seeds, wide.config.model.d_model, wide.config.model.heads) == ("32-ad", [1], 32, 4)
     shutil.copy(tmp_path / "wide.yaml", tmp_path / "a" / "pattern.yaml")
     assert contenders(patterns=["a/pattern.yaml"])[1][0].name == "32-ad"  # all files of derive.py are called so
-    assert contenders("model.d_model=64", patterns=["wide.yaml"])[1][0].key == "64-ad"  # options win, as in retrain.py
+    assert (
+        contenders("model.d_model=64", patterns=["wide.yaml"])[1][0].key == "64-h4-ad"
+    )  # options win, as in retrain.py
     for patterns, words in (
         (["interleavd"], r"neither a file nor one of .* the nearest is 'interleaved'"),
         (["par", "a/par.yaml"], "two patterns are called 'par'"),
@@ -135,9 +139,7 @@ def test_latencies_are_measured_again_only_if_conditions_change(comparison, monk
             assert len(calls) == count
     known = read_latencies(made.path)
     assert known["networks"].keys() == {"16-ada", "32-ad", "16-ddd"} == calls[-1].keys()
-    assert known["networks"]["16-ada"]["ratio"] == 1 and all(
-        n["ms_per_1000_bytes"] > 0 for n in known["networks"].values()
-    )
+    assert all(ms > 0 for ms in known["networks"].values())
     write_yaml(made.path / LATENCIES, known | {"holds_for": known["holds_for"] | {"threads": 99}})
     made.measure_latencies()
     assert len(calls) == 3 and read_latencies(made.path)["holds_for"] == known["holds_for"]

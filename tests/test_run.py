@@ -69,6 +69,12 @@ def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):
 def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
     message = refuse("run", small_yaml, "--run", tmp_path / "run", "--minutes", 0.05, *OPTIONS)
     assert "--minutes 0.05 is too short for this text and device: give at least " in message
+    estimate = tmp_path / "run" / "search" / "trials" / "estimate.yaml"
+    measured = estimate.read_text()
+    again = small_yaml, "--run", tmp_path / "run", "--minutes", 0.05, *OPTIONS
+    assert "is too short" in refuse("run", *again) and estimate.read_text() == measured  # it is kept,
+    refuse("run", *again, "train.batch_size=8")
+    assert estimate.read_text() != measured  # but not for other options
     (tmp_path / "text").mkdir()
     for split in ("train", "valid", "test"):
         (tmp_path / "text" / f"{split}.txt").write_text(

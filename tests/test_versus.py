@@ -21,11 +21,14 @@ def test_the_report_compares_the_networks_of_each_search_with_those_of_the_trial
             jobs.do(f"{name}-{seed}-trained", lambda: {"valid": figures, "test": figures})  # noqa: B023
     jobs.do("gumbel-4", lambda: {"network": network | {"blocks": []}, "seconds": 5.0})
     table, shown = versus.report(jobs), capsys.readouterr().out
-    assert table["random"]["behind"] == pytest.approx(0.1, abs=1e-3) and table["random"]["p"] < 0.001
-    assert table["random"]["p_ranks"] == pytest.approx(2 * 2 / 20)  # all pairs; twice, because two are tested
-    assert table["gumbel"]["p_ranks"] > 0.7  # with the search that found no network; 1 - 8 of 12 pairs without it
-    assert table["gumbel"]["p"] > 0.5 and "| trials | 3 | 100.0 | 1.0% | +0.0% |  |  |" in shown
-    assert table["gumbel"]["searches"] == 3 and "| gumbel | 4 | 900, 8, `no block` | none |  | 5 |" in shown
+    for split in ("valid", "test"):
+        random, gumbel = table[f"random, {split}"], table[f"gumbel, {split}"]
+        assert random["behind"] == pytest.approx(0.1, abs=1e-3) and random["p"] < 0.001
+        assert random["p_ranks"] == pytest.approx(2 * 2 / 20)  # all pairs; twice, because two are tested
+        assert gumbel["p_ranks"] > 0.7 and gumbel["p"] is None  # one search found no network
+        assert gumbel["searches"] == 4
+    assert "| valid | trials | 3 of 3 | 100.0 | 1.0% | +0.0% |  |  |" in shown
+    assert "| gumbel | 4 | 900, 8, `no block` | none |  | 5 |" in shown
     assert "| trials | 2 | 900, 8, `d` | 101.0 | 101.0 | 5 |" in shown
 
 
@@ -68,5 +71,5 @@ def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_pa
     opponents.write_comparison(tmp_path, patterns)
     file = tmp_path / "compare.yaml"
     first, second = read_contenders(read_settings(file, {}), file, [])
-    assert (first.name, first.key, first.seeds) == ("searched", "2000-16-cdcdad", [1, 2, 3, 4, 5])
+    assert (first.name, first.key, first.seeds) == ("searched", "2000-16-h2-cdcdad", [1, 2, 3, 4, 5])
     assert (second.name, second.key, second.seeds) == ("random-1", "2000-64-cda", [1])

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
-from nas.comparison.claims import make_claims
+from nas.comparison.claims import read_claims
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.core.errors import run_command
 from nas.core.files import write_text
@@ -20,13 +20,11 @@ from nas.core.pattern import abbreviate
 from nas.reporting.comparison_report import csv_records, csv_text
 from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
 
-MARGIN = 0.01
 
-
-def cells(results: list[NetworkResult]) -> dict[str, str]:
+def cells(run: Path, results: list[NetworkResult]) -> dict[str, str]:
     """{name: cell of the table}"""
     metric = choose_metric(results)
-    claims = {claim["pattern"]: claim for claim in make_claims(results, MARGIN)}
+    claims = {claim["pattern"]: claim for claim in read_claims(run, results)}
     found = {}
     for result in results:
         found[result.name] = metric.format(result.values(metric))
@@ -46,7 +44,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     for results in budgets.values():
         for result in results:
             point = result.latency, float(result.values(metric).mean())
-            searched = result is results[0]
+            searched = result.name == "searched"
             axes.plot(
                 *point, "o", color=RED if searched else GREY, markersize=8 if searched else 5, zorder=2 + searched
             )
@@ -74,7 +72,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
     arguments = parser.parse_args()
     budgets = {run.resolve().parent.name: read_results(run) for run in arguments.runs}
-    tables = {budget: cells(results) for budget, results in budgets.items()}
+    runs = dict(zip(budgets, arguments.runs, strict=True))
+    tables = {budget: cells(runs[budget], results) for budget, results in budgets.items()}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     print_row("network", *budgets, header=True)
     for name in names:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -181,11 +181,11 @@ def finish(out: Path, overrides: list[str], search: str, seed: int, found: dict)
 
 
 def report(jobs: Jobs) -> dict:
-    """Print tables of the finished trainings on valid. Returns the content of the last line.
+    """Print tables of the finished trainings, for valid and test. Returns the content of the last line.
 
-    p: Welch's test of each search against `trials`, times their number (Bonferroni). Some searches vary much more than
-    others, which Dunnett's test does not allow. p of ranks: the exact test of Mann and Whitney, times the same number;
-    a search that finds no network is behind all others.
+    p: Welch's test of each search against `trials`; some searches vary much more than others, which Dunnett's test does
+    not allow. p of ranks: the exact test of Mann and Whitney, in which a search that finds no network is behind all
+    others. Both are multiplied by the number of other searches (Bonferroni).
     """
     from scipy import stats
 
@@ -194,40 +194,37 @@ def report(jobs: Jobs) -> dict:
     losses, failures, table = {}, Counter(), {}
     print_row("search", "seed", "network", "word perplexity on valid", "on test", "search, seconds", header=True)
     for name in SEARCHES:
-        losses[name] = []
+        losses[name] = {"valid": [], "test": []}
         for seed in SEEDS:
             found, result = jobs.get(f"{name}-{seed}"), jobs.get(f"{name}-{seed}-trained")
             if result or (found and not found["network"]["blocks"]):
                 words = [result[split]["word_perplexity"] for split in ("valid", "test")] if result else []
-                losses[name] += np.log(words[:1]).tolist()
+                for split, value in zip(losses[name], words, strict=False):
+                    losses[name][split].append(math.log(value))
                 failures[name] += not words
                 network, figures = read_network(found["network"]), [f"{value:,.1f}" for value in words] or ["none", ""]
                 short = f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks) or 'no block'}`"
                 print_row(name, seed, short, *figures, f"{found['seconds']:.0f}")
     print()
-    control, tests = losses["trials"], {}
-    others = [name for name in SEARCHES[1:] if len(losses[name]) > 1 and len(control) > 1]
-    for name in others:
-        welch = stats.ttest_ind(losses[name], control, equal_var=False)
-        failed = [math.log(sys.float_info.max) + number for number in range(failures[name])]
-        ranks = stats.mannwhitneyu([*losses[name], *failed], control, method="exact")
-        tests[name] = [min(1.0, len(others) * float(test.pvalue)) for test in (welch, ranks)]
-    head = "search", "searches", "word perplexity on valid", "spread of searches", "behind trials", "p", "p of ranks"
+    head = "split", "search", "trained", "word perplexity", "spread of searches", "behind trials", "p", "p of ranks"
     print_row(*head, header=True)
-    for name, own in losses.items():
-        if own and control:
-            mean, behind = float(np.exp(np.mean(own))), float(np.expm1(np.mean(own) - np.mean(control)))
+    for split, name in product(("valid", "test"), SEARCHES):
+        own, control = losses[name][split], losses["trials"][split]
+        count, tests = len(own) + failures[name], [None, None]
+        if name != "trials" and min(count, len(control)) > 1:
+            failed = [math.log(sys.float_info.max) + number for number in range(failures[name])]
+            tests[1] = stats.mannwhitneyu([*own, *failed], control, method="exact").pvalue
+            if len(own) == count:  # the mean of a search that failed at times says nothing
+                tests[0] = stats.ttest_ind(own, control, equal_var=False).pvalue
+        ps = [None if p is None else min(1.0, (len(SEARCHES) - 1) * float(p)) for p in tests]
+        if count and control:
+            mean = float(np.exp(np.mean(own))) if own else None
+            behind = mean and float(np.expm1(np.mean(own) - np.mean(control)))
+            table[f"{name}, {split}"] = {"searches": count, "word_perplexity": mean, "behind": behind}
+            table[f"{name}, {split}"] |= {"p": ps[0], "p_ranks": ps[1]}
             spread = f"{np.std(own, ddof=1):.1%}" if len(own) > 1 else ""
-            welch, ranks = tests.get(name, (None, None))
-            table[name] = {
-                "searches": len(own),
-                "word_perplexity": mean,
-                "behind": behind,
-                "p": welch,
-                "p_ranks": ranks,
-            }
-            ps = [f"{p:.4f}" if p is not None else "" for p in (welch, ranks)]
-            print_row(name, len(own), f"{mean:,.1f}", spread, f"{behind:+.1%}", *ps)
+            figures = [f"{mean:,.1f}", spread, f"{behind:+.1%}"] if own else ["", "", ""]
+            print_row(split, name, f"{len(own)} of {count}", *figures, *(p if p is None else f"{p:.4f}" for p in ps))
     return table
 
 

@@ -15,6 +15,7 @@ from nas.core.files import read_yaml
 
 CLAIMS_FORMAT = "par-claims/4"
 BETTER, WORSE, NO_WORSE, NOT_SHOWN = "better", "worse", "no worse", "not shown"
+UNEQUAL = 0.01  # p of Bartlett's test, below which variances differ
 UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
 
 
@@ -28,12 +29,15 @@ def read_claims(run: Path, results: list[NetworkResult]) -> list[dict]:
 def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
     """[{"pattern", "verdict", "sentence", "figures"}] of the control, which is the first result, against each other.
 
-    margin: relative, of the metric.
+    Results of one network under several names are one sample. margin: relative, of the metric.
     """
     metric, (control, *others) = choose_metric(results), results
-    if not others:
+    samples = {other.key: other.losses(metric) for other in others if other.key != control.key}
+    if not samples:
         return []
-    tests = dunnett(control.losses(metric), [other.losses(metric) for other in others])
+    found = dict(zip(samples, dunnett(control.losses(metric), [*samples.values()]), strict=True))
+    others = [other for other in others if other.key in found]
+    tests = [found[other.key] for other in others]
     largest = np.log1p(margin) if metric.exponential else margin * control.losses(metric).mean()
     claims = []
     for other, test in zip(others, tests, strict=True):
@@ -66,6 +70,21 @@ def describe(test: dict, metric: Metric) -> str:
     low, high = map(metric.format_difference, test["interval"])
     p = f"p = {test['p']:.3f}" if test["p"] >= 0.001 else "p < 0.001"
     return f"{text}, {CONFIDENCE:.0%} interval {low} to {high}, {p}"
+
+
+def spread_notice(results: list[NetworkResult]) -> str | None:
+    """A notice if the variances of the networks differ (Bartlett's test), which Dunnett's test does not allow for."""
+    samples = {one.key: one.losses(choose_metric(results)) for one in results if len(one.runs) > 1}
+    if len(samples) < 2 or min(sample.std() for sample in samples.values()) < 1e-12:
+        return None
+    from scipy import stats
+
+    p = float(stats.bartlett(*samples.values()).pvalue)
+    if p >= UNEQUAL:
+        return None
+    return (
+        f"NOTICE: networks differ in their spread over seeds (p = {p:.2g}), so p and intervals below may be too small."
+    )
 
 
 def training_warning(results: list[NetworkResult]) -> str | None:

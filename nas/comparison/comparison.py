@@ -93,7 +93,6 @@ class Comparison:
         networks = {contender.key: contender for contender in self.contenders}
         context, before = device_context(self.recipe.train), read_latencies(self.path)
         now = device_conditions(self.recipe, context) | {"batch": [*batch_shape(self.recipe)]}
-        now |= {"control": self.contenders[0].key}
         if before["holds_for"] == now and networks.keys() <= before["networks"].keys():
             return
         print(f"measuring the latency of {len(networks)} networks", flush=True)
@@ -101,7 +100,8 @@ class Comparison:
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
             models[key] = contender.blocks, resolve_auto(contender.config, corpus, tell=lambda text: None), corpus
-        write_yaml(self.path / LATENCIES, {"networks": text_times(models, context, ROUNDS), "holds_for": now})
+        times = {key: found["ms_per_1000_bytes"] for key, found in text_times(models, context, ROUNDS).items()}
+        write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 
 
 def visible_gpus(config: Config) -> list[str]:

@@ -12,7 +12,7 @@ from nas.core.files import read_yaml
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import RESULTS
 
-LATENCIES = "latencies.yaml"  # {"networks": {key: {"ms_per_1000_bytes", "ratio"}}, "holds_for": conditions}
+LATENCIES = "latencies.yaml"  # {"networks": {key: milliseconds for 1,000 bytes}, "holds_for": conditions}
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,8 @@ def read_results(run: Path) -> list[NetworkResult]:
         folders = [path.parent for path in sorted(run.glob(f"runs/{key}-*/{RESULTS}"))]
         if folders:
             runs = [read_yaml(folder / RESULTS) for folder in folders]
-            known = latencies.get(key, runs[0]["latency"])  # the training's own, if it was not measured yet
-            ms = known["ms_per_1000_bytes"]
-            ratio = known["ratio"] if key in latencies else ms / (results[0].latency if results else ms)
+            ms = latencies.get(key, runs[0]["latency"]["ms_per_1000_bytes"])  # of its training, if not measured yet
+            ratio = ms / (results[0].latency if results else ms)
             size = read_yaml(folders[0] / PROVENANCE)["vocab_size"]
             results.append(NetworkResult(name, key, runs, ms, ratio, size, tuple(folders)))
     if not results:

@@ -129,6 +129,8 @@ def read_contender(name: str, path: Path, retrain: Path, overrides: list[str], s
     config = load_config(retrain, [*shape_options(content), *overrides, "seed=1"])
     blocks = simplify(content["blocks"], config, f"{name}: block")  # as in retrain.py
     sizes = [str(size) for size in (config.data.vocab_size, config.model.d_model) if size is not None]
+    usual = config.model.d_model * recipe.model.heads // recipe.model.d_model
+    sizes += [f"h{config.model.heads}"] * (config.model.heads != usual)
     key = "-".join([*sizes, file_name(blocks)])
     name = key if name == Path(PATTERN).stem else name  # derive.py calls all its files so
     return Contender(name, content | {"blocks": blocks}, config, key, seeds)

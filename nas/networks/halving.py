@@ -151,7 +151,7 @@ class Halving:
         train, steps = self.config.train, sum(one["step"] for one in results.values())
         plain = make_network(*best[:2], interleaved(self.config.model.blocks))
         return {
-            "format": "par-choice/1",
+            "format": "par-choice/2",
             "name": str(best),
             "network": best.to_dict(),
             "reference": costs.reference.to_dict(),

@@ -2,12 +2,15 @@
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.core.files import write_yaml
+from nas.core.files import read_yaml, write_yaml
+from nas.core.provenance import data_digests
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
 from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.networks.halving import LONG_ENOUGH, batches
 from nas.networks.trials import RUNGS, Estimate, rung_steps
@@ -26,11 +29,15 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
     """
     began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
+    about = asdict(epoch) | data_digests(Corpus(prepare(config.data, print)).meta)
+    if (folder / ESTIMATE).exists() and read_yaml(folder / ESTIMATE)["about"] != about:
+        for name in (COSTS, ESTIMATE):  # of an earlier call with other options, which was refused
+            (folder / name).unlink()
     search = open_search(epoch, folder, context)
     (share, _), estimate = RUNGS[0], trial_estimate(search, folder)  # of an earlier call with too few minutes, too
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, search.costs.to_dict())
-    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training})
+    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "about": about})
     without_steps = whole_seconds(estimate._replace(training=0.0))
     fixed, per_epoch = time.monotonic() - began + without_steps, whole_seconds(estimate) - without_steps
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens

@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from nas.comparison.claims import CLAIMS_FORMAT, read_claims, training_warning
+from nas.comparison.claims import CLAIMS_FORMAT, read_claims, spread_notice, training_warning
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import abbreviate
@@ -23,7 +23,7 @@ def write_report(run: Path) -> None:
     claims = read_claims(run, results)
     header, rows = table(results)
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
-    notes = filter(None, (training_warning(results), VERDICT_NOTE))
+    notes = filter(None, (training_warning(results), spread_notice(results), VERDICT_NOTE))
     evidence = [f"- {claim['sentence']}" for claim in claims]
     text = "\n".join([*lines, "", *(f"{note}\n" for note in notes), *evidence]) + "\n"
     write_text(run / "comparison.csv", csv_text([record for result in results for record in csv_records(result)]))

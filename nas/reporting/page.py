@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.comparison.claims import read_claims, training_warning
+from nas.comparison.claims import read_claims, spread_notice, training_warning
 from nas.comparison.results import read_results
 from nas.comparison.spec import SETTINGS
 from nas.core.config import flat_config
@@ -126,7 +126,7 @@ def comparison_section(run: Path) -> dict:
     results = read_results(run)
     header, rows = table(results)
     return {
-        "warning": training_warning(results),
+        "warnings": [text for text in (training_warning(results), spread_notice(results)) if text],
         "claims": read_claims(run, results),
         "plot": data_uri(comparison_plot, results),
         "header": header,
