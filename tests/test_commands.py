@@ -243,5 +243,8 @@ def test_the_installed_command_calls_scripts_and_modules(tmp_path, small_yaml):
     assert "search.py" in yaml.safe_load((tmp_path / "run" / "provenance.yaml").read_text())["command"]
     assert call("derive", "run").returncode == 0 and (tmp_path / "run" / "pattern.yaml").exists()
     assert "usage: python -m nas.run" in call("run", "--help").stdout
+    done = call("run", small_yaml, "--run", "other", "--minuts", 4)
+    told = "error: unrecognized arguments: --minuts 4; the nearest option is --minutes; --help lists the arguments\n"
+    assert (done.returncode, done.stderr) == (2, told)
     done = call("sarch", small_yaml)
     assert done.returncode == 2 and done.stderr == "error: par-nas has no command sarch; the nearest is search\n"

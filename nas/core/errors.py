@@ -1,5 +1,6 @@
 """Errors, signals and exit statuses of the commands, and the rank of a process under torchrun."""
 
+import argparse
 import difflib
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 OPTION = re.compile(r"--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
 
@@ -71,6 +73,14 @@ def interrupt_on_signals() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """As ArgumentParser.error(), but in one line that names the option that is nearest to an unknown one."""
+    unknown = [word.split("=")[0] for word in message.split() if word.startswith("--")]
+    if message.startswith("unrecognized arguments") and unknown:
+        message += f"; the nearest option is {nearest(unknown[0], parser._option_string_actions)}"
+    raise InputError(f"{message}; --help lists the arguments")
+
+
 def run_command(main: Callable[[], None]) -> None:
     """Run main() of a command; turn the errors above, Ctrl-C and disk errors into one line and an exit status."""
     # By default GNU OpenMP's threads spin while they wait, which makes a step about ten times slower if another process
@@ -78,6 +88,7 @@ def run_command(main: Callable[[], None]) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    argparse.ArgumentParser.error = refuse_arguments
     sys.argv[1:] = [OPTION.sub("", argument) for argument in sys.argv[1:]]
     try:
         main()
