@@ -96,6 +96,7 @@ def run_stage(command: str, *arguments) -> None:
 def write_usual(folder: Path) -> Path:
     """Write the pattern of the usual network: the deepest interleaved one within the budget."""
     from nas.core.config_checks import simplify
+    from nas.costs.baselines import deepest
     from nas.networks.choice import COSTS
     from nas.networks.costs import NetworkCosts
     from nas.networks.space import within
@@ -103,7 +104,7 @@ def write_usual(folder: Path) -> Path:
     choice, config = read_yaml(folder / "search" / CHOICE), load_config(folder / PLAN, [])
     costs = NetworkCosts.read(folder / "search" / TRIALS / COSTS)
     fits = within(costs.tables[costs.reference[:2]], choice["budget"] * costs.reference_cost)
-    blocks = next(filter(fits, map(interleaved, range(config.model.blocks, 0, -1))), None)
+    blocks = deepest(interleaved, config.model.blocks, fits)
     if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
     file = folder / f"{USUAL}.yaml"

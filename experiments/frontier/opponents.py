@@ -34,7 +34,7 @@ from nas.comparison.spec import FORMAT as COMPARISON
 from nas.core.errors import run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved
-from nas.costs.baselines import RULES
+from nas.costs.baselines import RULES, deepest
 from nas.networks.choice import COSTS
 from nas.networks.halving import Halving
 
@@ -58,7 +58,7 @@ def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> l
     found = []
     for shape in shapes:
         fits = within(costs.tables[shape], budget * costs.reference_cost)
-        if blocks := next(filter(fits, (RULES[rule](count) for count in range(most, 0, -1))), None):
+        if blocks := deepest(RULES[rule], most, fits):
             found.append(make_network(*shape, blocks))
     return found
 

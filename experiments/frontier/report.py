@@ -12,8 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
-from nas.comparison.claims import read_claims
+from nas.comparison.claims import describe, read_claims
 from nas.comparison.results import NetworkResult, choose_metric, read_results
+from nas.comparison.statistics import dominating
 from nas.core.errors import run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
@@ -29,10 +30,7 @@ def cells(run: Path, results: list[NetworkResult]) -> dict[str, str]:
     for result in results:
         found[result.name] = metric.format(result.values(metric))
         if claim := claims.get(result.name):
-            test = claim["figures"]
-            limits = " to ".join(map(metric.format_difference, test["interval"] or []))
-            p = "" if test["p"] is None else f", p {test['p']:.3f}" if test["p"] >= 0.001 else ", p < 0.001"
-            found[result.name] += f" ({metric.format_difference(test['loss_difference'])}, {limits}{p})"
+            found[result.name] += f" ({describe(claim['figures'], metric)})"
     return found
 
 
@@ -52,13 +50,12 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
                 words = f"{result.vocab_size:,}, {abbreviate(result.blocks)}"
                 axes.annotate(words, point, xytext=(6, 6), textcoords="offset points", color=RED, fontsize=9)
             else:
-                others.append((*point, result.name))
-    front, best = [], float("inf")
-    for x, y, name in sorted(others):
-        if y < best:
-            front.append((x, y))
-            axes.annotate(name, (x, y), xytext=(6, -11), textcoords="offset points", color=BLUE, fontsize=8)
-            best = y
+                others.append(result)
+    front = []
+    for result in sorted(others, key=lambda result: result.latency):
+        if not dominating(result, others, metric):
+            front.append((result.latency, float(result.values(metric).mean())))
+            axes.annotate(result.name, front[-1], xytext=(6, -11), textcoords="offset points", color=BLUE, fontsize=8)
     axes.step(*zip(*front, strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
     axes.set(xlabel="inference, ms for 1,000 bytes of text", ylabel=f"{metric.name} on test")
     axes.set_title("red: found by the search; grey: opponents, and their front", loc="left", fontsize=9)
@@ -71,9 +68,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="of nas.compare")
     parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
     arguments = parser.parse_args()
-    budgets = {run.resolve().parent.name: read_results(run) for run in arguments.runs}
-    runs = dict(zip(budgets, arguments.runs, strict=True))
-    tables = {budget: cells(runs[budget], results) for budget, results in budgets.items()}
+    runs = {run.resolve().parent.name: run for run in arguments.runs}
+    budgets = {budget: read_results(run) for budget, run in runs.items()}
+    tables = {budget: cells(run, budgets[budget]) for budget, run in runs.items()}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     print_row("network", *budgets, header=True)
     for name in names:

@@ -36,11 +36,10 @@ def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
     if not samples:
         return []
     found = dict(zip(samples, dunnett(control.losses(metric), [*samples.values()]), strict=True))
-    others = [other for other in others if other.key in found]
-    tests = [found[other.key] for other in others]
     largest = np.log1p(margin) if metric.exponential else margin * control.losses(metric).mean()
     claims = []
-    for other, test in zip(others, tests, strict=True):
+    for other in (other for other in others if other.key in found):
+        test = found[other.key]
         verdict = verdict_of(test, float(largest))
         quality = f"{metric.name} {metric.format(control.values(metric))} against {metric.format(other.values(metric))}"
         seeds = f"{len(control.runs)} and {len(other.runs)} seeds"

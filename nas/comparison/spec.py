@@ -103,19 +103,21 @@ def read_contenders(settings: Settings, path: Path, overrides: list[str]) -> lis
 
     Raises InputError if a name is unknown or used twice, or if a pattern does not fit the recipe.
     """
-    contenders = []
+    contenders, recipe = [], load_config(settings.retrain, [*overrides, "seed=1"])
     for name in [*settings.patterns, *settings.once]:
         seeds = settings.seeds[:1] if name in settings.once else settings.seeds
-        contenders.append(read_contender(name, path, settings.retrain, overrides, seeds))
+        contenders.append(read_contender(name, path, settings.retrain, recipe, overrides, seeds))
         names = [contender.name for contender in contenders]
         if names.count(names[-1]) > 1:
             raise InputError(f"{path}: two patterns are called {names[-1]!r}; names must differ: rename a file")
     return contenders
 
 
-def read_contender(name: str, path: Path, retrain: Path, overrides: list[str], seeds: list[int]) -> Contender:
+def read_contender(
+    name: str, path: Path, retrain: Path, recipe: Config, overrides: list[str], seeds: list[int]
+) -> Contender:
     """The contender of a rule, or of a pattern file relative to COMPARISON.yaml at `path`."""
-    file, recipe = path.parent / name, load_config(retrain, [*overrides, "seed=1"])
+    file = path.parent / name
     if name in RULES:
         content = {"format": PATTERN_FORMAT, "blocks": RULES[name](recipe.model.blocks)}
     elif not file.exists() and file.suffix not in (".yaml", ".yml"):

@@ -85,6 +85,11 @@ RULES: dict[str, Callable[[int], list[str]]] = {
 }
 
 
+def deepest(rule: Callable[[int], list[str]], most: int, fits: Callable[[list[str]], bool]) -> list[str] | None:
+    """The pattern of a rule with the most blocks, at most `most`, that fits; None if not even one block does."""
+    return next(filter(fits, map(rule, range(most, 0, -1))), None)
+
+
 def rules_within(blocks: int, operations: list[str], fits: Callable[[list[str]], bool]) -> dict[str, list[str]]:
     """{name: pattern} of rules that fit: as many of their blocks as do.
 

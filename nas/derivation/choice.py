@@ -14,7 +14,7 @@ from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun, average_pi
 from nas.networks.halving import block_probabilities, probabilities, with_neighbours
 from nas.networks.law import Law, Point
-from nas.networks.space import cheapest, interleaved_within, networks_within, read_network, within
+from nas.networks.space import cheapest, first_networks, read_network, within
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
@@ -29,9 +29,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     tried = [read_network(one) for one in trials]
     limit = budget * costs.reference(len(run.pi))
     fitting = [one for one in tried if one[:2] == shape and within(costs, limit)(one.blocks)]
-    tables = {shape: costs}
-    first = interleaved_within(config, tables, limit) or networks_within(config, tables, limit)
-    networks = list(dict.fromkeys([*first, *fitting]))
+    networks = list(dict.fromkeys([*first_networks(config, {shape: costs}, limit), *fitting]))
     if not networks:
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")

@@ -21,9 +21,8 @@ from nas.networks.space import (
     BAND,
     candidate_sizes,
     cheapest,
-    interleaved_within,
+    first_networks,
     make_network,
-    networks_within,
     read_network,
     with_sizes,
 )
@@ -96,7 +95,8 @@ def search_networks(config: Config, folder: Path, context: DeviceContext) -> tup
     record = provenance(config, search.trials.corpora[size].meta, context)
     if (folder / PROVENANCE).exists():
         check_text(folder, record)
-    write_yaml(folder / PROVENANCE, record)
+    else:
+        write_yaml(folder / PROVENANCE, record)
     write_yaml(folder / COSTS, search.costs.to_dict())
     write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
     trials = search.trials
@@ -131,8 +131,7 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
         budget, band = budget / costs.reference_cost, 0.0
     limit = budget * costs.reference_cost
-    # Random networks among the first candidates do not help (experiments/versus/simulate.py).
-    networks = interleaved_within(config, tables, limit) or networks_within(config, tables, limit, band)
+    networks = first_networks(config, tables, limit, band)
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(

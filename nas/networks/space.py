@@ -80,6 +80,16 @@ def interleaved_within(config: Config, tables: dict[tuple[int, int], CostTable],
     return [make_network(*shape, blocks) for shape, fitting in patterns.items() for blocks in fitting]
 
 
+def first_networks(
+    config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float = BAND
+) -> list[Network]:
+    """The candidates from which a search climbs: interleaved networks or, without both operations, networks_within().
+
+    Random networks among them do not help (experiments/versus/simulate.py).
+    """
+    return interleaved_within(config, tables, limit) or networks_within(config, tables, limit, band)
+
+
 def networks_within(
     config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float = BAND
 ) -> list[Network]:
