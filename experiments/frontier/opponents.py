@@ -4,7 +4,7 @@ For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then tra
 
 - searched: what search.py finds. gumbel: the paper's method at its vocabulary and width, for as many seconds.
 - Each of the rules at its best vocabulary, width and depth, by successive halving with the law of the search.
-- fewer, narrower: the reference with fewer blocks, and with a smaller width.
+- fewer, narrower: the reference with fewer blocks, and with a smaller width if one is fast enough.
 - random-1 to random-5: random networks.
 
 All are within the budget by the same measured costs, which are in OUT/costs.yaml; nothing else should run while the
@@ -106,9 +106,11 @@ def patterns_of(jobs: Jobs, budget: str, rules: list[str], folder: Path, overrid
             network = read_network(result["network"])
             patterns[name] = network.to_dict() | {"heads": with_sizes(config, *network[:2]).model.heads}
             patterns[name] |= {"derived_from": {"trial": result["trial"]}} if "trial" in result else {}
-    width = max(int(width) for width, ratio in jobs.get("narrow").items() if ratio <= float(budget))
-    narrow = make_network(costs.reference.vocab_size, width, costs.reference.blocks)
-    return patterns | {"narrower": narrow.to_dict() | {"heads": config.model.heads}}
+    widths = [int(width) for width, ratio in jobs.get("narrow").items() if ratio <= float(budget)]
+    narrow = [make_network(costs.reference.vocab_size, max(widths), costs.reference.blocks)] if widths else []
+    if narrow != fewer:  # both are the reference if the budget leaves room for it
+        patterns |= {"narrower": one.to_dict() | {"heads": config.model.heads} for one in narrow}
+    return patterns
 
 
 def write_comparison(folder: Path, patterns: dict[str, dict]) -> None:
