@@ -106,10 +106,10 @@ def patterns_of(jobs: Jobs, budget: str, rules: list[str], folder: Path, overrid
             network = read_network(result["network"])
             patterns[name] = network.to_dict() | {"heads": with_sizes(config, *network[:2]).model.heads}
             patterns[name] |= {"derived_from": {"trial": result["trial"]}} if "trial" in result else {}
-    widths = [int(width) for width, ratio in jobs.get("narrow").items() if ratio <= float(budget)]
-    narrow = [make_network(costs.reference.vocab_size, max(widths), costs.reference.blocks)] if widths else []
-    if narrow != fewer:  # both are the reference if the budget leaves room for it
-        patterns |= {"narrower": one.to_dict() | {"heads": config.model.heads} for one in narrow}
+    width = max((int(width) for width, ratio in jobs.get("narrow").items() if ratio <= float(budget)), default=None)
+    narrow = width and make_network(costs.reference.vocab_size, width, costs.reference.blocks)
+    if narrow and [narrow] != fewer:  # both are the reference if the budget leaves room for it
+        patterns["narrower"] = narrow.to_dict() | {"heads": config.model.heads}
     return patterns
 
 
