@@ -141,7 +141,10 @@ class RelativeAttention(nn.Module):
 
     key_heads: heads of keys and values; groups of heads / key_heads heads share one (arXiv 2305.13245). Below, G is
     their number.
+    last_sees_all: whether the last query of a context attends to all of its keys.
     """
+
+    last_sees_all = True
 
     def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool = True):
         super().__init__()
@@ -156,11 +159,12 @@ class RelativeAttention(nn.Module):
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
         position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
-        return self.attend_masked(context[:, -length:], self.project_keys(context), position, positions.start)
+        key_value = self.project_keys(context).contiguous()
+        return self.attend_masked(context[:, -length:], key_value, position, positions.start)
 
     def project_keys(self, context: Tensor) -> Tensor:
-        """Keys and values [2, G, B, K, E] of a context [B, K, D]."""
-        return split_heads(self.key_value(context), self.key_heads, 2).contiguous()
+        """Keys and values [2, G, B, K, E] of a context [B, K, D], a view."""
+        return split_heads(self.key_value(context), self.key_heads, 2)
 
     def repeat_keys(self, key_value: Tensor) -> Tensor:
         """Keys and values of all heads: [2, G, ..] -> [2, H, ..]."""
@@ -178,6 +182,30 @@ class RelativeAttention(nn.Module):
         inputs = query, self.repeat_keys(key_value), position, self.content_bias, self.position_bias, mask
         mixed, _ = attend(*inputs)  # [H, B, L, E]
         return self.output(join_heads(mixed))
+
+    def attend_last(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
+        """attend_masked() for one query, in few operations: x [B, 1, D] -> [B, 1, D].
+
+        Below, R = H / G is the number of queries that share a key.
+        """
+        _, groups, rows, keys, width = key_value.shape
+        key, value = key_value.flatten(1, 2)  # [GB, K, E] each, views
+        query, scale = self.query(x).view(rows, self.heads, width).transpose(0, 1), width**-0.5  # [H, B, E]
+
+        def by_group(heads: Tensor) -> Tensor:
+            """[H, B, N] -> [GB, R, N]"""
+            return heads.view(groups, -1, *heads.shape[1:]).transpose(1, 2).flatten(0, 1)
+
+        if position is None:
+            scores = torch.bmm(by_group(query * scale), key.transpose(1, 2))  # [GB, R, K]
+        else:
+            by_distance = torch.bmm(query + self.position_bias[:, None], position.transpose(1, 2))  # [H, B, K]
+            content = by_group(query + self.content_bias[:, None])
+            scores = torch.baddbmm(by_group(by_distance), content, key.transpose(1, 2), beta=scale, alpha=scale)
+        if not self.last_sees_all:
+            scores = scores + self.mask(1, keys, start, x.dtype, x.device)
+        mixed = torch.bmm(scores.softmax(dim=-1), value)  # [GB, R, E]
+        return self.output(mixed.view(groups, rows, -1).transpose(0, 1).reshape(x.shape))
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
         """Additive mask that broadcasts to [H, B, L, K], for L queries that end a context of K keys."""

@@ -14,25 +14,40 @@ from models.transformer_xl import Memory, TransformerXL, map_memory
 class KeyValueCache:
     """The keys and values of the last positions that an attention has read.
 
+    They stand in a buffer with room for the next positions, so that they move only when it is full.
+
     positions: encodings of the distances context - 1, ..., 0. context: as in Decoder.
     """
 
     def __init__(self, operation: Operation, positions: Positions, context: int):
         self.operation, self.attention, self.context = operation, operation.attention, context
         self.position = self.attention.project_positions(positions, slice(None))  # [H, K, E]
-        self.key_value = None  # [2, G, B, M, E]
+        self.buffer, self.end = None, 0  # [2, G, B, room, E], and the number of filled places
 
     def read(self, x: Tensor, start: int) -> Tensor:
         """The operation's result [B, L, D] for the next positions x [B, L, D]. start: as in attend_masked()."""
-        inputs, length, reach = self.operation.prepare(x), x.shape[1], self.operation.reach
-        key_value = self.attention.project_keys(inputs)  # [2, G, B, L, E]
-        if self.key_value is not None:
-            kept = self.context - length if reach is None else min(self.context - length, reach)
-            old = self.key_value[:, :, :, max(0, self.key_value.shape[3] - kept) :]
-            key_value = torch.cat([old, key_value], dim=3)  # [2, G, B, K, E]
-        self.key_value = key_value
+        inputs = self.operation.prepare(x)
+        key_value = self.extend(self.attention.project_keys(inputs))
         position = None if self.position is None else self.position[:, -key_value.shape[3] :]
-        return self.operation.finish(x, self.attention.attend_masked(inputs, key_value, position, start))
+        attend = self.attention.attend_last if x.shape[1] == 1 else self.attention.attend_masked
+        return self.operation.finish(x, attend(inputs, key_value, position, start))
+
+    def extend(self, new: Tensor) -> Tensor:
+        """Add keys and values [2, G, B, L, E]. Returns all that the new positions may see [2, G, B, K, E], a view."""
+        length, reach = new.shape[3], self.operation.reach
+        kept = min(self.end, self.context - length, self.context if reach is None else reach)
+        if self.buffer is None or self.end + length > self.buffer.shape[3]:
+            buffer = new.new_empty(*new.shape[:3], 2 * (kept + length), new.shape[4])
+            if kept:
+                buffer[:, :, :, :kept] = self.buffer[:, :, :, self.end - kept : self.end]
+            self.buffer, self.end = buffer, kept
+        self.end += length
+        self.buffer[:, :, :, self.end - length : self.end] = new
+        return self.buffer[:, :, :, self.end - kept - length : self.end]
+
+    def repeat(self, count: int) -> None:
+        """As Decoder.repeat()."""
+        self.buffer = self.buffer[:, :, :, : self.end].expand(-1, -1, count, -1, -1)  # full, so it moves at once
 
 
 class Decoder:
@@ -82,6 +97,6 @@ class Decoder:
     def repeat(self, count: int) -> None:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
         for cache in filter(None, self.caches):
-            cache.key_value = cache.key_value.expand(-1, -1, count, -1, -1)
+            cache.repeat(count)
         self.last = map_memory(lambda x: x.expand(count, -1), self.last)
         self.states = [map_memory(lambda x: x.expand(count, *x.shape[1:]), state) for state in self.states]

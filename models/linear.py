@@ -35,6 +35,10 @@ def gated_delta(
     Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length = query.shape[-2]
+    if length == 1 and state is not None:
+        state = log_decay.exp()[..., None] * state
+        state = state + key.transpose(-2, -1) @ (beta[..., None] * (value - key @ state))
+        return query @ state, state
     chunk = min(chunk, length)
     rest = -length % chunk
     if rest:  # positions without effect: they do not decay the state and add nothing to it
@@ -83,6 +87,24 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
     return fresh, stale, decayed_query, scores, last.exp(), written_key
 
 
+def new_kernel(taps: int, channels: int) -> nn.Parameter:
+    """A kernel [taps, 1, channels] of convolve(), drawn as nn.Conv1d does. The first entry is of the oldest one."""
+    return nn.Parameter(torch.empty(taps, 1, channels).uniform_(-(taps**-0.5), taps**-0.5))
+
+
+def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
+    """The causal convolution [B, L, C] of each channel, for the last L = `length` positions of x [B, K, C].
+
+    Positions before x are zeros. Sums of slices are faster than F.conv1d, which needs the channels before positions.
+    """
+    first = x.shape[1] - length - len(kernel) + 1
+    x = F.pad(x, (0, 0, -first, 0))  # [B, T + L, C]
+    mixed = x[:, :length] * kernel[0]
+    for tap in range(1, len(kernel)):
+        mixed = torch.addcmul(mixed, x[:, tap : tap + length], kernel[tap])
+    return mixed
+
+
 class LinearAttention(nn.Module):
     """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
 
@@ -95,7 +117,7 @@ class LinearAttention(nn.Module):
         super().__init__()
         self.heads, self.chunk = heads, chunk
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.convolution = nn.Conv1d(3 * d_model, 3 * d_model, TAPS, groups=3 * d_model, bias=False)
+        self.kernel = new_kernel(TAPS, 3 * d_model)
         self.gates = nn.Linear(d_model, 2 * heads)  # of the decay, and of the strength of writing
         decays = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), heads)
         with torch.no_grad():
@@ -117,8 +139,7 @@ class LinearAttention(nn.Module):
                 _, state = self(context[:, :before], before)
             context = context[:, max(0, before - TAPS + 1) :]
         new = context[:, -length:]
-        columns = F.pad(self.query_key_value(context).transpose(1, 2), (TAPS - 1, 0))  # [B, 3D, T + K]
-        mixed = self.convolution(columns).transpose(1, 2)[:, -length:]  # [B, L, 3D]
+        mixed = convolve(self.query_key_value(context), self.kernel, length)  # [B, L, 3D]
         query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
         with torch.autocast(autocast_device(new), enabled=False):  # small errors of the state add up over a stream
             query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from models.attention import Positions, RelativeAttention
-from models.linear import TAPS, LinearAttention
+from models.linear import TAPS, LinearAttention, convolve, new_kernel
 from models.sparse import KeySet, LocalBlock, LocalWindow, SparseAttention, StridedColumn, SummaryColumns
 
 
@@ -158,32 +157,26 @@ class ShortConvolution(Operation):
         super().__init__(config)
         self.reach = kernel - 1
         self.project = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
-        self.kernel = nn.Parameter(torch.empty(kernel, 1, config.d_model))  # the first entry is of the oldest position
-        nn.init.uniform_(self.kernel, -(kernel**-0.5), kernel**-0.5)  # as nn.Conv1d
+        self.kernel = new_kernel(kernel, config.d_model)
         self.output = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def branch(self, context, length, positions):
-        return self.convolve(context, length, None)[0]
+        return self.mix(context, length, None)[0]
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """As Operation.step. A state holds a * value [B, T, D] of the last T = kernel - 1 positions."""
-        branch, products = self.convolve(self.prepare(x), x.shape[1], state)
+        branch, products = self.mix(self.prepare(x), x.shape[1], state)
         return self.finish(x, branch), products[:, products.shape[1] - self.reach :].detach()
 
-    def convolve(self, context: Tensor, length: int, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The branch [B, L, D] of the last L = `length` positions, and the products a * value [B, T + L, D].
+    def mix(self, context: Tensor, length: int, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The branch [B, L, D] of the last L = `length` positions, and the products a * value [B, T + K, D].
 
         context [B, K, D]: positions without `before`; before: products of earlier positions, None: zeros.
         """
         a, b, value = self.project(context).chunk(3, dim=-1)
-        products = a * value  # [B, K, D]
-        missing = self.reach + length - products.shape[1]
-        products = F.pad(products, (0, 0, missing, 0)) if before is None else torch.cat([before, products], dim=1)
-        # Sums of slices are faster than F.conv1d, which needs the channels before the positions.
-        mixed = products[:, :length] * self.kernel[0]
-        for tap in range(1, len(self.kernel)):
-            mixed = torch.addcmul(mixed, products[:, tap : tap + length], self.kernel[tap])
-        return self.output(b[:, -length:] * mixed), products
+        before = context.new_zeros(len(context), self.reach, context.shape[2]) if before is None else before
+        products = torch.cat([before, a * value], dim=1)  # [B, T + K, D]
+        return self.output(b[:, -length:] * convolve(products, self.kernel, length)), products
 
 
 class Dense(Operation):

@@ -184,6 +184,7 @@ class SparseAttention(RelativeAttention):
     def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool, key_sets: tuple[KeySet, ...]):
         super().__init__(d_model, heads, key_heads, relative)
         self.key_sets, self.stride = key_sets, key_sets[0].stride
+        self.last_sees_all = is_window(key_sets)  # of a context that is no longer than the window
 
     def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
         if is_window(self.key_sets):

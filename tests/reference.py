@@ -134,8 +134,8 @@ def linear_attention(module, x: Tensor) -> Tensor:
     module: gives the parameters, a LinearAttention.
     """
     batch, length, d_model = x.shape
-    heads, results = module.heads, []
-    width, taps = d_model // heads, module.convolution.weight[:, 0]  # [3D, T]
+    heads, results, eps = module.heads, [], torch.finfo(x.dtype).eps  # eps: of nn.RMSNorm
+    width, taps = d_model // heads, module.kernel[:, 0].T  # [3D, T]
     states = torch.zeros(batch, heads, width, width, dtype=x.dtype)
     projected = module.query_key_value(x)
     for t in range(length):
@@ -148,7 +148,7 @@ def linear_attention(module, x: Tensor) -> Tensor:
         read, states = gated_delta(
             *(y[:, :, None] for y in (query, key, value, log_decay, beta.sigmoid())), states
         )  # [B, H, 1, E]
-        read = read[:, :, 0] / (read[:, :, 0].square().mean(dim=-1, keepdim=True) + 1e-12).sqrt() * module.norm.weight
+        read = read[:, :, 0] / (read[:, :, 0].square().mean(dim=-1, keepdim=True) + eps).sqrt() * module.norm.weight
         gate = module.output_gate(x[:, t])
         results.append(module.output(read.flatten(1) * gate * gate.sigmoid()))
     return torch.stack(results, dim=1)

@@ -71,12 +71,13 @@ def test_the_crossover_with_dense_attention_lies_between_two_lengths():
     assert crossover({512: 0.9, 1024: 0.5}) == 512 and crossover({512: 0.9, 1024: 1.0}) is None
 
 
-def test_the_benchmark_of_generation_has_a_rate_for_each_pattern_and_length(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["generation.py", "--rounds", "1", "--lengths", "4", "8"])
+def test_the_benchmark_of_generation_has_rates_of_both_commits_and_a_bound(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["generation.py", "--rounds", "1", "--lengths", "4", "--before", "HEAD"])
     load_script("bench/generation").main()
     *rows, last = capsys.readouterr().out.splitlines()
     rates = json.loads(last)["tokens_per_s"]
-    assert list(rates) == [f"{short}, {length}" for length in (4, 8) for short in ("adadad", "wdwdwd", "ldldld")]
-    assert all(rate > 0 for columns in rates.values() for rate in columns.values())
-    assert rows[0] == "| pattern | segment = memory | evaluation | 1 sample | 16 samples | recomputed |"
+    assert list(rates) == [f"{short}, 4, {count}" for short in ("adadad", "wdwdwd", "ldldld") for count in (1, 16)]
+    assert all(list(row) == ["now", "before", "bound"] and min(row.values()) > 0 for row in rates.values())
+    assert rows[0] == "| pattern | segment = memory |  | tokens/s | before | times | bound | times the bound |"
     assert len(rows) == 2 + len(rates)
+

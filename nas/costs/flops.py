@@ -57,7 +57,7 @@ def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None
 def operation_flops(block: str, config: Config) -> float:
     """FLOPs of an operation per token of a segment, `memory` positions into the stream.
 
-    Only products count, including the masked part of the scores and the positions that fill rows or chunks.
+    Only matrix products count, including the masked part of the scores and the positions that fill rows or chunks.
     """
     (name, sizes), options = resolve_block(block, config.shape), block_config(config)
     batch, segment, memory = batch_shape(config)

@@ -53,11 +53,15 @@ class Sampling:
         return torch.zeros_like(p).scatter_(1, order, p)
 
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
-        """One token [B] for each row of log_p [B, V]. It draws on the CPU in float64, so the random numbers do not
-        depend on the device.
+        """One token [B] for each row of log_p [B, V]: where a random share of the sum of the probabilities is reached.
 
-        Raises InputError if a log-probability is NaN.
+        It draws on the CPU, and sums in float64. Raises InputError if a log-probability is NaN.
         """
-        if log_p.isnan().any():
+        sums = self.probabilities(log_p.cpu()).cumsum(dim=1, dtype=torch.float64)  # [B, V]
+        total = sums[:, -1:].contiguous()
+        if total.isnan().any():
             raise InputError("the model predicts NaN instead of probabilities; its weights are damaged")
-        return torch.multinomial(self.probabilities(log_p.double().cpu()), 1, generator=generator)[:, 0]
+        wanted = total * torch.rand(total.shape, dtype=torch.float64, generator=generator)
+        # The second one is the last possible token, which a rounded product could pass.
+        drawn = [torch.searchsorted(sums, wanted, right=True), torch.searchsorted(sums, total)]
+        return torch.minimum(*drawn)[:, 0]
