@@ -80,4 +80,3 @@ def test_the_benchmark_of_generation_has_rates_of_both_commits_and_a_bound(monke
     assert all(list(row) == ["now", "before", "bound"] and min(row.values()) > 0 for row in rates.values())
     assert rows[0] == "| pattern | segment = memory |  | tokens/s | before | times | bound | times the bound |"
     assert len(rows) == 2 + len(rates)
-

@@ -11,7 +11,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import latency
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
-from nas.costs.flops import count_flops
+from nas.costs.flops import batch_shape, count_flops
 from nas.costs.latency import (
     calibration_patterns,
     current_costs,
@@ -19,9 +19,9 @@ from nas.costs.latency import (
     measure_models,
     measure_pattern,
     measurement_conditions,
-    segment_works,
     timed_rounds,
 )
+from nas.costs.works import new_works
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.results import valid_prediction
@@ -150,7 +150,7 @@ def test_timed_work_is_a_segment_with_full_memories(timing, shape, small_config,
     lengths = ["evaluate.batch_size=3", "evaluate.segment=5", "evaluate.memory=7"]
     config = small_config(*lengths, f"search.latency.timing={timing}")
     batch, segment, memory = shape
-    (work,) = segment_works([["attention", "dense"]], config, counts, CPU)
+    (work,) = new_works([["attention", "dense"]], config, counts, CPU)
     assert work.inputs[0].shape == (batch, segment)
     assert [None if m is None else m.shape for m in work.memories.blocks] == [(batch, memory, 16), None]
     before = [parameter.clone() for parameter in work.model.parameters()]
@@ -162,14 +162,27 @@ def test_timed_work_is_a_segment_with_full_memories(timing, shape, small_config,
     assert work.memories.blocks[0].shape == (batch, memory, 16)
 
 
+def test_the_work_of_generation_is_a_token_with_full_memories(small_config, counts):
+    config = small_config("evaluate.segment=5", "evaluate.memory=7", "search.latency.timing=generation")
+    (work,) = new_works([["attention", "window 3", "dense"]], config, counts, CPU)
+    seen = []
+    for cache in work.decoder.caches[:2]:
+        attend = cache.attention.attend_last
+        cache.attention.attend_last = lambda *inputs, attend=attend: seen.append(inputs[1].shape) or attend(*inputs)
+    for _ in range(30):
+        work()
+    assert set(seen) == {(2, 2, 1, 12, 8), (2, 2, 1, 4, 8)} and len(seen) == 60  # 12 positions, and a window of 4
+    assert batch_shape(config) == (1, 1, 11)
+
+
 def test_tokens_are_as_frequent_as_in_the_text(small_config):
     counts = np.array([900, 90, 10, 0])
-    (work,) = segment_works([[]], small_config("evaluate.batch_size=64", "evaluate.segment=64"), counts, CPU)
+    (work,) = new_works([[]], small_config("evaluate.batch_size=64", "evaluate.segment=64"), counts, CPU)
     shares = torch.bincount(work.inputs[0].flatten(), minlength=4) / 4096
     assert shares.tolist() == pytest.approx([0.9, 0.09, 0.01, 0.0], abs=0.02)
 
 
-@pytest.mark.parametrize("timing", ["inference", "training"])
+@pytest.mark.parametrize("timing", ["inference", "training", "generation"])
 def test_measuring_does_not_change_the_training_after_it(timing, small_config, counts, monkeypatch):
     """The random state must not depend on the timed steps, whose number depends on the clock."""
     monkeypatch.setattr(latency, "SECONDS", 0.0)

@@ -135,11 +135,15 @@ def test_the_costs_of_segments_are_those_for_a_text(small_config, tmp_path):
 def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_with(small_config):
     config, network = small_config("search.latency.source=measured", "data.vocab_size=40"), plain(40, 16, 3)
     table = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
-    measured = NetworkCosts({(40, 16): table}, network)
+    measured = NetworkCosts({(40, 16): table}, network, {"timing": "inference"})
     assert measured.hold_for(config, [(40, 16)], network) and not measured.hold_for(
         config, [(40, 16), (80, 16)], network
     )
     assert not measured.hold_for(config, [(40, 16)], plain(40, 16, 2))
-    for changed in ("search.operations=[attention,dense,conv]", "search.latency.source=flops"):
+    for changed in (
+        "search.operations=[attention,dense,conv]",
+        "search.latency.source=flops",
+        "search.latency.timing=generation",
+    ):
         other = small_config("search.latency.source=measured", "data.vocab_size=40", changed)
         assert not measured.hold_for(other, [(40, 16)], network)

@@ -106,7 +106,9 @@ class LatencyOptions:
         "none", "cost of operations; measured: milliseconds on this device", choices=("none", "flops", "measured")
     )
     timing: str = option(
-        "inference", "a forward pass (evaluate.*) or a training step (train.*)", choices=("inference", "training")
+        "inference",
+        "a forward pass (evaluate.*), a training step (train.*), or the next token of one text with full memories",
+        choices=("inference", "training", "generation"),
     )
     target: Any = option(0.65, "highest (gumbel: expected) cost: ratio to the reference's, or 2.5ms per 1,000 bytes")
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)

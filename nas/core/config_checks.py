@@ -156,6 +156,8 @@ def check_budget(options: LatencyOptions) -> None:
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
     if absolute and options.source != "measured":
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
+    if options.timing == "generation" and options.source == "flops":
+        raise InputError("search.latency.timing=generation needs search.latency.source=measured")
 
 
 def check_sizes(config: Config) -> None:

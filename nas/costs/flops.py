@@ -1,7 +1,7 @@
 """FLOPs of operations and patterns, and the options that costs depend on."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -20,10 +20,11 @@ from nas.training.evaluation import evaluation_lengths
 
 
 def batch_shape(config: Config) -> tuple[int, int, int]:
-    """(batch size, segment, memory), in tokens, at which costs are counted and timed: evaluation's or training's."""
-    if config.search.latency.timing == "training":
+    """(batch size, segment, memory), in tokens, at which costs are counted and timed."""
+    timing, (segment, memory) = config.search.latency.timing, evaluation_lengths(config)
+    if timing == "training":
         return config.train.batch_size, config.train.segment, config.train.memory
-    return config.evaluate.batch_size, *evaluation_lengths(config)
+    return (1, 1, segment + memory - 1) if timing == "generation" else (config.evaluate.batch_size, segment, memory)
 
 
 def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict:
@@ -31,7 +32,7 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
     batch, segment, memory = batch_shape(config)
     model = asdict(block_config(config)) | backbone_options(config, vocab_size)
     unused = ["depth_scaled"]
-    if config.search.latency.timing == "inference":
+    if config.search.latency.timing != "training":
         unused += ["recompute", "dropout"]
     model = {key: value for key, value in model.items() if key not in unused}
     sizes = {name: describe_sizes(name, config.shape) for name in operations}
@@ -39,12 +40,17 @@ def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict
 
 
 def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None = None) -> CostTable:
-    """FLOPs per token of a forward pass; a multiply-add counts as two. They depend on sizes only, not on the device.
+    """FLOPs per token of a forward pass, also with search.latency.timing=generation; a multiply-add counts as two.
+
+    They depend on sizes only, not on the device.
 
     operations: those of the table, besides attention and dense; None: those of the search.
     counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent
     tokens.
     """
+    if config.search.latency.timing == "generation":
+        latency = replace(config.search.latency, timing="inference")
+        config = replace(config, search=replace(config.search, latency=latency))
     with torch.device("meta"):  # only shapes are needed
         head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]

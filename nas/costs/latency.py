@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
@@ -18,11 +16,10 @@ from nas.core.provenance import processor
 from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
+from nas.costs.works import new_works
 from nas.data.corpus import Corpus, bytes_per_token
-from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 from nas.training.distributed import broadcast_from_main
-from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
 WARM_UP = 3  # unmeasured rounds
@@ -73,54 +70,12 @@ def timed_rounds(
     return {name: np.array(taken[WARM_UP:]) for name, taken in times.items()}
 
 
-class SegmentWork:
-    """One segment through a model with full memories: a forward pass, or a training step.
-
-    Each call repeats it, uncompiled, with the same tokens [B, L + 1], and returns when the device has finished.
-    """
-
-    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
-        self.context, self.model = context, model.to(context.device).eval()
-        tokens, (_, segment, self.memory_length) = tokens.to(context.device), batch_shape(config)
-        self.inputs, self.memories, self.optimizer = (tokens[:, :-1], tokens[:, 1:]), None, None
-        for _ in range(-(-self.memory_length // segment)):
-            _, self.memories = self.forward()
-        if config.search.latency.timing == "training":
-            self.optimizer = WeightsOptimizer(model, config.train, 1, context.muon_bf16)
-            self.optimizer.set_lr(step=1)
-            model.train()
-
-    def forward(self):
-        with self.context.autocast(), torch.set_grad_enabled(self.optimizer is not None):
-            return self.model(*self.inputs, self.memories, self.memory_length)
-
-    def __call__(self) -> None:
-        if self.optimizer:
-            self.optimizer.zero_grad()
-        nll, _ = self.forward()
-        if self.optimizer:
-            nll.mean().backward()
-            self.optimizer.step()
-        self.context.synchronize()
-
-
-def segment_works(
-    patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext
-) -> list[SegmentWork]:
-    """The work of each pattern, with new weights."""
-    batch, segment, _ = batch_shape(config)
-    # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
-    frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
-    tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    return [SegmentWork(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]
-
-
 def segment_times(
     patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext, rounds: int
 ) -> np.ndarray:
     """Seconds of each pattern in each round [P, R]. Restores the random state of weights and dropout."""
     with context.fork_rng():
-        works = dict(enumerate(segment_works(patterns, config, counts, context)))
+        works = dict(enumerate(new_works(patterns, config, counts, context)))
         return np.array(list(timed_rounds(works, rounds, SECONDS).values()))
 
 
@@ -138,7 +93,7 @@ def text_times(
     works, kilobytes, first = {}, {}, next(iter(networks))
     with context.fork_rng():
         for name, (blocks, config, corpus) in networks.items():
-            (works[name],) = segment_works([blocks], config, corpus.counts(), context)
+            (works[name],) = new_works([blocks], config, corpus.counts(), context)
             kilobytes[name] = math.prod(batch_shape(config)[:2]) * bytes_per_token(corpus) / 1000
         times = {name: taken / kilobytes[name] for name, taken in timed_rounds(works, rounds, seconds).items()}
     ms, ratios = 1e3 * float(np.median(times[first])), {name: taken / times[first] for name, taken in times.items()}

@@ -12,7 +12,8 @@ from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, cost_options, count_flops
-from nas.costs.latency import ROUNDS, SECONDS, device_conditions, segment_works, timed_rounds
+from nas.costs.latency import ROUNDS, SECONDS, device_conditions, timed_rounds
+from nas.costs.works import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, read_network, with_sizes
 from nas.training.build import resolve_auto
@@ -48,15 +49,15 @@ class NetworkCosts:
         return cls(tables, read_network(content["reference"]), content["device"])
 
     def hold_for(self, config: Config, shapes: list[tuple[int, int]], reference: Network) -> bool:
-        """Whether they have these vocabularies and widths and this reference, and the operations and the source of a
-        configuration.
+        """Whether they have these vocabularies and widths and this reference, and the operations, the source and the
+        timing of a configuration.
         """
         if reference != self.reference or not {*shapes, reference[:2]} <= self.tables.keys():
             return False
-        names, unit = self.tables[reference[:2]].blocks.keys(), FLOPS
-        if config.search.latency.source == "measured":
-            unit = MILLISECONDS
-        return {*config.search.operations, *interleaved(2)} <= {*names, "identity"} and self.unit == unit.split()[0]
+        names, options = {*self.tables[reference[:2]].blocks, "identity"}, config.search.latency
+        measured = self.device.get("timing")  # None: FLOPs
+        same = measured == options.timing if options.source == "measured" else measured is None
+        return same and {*config.search.operations, *interleaved(2)} <= names
 
     @property
     def unit(self) -> str:
@@ -125,7 +126,7 @@ def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: Device
         for key, config in configs.items():
             own = names if key in one_of.values() else []
             patterns = [[], *([name] * TIMED_BLOCKS for name in own)]
-            for name, work in zip(("none", *own), segment_works(patterns, config, counts[key[0]], context)):
+            for name, work in zip(("none", *own), new_works(patterns, config, counts[key[0]], context)):
                 works[key, name] = work
         times = {key: float(np.median(taken)) * 1e3 for key, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
     blocks = {
