@@ -102,7 +102,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.latency.target=0ms", "search.latency.target=0ms must be a ratio such as 0.65 or a time"),
         ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
         (
-            "search.latency={timing: generation, source: flops}",
+            "search.latency.timing=generation search.latency.source=flops",
             "timing=generation needs search.latency.source=measured",
         ),
         ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
