@@ -183,30 +183,6 @@ class RelativeAttention(nn.Module):
         mixed, _ = attend(*inputs)  # [H, B, L, E]
         return self.output(join_heads(mixed))
 
-    def attend_last(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
-        """attend_masked() for one query, in few operations: x [B, 1, D] -> [B, 1, D].
-
-        Below, R = H / G is the number of queries that share a key.
-        """
-        _, groups, rows, keys, width = key_value.shape
-        key, value = key_value.flatten(1, 2)  # [GB, K, E] each, views
-        query, scale = self.query(x).view(rows, self.heads, width).transpose(0, 1), width**-0.5  # [H, B, E]
-
-        def by_group(heads: Tensor) -> Tensor:
-            """[H, B, N] -> [GB, R, N]"""
-            return heads.view(groups, -1, *heads.shape[1:]).transpose(1, 2).flatten(0, 1)
-
-        if position is None:
-            scores = torch.bmm(by_group(query * scale), key.transpose(1, 2))  # [GB, R, K]
-        else:
-            by_distance = torch.bmm(query + self.position_bias[:, None], position.transpose(1, 2))  # [H, B, K]
-            content = by_group(query + self.content_bias[:, None])
-            scores = torch.baddbmm(by_group(by_distance), content, key.transpose(1, 2), beta=scale, alpha=scale)
-        if not self.last_sees_all:
-            scores = scores + self.mask(1, keys, start, x.dtype, x.device)
-        mixed = torch.bmm(scores.softmax(dim=-1), value)  # [GB, R, E]
-        return self.output(mixed.view(groups, rows, -1).transpose(0, 1).reshape(x.shape))
-
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
         """Additive mask that broadcasts to [H, B, L, K], for L queries that end a context of K keys."""
         return causal_mask(length, keys, dtype, device)

@@ -1,14 +1,19 @@
 """Read a stream piece by piece with kept keys, values and states, so that a new position costs one position.
 
+A single position passes functions of the bare weights, because calls of modules would take longer than its products.
+
 Shape letters as in models/attention.py.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from models.attention import Positions
-from models.operations import Operation
-from models.transformer_xl import Memory, TransformerXL, map_memory
+from models.operations import Attention, Dense, Operation
+from models.transformer_xl import Block, Memory, TransformerXL, map_memory
 
 
 class KeyValueCache:
@@ -19,9 +24,11 @@ class KeyValueCache:
     positions: encodings of the distances context - 1, ..., 0. context: as in Decoder.
     """
 
-    def __init__(self, operation: Operation, positions: Positions, context: int):
+    def __init__(self, operation: Attention, positions: Positions, context: int):
         self.operation, self.attention, self.context = operation, operation.attention, context
         self.position = self.attention.project_positions(positions, slice(None))  # [H, K, E]
+        self.weights = torch.cat([self.attention.query.weight, self.attention.key_value.weight])  # [D + 2GE, D]
+        self.biases = self.attention.content_bias, self.attention.position_bias
         self.buffer, self.end = None, 0  # [2, G, B, room, E], and the number of filled places
 
     def read(self, x: Tensor, start: int) -> Tensor:
@@ -29,8 +36,38 @@ class KeyValueCache:
         inputs = self.operation.prepare(x)
         key_value = self.extend(self.attention.project_keys(inputs))
         position = None if self.position is None else self.position[:, -key_value.shape[3] :]
-        attend = self.attention.attend_last if x.shape[1] == 1 else self.attention.attend_masked
-        return self.operation.finish(x, attend(inputs, key_value, position, start))
+        return self.operation.finish(x, self.attention.attend_masked(inputs, key_value, position, start))
+
+    def read_one(self, x: Tensor, start: int) -> Tensor:
+        """The branch [B, D] of the next position, whose normalised input is x [B, D].
+
+        Below, R = H / G is the number of queries that share a key.
+        """
+        attention, (rows, d_model) = self.attention, x.shape
+        groups, heads = attention.key_heads, attention.heads
+        width, scale = d_model // heads, (d_model // heads) ** -0.5
+        query, new = F.linear(x, self.weights).split([d_model, 2 * groups * width], dim=1)
+        new = new.view(rows, groups, 2, 1, width).permute(2, 1, 0, 3, 4)  # [2, G, B, 1, E]
+        key, value = self.extend(new).flatten(1, 2).unbind()  # [GB, K, E] each
+        query, keys = query.view(rows, heads, width).transpose(0, 1), key.shape[1]  # [H, B, E]
+
+        def by_group(x: Tensor) -> Tensor:
+            """[H, B, N] -> [GB, R, N]"""
+            if groups == heads:
+                return x.flatten(0, 1).unsqueeze(1)
+            return x.view(groups, -1, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
+
+        if self.position is None:
+            scores = torch.bmm(by_group(query * scale), key.transpose(1, 2))  # [GB, R, K]
+        else:
+            content, distance = (query + bias[:, None] for bias in self.biases)
+            by_distance = torch.bmm(distance, self.position[:, -keys:].transpose(1, 2))  # [H, B, K]
+            inputs = by_group(by_distance), by_group(content), key.transpose(1, 2)
+            scores = torch.baddbmm(*inputs, beta=scale, alpha=scale)
+        if not attention.last_sees_all:
+            scores = scores + attention.mask(1, keys, start, x.dtype, x.device)
+        mixed = torch.bmm(scores.softmax(dim=-1), value)  # [GB, R, E]
+        return F.linear(mixed.view(groups, rows, -1).transpose(0, 1).reshape(rows, d_model), attention.output.weight)
 
     def extend(self, new: Tensor) -> Tensor:
         """Add keys and values [2, G, B, L, E]. Returns all that the new positions may see [2, G, B, K, E], a view."""
@@ -54,7 +91,7 @@ class Decoder:
     """Reads a stream with a model of fixed blocks, and predicts the next token.
 
     It computes what the model computes for the same pieces with memories of context - L positions, but projects each
-    position to keys and values only once. context: the most positions that attention sees.
+    position to keys and values only once. context: the most positions that attention sees. The weights must not change.
     """
 
     @torch.no_grad()
@@ -67,6 +104,7 @@ class Decoder:
             cached = block.reach != 0 and block.operation.step is None
             self.caches.append(KeyValueCache(block.operation, positions, context) if cached else None)
         self.states: list[Memory] = [None] * len(self.caches)  # of linear attention and convolutions
+        self.steps = [self.step_of(index, block) for index, block in enumerate(model.blocks)]
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
@@ -78,16 +116,36 @@ class Decoder:
         if not 1 <= length <= self.context:
             raise ValueError(f"a piece of {length} tokens must have 1 to {self.context}")
         x, self.last = model.embed(tokens, self.offset, self.last)  # [B, L, D]
-        for index, (block, cache) in enumerate(zip(model.blocks, self.caches, strict=True)):
-            if cache:
-                x = x + cache.read(x, self.offset % model.stride)
-            elif block.operation.step:
-                branch, self.states[index] = block.operation.step(x, self.states[index])
-                x = x + branch
-            else:
-                x, _ = block(x, None, None, 0)
+        start = self.offset % model.stride
+        if length == 1:
+            x = x[:, 0]
+            for step in self.steps:
+                x = step(x, start)
+        else:
+            for index in range(len(model.blocks)):
+                x = self.read_block(index, x, start)
+            x = x[:, -1]
         self.offset += length
-        return model.head.log_probabilities(model.final_norm(x[:, -1]))
+        return model.head.log_probabilities(model.final_norm(x))
+
+    def read_block(self, index: int, x: Tensor, start: int) -> Tensor:
+        """The block's results [B, L, D] for the next positions x [B, L, D]."""
+        block, cache = self.model.blocks[index], self.caches[index]
+        if cache:
+            return x + cache.read(x, start)
+        if block.operation.step:
+            branch, self.states[index] = block.operation.step(x, self.states[index])
+            return x + branch
+        return block(x, None, None, 0)[0]
+
+    def step_of(self, index: int, block: Block) -> Callable[[Tensor, int], Tensor]:
+        """A function of x [B, D] and start -> [B, D], which reads one position with a block."""
+        operation, cache = block.operation, self.caches[index]
+        if cache:
+            return residual(operation, cache.read_one)
+        if isinstance(operation, Dense):
+            return residual(operation, dense_branch(operation))
+        return lambda x, start: self.read_block(index, x[:, None], start)[:, 0]
 
     def forget_states(self) -> None:
         """Start linear attention, convolutions and n-grams anew, as at the start of a stream."""
@@ -100,3 +158,19 @@ class Decoder:
             cache.repeat(count)
         self.last = map_memory(lambda x: x.expand(count, -1), self.last)
         self.states = [map_memory(lambda x: x.expand(count, *x.shape[1:]), state) for state in self.states]
+
+
+def residual(operation: Operation, branch: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """A block's function of x [B, D] and start, from that of its branch, which gets normalised inputs."""
+    norm = operation.norm
+    options = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    if operation.post_norm:
+        return lambda x, start: torch.layer_norm(x + branch(x, start), *options)
+    return lambda x, start: x + branch(torch.layer_norm(x, *options), start)
+
+
+def dense_branch(dense: Dense) -> Callable[[Tensor, int], Tensor]:
+    """The branch [B, D] of a dense block for x [B, D]."""
+    (first, first_bias), (last, last_bias) = ((part.weight, part.bias) for part in (dense.expand, dense.output))
+    activate = dense.activation.forward
+    return lambda x, start: F.linear(activate(F.linear(x, first, first_bias)), last, last_bias)

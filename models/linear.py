@@ -97,8 +97,8 @@ def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
 
     Positions before x are zeros. Sums of slices are faster than F.conv1d, which needs the channels before positions.
     """
-    first = x.shape[1] - length - len(kernel) + 1
-    x = F.pad(x, (0, 0, -first, 0))  # [B, T + L, C]
+    missing = length + len(kernel) - 1 - x.shape[1]
+    x = F.pad(x, (0, 0, missing, 0)) if missing else x  # [B, T + L, C]
     mixed = x[:, :length] * kernel[0]
     for tap in range(1, len(kernel)):
         mixed = torch.addcmul(mixed, x[:, tap : tap + length], kernel[tap])
@@ -140,11 +140,11 @@ class LinearAttention(nn.Module):
             context = context[:, max(0, before - TAPS + 1) :]
         new = context[:, -length:]
         mixed = convolve(self.query_key_value(context), self.kernel, length)  # [B, L, 3D]
-        query, key, value = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [B, H, L, E] each
+        mixed = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [3, B, H, L, E]
         with torch.autocast(autocast_device(new), enabled=False):  # small errors of the state add up over a stream
-            query, key, value, gated = (x.float() if x.itemsize < 4 else x for x in (query, key, value, new))
+            mixed, gated = (x.float() if x.itemsize < 4 else x for x in (mixed, new))
             decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
-            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+            (query, key), value = F.normalize(mixed[:2], dim=-1), mixed[2]
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), self.chunk, state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
