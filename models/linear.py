@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 from models.attention import join_heads, split_heads
@@ -34,11 +35,13 @@ def gated_delta(
 
     Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
-    length = query.shape[-2]
-    if length == 1 and state is not None:
-        state = log_decay.exp()[..., None] * state
-        state = state + key.transpose(-2, -1) @ (beta[..., None] * (value - key @ state))
-        return query @ state, state
+    length, inputs = query.shape[-2], (query, key, value, log_decay, beta)
+    if state is not None and torch.compiler.is_exporting():  # ONNX has no solver of triangular systems
+        state, outputs = scan(next_position, state, [x.movedim(2, 0) for x in inputs])
+        return outputs.movedim(0, 2), state
+    if state is not None and length == 1:
+        state, output = next_position(state, [x[:, :, 0] for x in inputs])
+        return output[:, :, None], state
     chunk = min(chunk, length)
     rest = -length % chunk
     if rest:  # positions without effect: they do not decay the state and add nothing to it
@@ -57,6 +60,15 @@ def gated_delta(
         outputs.append(decayed_query @ state + scores @ correction)
         state = kept * state + written_key @ correction
     return torch.stack(outputs, dim=2).flatten(2, 3)[:, :, :length], state
+
+
+def next_position(state: Tensor, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The next state [B, H, E, F] and the output [B, H, F] of gated_delta(). inputs: those of one position."""
+    query, key, value, log_decay, beta = inputs
+    state = log_decay.exp()[..., None, None] * state
+    correction = beta[..., None] * (value - (key[..., None] * state).sum(dim=-2))  # [B, H, F]
+    state = state + key[..., None] * correction[..., None, :]
+    return state, (query[..., None] * state).sum(dim=-2)
 
 
 def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
@@ -98,7 +110,8 @@ def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
     Positions before x are zeros. Sums of slices are faster than F.conv1d, which needs the channels before positions.
     """
     missing = length + len(kernel) - 1 - x.shape[1]
-    x = F.pad(x, (0, 0, missing, 0)) if missing else x  # [B, T + L, C]
+    if torch.compiler.is_exporting() or missing:
+        x = F.pad(x, (0, 0, missing, 0))  # [B, T + L, C]
     mixed = x[:, :length] * kernel[0]
     for tap in range(1, len(kernel)):
         mixed = torch.addcmul(mixed, x[:, tap : tap + length], kernel[tap])

@@ -163,7 +163,7 @@ def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, 
 @cache_tensors(64)  # many entries, because the masks are small and a segment may begin in any column
 def dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int, place: int, dtype, device) -> Tensor:
     """Cached additive mask [L, K] of the union of key sets, for a context that begins in column `place` of a row."""
-    places = torch.arange(place, place + keys)
+    places = torch.arange(keys) + place
     query, key = places[-length:, None], places[None]  # [L, 1], [1, K]
     allowed = reduce(or_, [key_set.contains(query, key) for key_set in key_sets]) & (key <= query)
     return additive_mask(allowed, dtype, device)

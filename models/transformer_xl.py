@@ -71,7 +71,7 @@ class GridPositions(nn.Module):
     def forward(self, start: int, length: int) -> Tensor:
         """Embeddings [L, D] of L = `length` positions from `start` on. The stream must begin with a whole image."""
         rows, columns, channels = (len(table) for table in self.tables)
-        place = torch.arange(start, start + length, device=self.tables[0].device)  # [L]
+        place = torch.arange(length, device=self.tables[0].device) + start  # [L]
         row, column, channel = place // (columns * channels) % rows, place // channels % columns, place % channels
         total = sum(F.embedding(index, table) for index, table in zip((row, column, channel), self.tables, strict=True))
         return total * (total.shape[1] / len(self.tables)) ** 0.5

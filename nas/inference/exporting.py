@@ -17,29 +17,40 @@ from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
+from nas.inference.onnx_graph import check_onnx, write_graph
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS
+from nas.training.evaluation import evaluation_lengths
 
 CARD, PICTURE = "README.md", "pattern.png"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
-def export(run: Path, out: Path) -> None:
-    """Export a finished training. Raises InputError if the run has not finished, or if the folder is not empty."""
+def export(run: Path, out: Path, form: str = "par") -> float | None:
+    """Export a finished training. form: par or onnx. Returns what write_graph() returns for onnx.
+
+    Raises InputError if the run has not finished, if the folder is not empty, or as write_graph().
+    """
     if not (run / RESULTS).exists():
         raise InputError(f"{run} holds no {RESULTS}; give the run folder of a finished training")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} is not an empty folder; give another one")
-    model = load_model(run, "cpu")
+    if form == "onnx":
+        check_onnx()
+    model, difference = load_model(run, "cpu"), None
     out.mkdir(parents=True, exist_ok=True)
-    weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
-    with atomic_write(out / WEIGHTS) as file:
-        file.write(save(weights))
-    write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
+    if form == "onnx":
+        difference = write_graph(model, out)
+    else:
+        weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
+        with atomic_write(out / WEIGHTS) as file:
+            file.write(save(weights))
+        write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
     write_yaml(out / PATTERN, pattern_record(model))
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)
-    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE)))
+    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form))
+    return difference
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
@@ -67,10 +78,12 @@ def without_folder(path: str | None) -> str | None:
     return path and Path(path).name
 
 
-def model_card(model: LanguageModel, results: dict, provenance: dict) -> str:
-    """The text of README.md."""
+def model_card(model: LanguageModel, results: dict, provenance: dict, form: str) -> str:
+    """The text of README.md. form: as in export()."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
     return jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined).render(
+        form=form,
+        context=sum(evaluation_lengths(config)),
         letters=abbreviate(model.pattern),
         blocks=len(model.pattern),
         config=config,

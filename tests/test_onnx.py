@@ -1,0 +1,96 @@
+"""Exported ONNX graphs against PyTorch."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from models.decoding import Decoder
+from models.operations import BlockConfig
+from models.transformer_xl import build_pattern
+from nas.core.errors import InputError
+from nas.inference import onnx_graph
+from nas.inference.onnx_graph import GraphReader, StreamModel, check_onnx, write_graph
+from tests.making import generator, sized
+from tests.processes import succeed
+
+VOCAB, CONTEXT = 23, 14
+BLOCKS = ["attention", "attention key_heads=1", "sparse_strided 5", "sparse_fixed 5", "window 6", "conv", "dense"]
+OTHERS = {
+    "linear": (["linear chunk=4", "dense", "linear chunk=4"], {}),
+    "post": (BLOCKS, {"norm": "post"}),
+    "adaptive softmax and n-grams": (BLOCKS, {"cutoffs": (4, 11), "ngram_rows": (13, 11)}),
+    "images": (BLOCKS, {"grid": (2, 3, 1)}),
+}
+
+
+def model_of(pattern, norm="pre", grid=(), **options):
+    torch.manual_seed(3)
+    model = build_pattern(sized(pattern), BlockConfig(16, norm=norm, relative=not grid), VOCAB, grid=grid, **options)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or name.startswith("ngrams."):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize(("pattern", "options"), OTHERS.values(), ids=OTHERS)
+@torch.no_grad()
+def test_the_function_of_the_graph_equals_the_decoder(pattern, options):
+    model = model_of(pattern, **options).double()
+    tokens, network, place = torch.randint(VOCAB, (2, 60), generator=generator(5)), StreamModel(model, CONTEXT), 0
+    floating = {
+        name: value.double() if value.is_floating_point() else value for name, value in network.start(2).items()
+    }
+    for length in (3, 8):
+        decoder, state, place = Decoder(model, CONTEXT), floating, 0
+        while place + length <= 60:
+            piece = tokens[:, place : place + length]
+            log_p, state = network(piece, state)
+            torch.testing.assert_close(log_p[:, -1], decoder.read(piece), rtol=0, atol=1e-10)
+            place += length
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 6))
+    model = model_of(["sparse_strided 5", "sparse_fixed 5", "attention key_heads=1", "conv", "identity"])
+    assert write_graph(SimpleNamespace(module=model, config=None), tmp_path) < 1e-4
+    session, network = onnxruntime.InferenceSession(tmp_path / "model.onnx"), StreamModel(model, CONTEXT)
+    for rows, length in ((3, 1), (1, 14), (2, 5)):
+        state = network.start(rows)
+        for _ in range(4):
+            tokens = torch.randint(VOCAB, (rows, length), generator=generator(length))
+            found = session.run(
+                None, {"tokens": tokens.numpy(), **{key: value.numpy() for key, value in state.items()}}
+            )
+            log_p, state = network(tokens, state)
+            for one, other in zip(found, [log_p, *state.values()], strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_graph_that_its_card_runs(trained, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert "ONNX Runtime differs from PyTorch by at most" in succeed(
+        "export", trained["words"], "--out", out, "--format", "onnx"
+    )
+    files = {path.name for path in out.iterdir()}
+    assert files == {"model.onnx", "start.npz", "pattern.yaml", "pattern.png", "vocabulary", "README.md"}
+    (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    assert len(code.splitlines()) == 10
+    exec(code.replace("FOLDER", str(out)), {})
+    reader, tokens, drawn = GraphReader(out), np.array([[0, 1, 2]]), []
+    for _ in range(10):
+        tokens = reader.read(tokens)[:, -1:].argmax(axis=-1)
+        drawn.append(tokens.item())
+    assert capsys.readouterr().out.split() == [str(token) for token in drawn]
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(onnx_graph, "find_spec", lambda name: None if name == "onnxscript" else True)
+    with pytest.raises(InputError, match=r"ONNX needs the package onnxscript, which is not installed: pip install -e"):
+        check_onnx()
