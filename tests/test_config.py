@@ -105,6 +105,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
             "search.latency.timing=generation search.latency.source=flops",
             "timing=generation needs search.latency.source=measured",
         ),
+        ("search.latency.source=onnx", "search.latency.source=onnx needs search.latency.timing=generation"),
         ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
     ],
 )

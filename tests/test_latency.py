@@ -167,12 +167,28 @@ def test_the_work_of_generation_is_a_token_with_full_memories(small_config, coun
     (work,) = new_works([["attention", "window 3", "dense"]], config, counts, CPU)
     seen = []
     for cache in work.decoder.caches[:2]:
-        attend = cache.attention.attend_last
-        cache.attention.attend_last = lambda *inputs, attend=attend: seen.append(inputs[1].shape) or attend(*inputs)
+        extend = cache.extend
+        cache.extend = lambda new, extend=extend: seen.append(extend(new)) or seen[-1]
     for _ in range(30):
         work()
-    assert set(seen) == {(2, 2, 1, 12, 8), (2, 2, 1, 4, 8)} and len(seen) == 60  # 12 positions, and a window of 4
+    assert len(seen) == 60 and {x.shape[3] for x in seen} == {12, 4}  # positions of attention, and of the window
     assert batch_shape(config) == (1, 1, 11)
+
+
+@pytest.mark.slow
+def test_onnx_runtime_reads_a_token_with_full_memories(small_config, counts):
+    options = ["search.latency.source=onnx", "search.latency.timing=generation"]
+    config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
+    (work,) = new_works([["attention", "window 3", "conv", "dense"]], config, counts, CPU)
+    assert {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"} == {
+        "memory_0": 11,
+        "memory_1": 3,
+        "memory_2": 3,
+    }
+    work()
+    conditions = measurement_conditions(config, len(counts), ["attention"], CPU)
+    assert "onnxruntime" in conditions and "torch" not in conditions
+    assert (conditions["batch_size"], conditions["segment"], conditions["memory"]) == (1, 1, 11)
 
 
 def test_tokens_are_as_frequent_as_in_the_text(small_config):

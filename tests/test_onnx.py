@@ -10,10 +10,12 @@ import torch
 
 from models.decoding import Decoder
 from models.operations import BlockConfig
+from models.stream import StreamModel
 from models.transformer_xl import build_pattern
-from nas.core.errors import InputError
+from nas.core import errors
+from nas.core.errors import InputError, check_onnx
 from nas.inference import onnx_graph
-from nas.inference.onnx_graph import GraphReader, StreamModel, check_onnx, write_graph
+from nas.inference.onnx_graph import GraphReader, write_graph
 from tests.making import generator, sized
 from tests.processes import succeed
 
@@ -91,6 +93,6 @@ def test_the_command_writes_a_graph_that_its_card_runs(trained, tmp_path, capsys
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(onnx_graph, "find_spec", lambda name: None if name == "onnxscript" else True)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "onnxscript" else True)
     with pytest.raises(InputError, match=r"ONNX needs the package onnxscript, which is not installed: pip install -e"):
         check_onnx()

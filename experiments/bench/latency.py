@@ -52,7 +52,9 @@ def make_config(timing: str, threads: int) -> Config:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--timing", choices=["inference", "training", "generation"], default="inference", help="what is timed")
+    parser.add_argument(
+        "--timing", choices=["inference", "training", "generation"], default="inference", help="what is timed"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random patterns (default 0)")
     arguments = parser.parse_args()
     config = make_config(arguments.timing, arguments.threads)

@@ -103,7 +103,9 @@ class LogitsOptimizerOptions:
 @dataclass
 class LatencyOptions:
     source: str = option(
-        "none", "cost of operations; measured: milliseconds on this device", choices=("none", "flops", "measured")
+        "none",
+        "cost of operations; measured: milliseconds on this device; onnx: in ONNX Runtime, on the CPU",
+        choices=("none", "flops", "measured", "onnx"),
     )
     timing: str = option(
         "inference",
@@ -112,6 +114,11 @@ class LatencyOptions:
     )
     target: Any = option(0.65, "highest (gumbel: expected) cost: ratio to the reference's, or 2.5ms per 1,000 bytes")
     weight: float = option(1.0, "gumbel: nats added to the loss per unit of that ratio above the target", minimum=0)
+
+    @property
+    def in_milliseconds(self) -> bool:
+        """Whether costs are measured."""
+        return self.source in ("measured", "onnx")
 
 
 @dataclass

@@ -154,10 +154,12 @@ def check_budget(options: LatencyOptions) -> None:
     budget, absolute = options.target, milliseconds(options.target)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
-    if absolute and options.source != "measured":
+    if absolute and not options.in_milliseconds:
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
     if options.timing == "generation" and options.source == "flops":
         raise InputError("search.latency.timing=generation needs search.latency.source=measured")
+    if options.source == "onnx" and options.timing != "generation":
+        raise InputError("search.latency.source=onnx needs search.latency.timing=generation")
 
 
 def check_sizes(config: Config) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import NoReturn
 
 OPTION = re.compile(r"--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
@@ -28,6 +29,13 @@ class Interrupted(Exception):
 def nearest(name, known: Iterable[str]) -> str:
     """The known name that is spelled most like `name`, for messages about misspelled names."""
     return difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
+
+
+def check_onnx() -> None:
+    """Raises InputError if a package of the extra is not installed."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if not find_spec(name):
+            raise InputError(f"ONNX needs the package {name}, which is not installed: pip install -e '.[onnx]'")
 
 
 def rank() -> int:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,17 @@ def measurement_conditions(config: Config, vocab_size: int, operations: list[str
 def device_conditions(config: Config, context: DeviceContext) -> dict:
     """The timing and the device of measured costs."""
     timing = config.search.latency.timing
+    if config.search.latency.source == "onnx":
+        runtime = {"onnxruntime": version("onnxruntime")}
+    else:
+        runtime = {"torch": str(torch.__version__)}
     return {
         "timing": timing,
         **({"optimizer": config.train.optimizer} if timing == "training" else {}),
         "processor": context.name if context.is_gpu else processor(),
         "threads": context.threads,
         "precision": context.precision,
-        "torch": str(torch.__version__),
+        **runtime,
     }
 
 
@@ -173,7 +178,7 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
 
 def search_latency(config: Config, counts: np.ndarray, context: DeviceContext, run: Path) -> CostTable | None:
     """The table of a search, the same on each rank, or None. The run may hold one already."""
-    if config.search.latency.source != "measured":
+    if not config.search.latency.in_milliseconds:
         return None
     return broadcast_from_main(lambda: current_costs(config, counts, context, run / LATENCY))
 

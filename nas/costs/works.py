@@ -1,12 +1,17 @@
 """What is timed: a segment or a token through a model with full memories."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.decoding import Decoder
+from models.stream import StreamModel, export_graph, open_graph
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
+from nas.core.errors import check_onnx
 from nas.costs.flops import batch_shape
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
@@ -60,13 +65,33 @@ class TokenWork:
         self.context.synchronize()
 
 
+class GraphWork:
+    """As TokenWork, in ONNX Runtime. Each call reads the same token after the same memories."""
+
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+        _, length, memory = batch_shape(config)
+        network = StreamModel(model.eval(), length + memory)
+        with torch.no_grad(), TemporaryDirectory() as folder:
+            _, state = network(tokens[:, :1].expand(-1, memory), network.start(1))
+            export_graph(network, file := Path(folder) / "model.onnx")
+            self.session = open_graph(file, context.threads)
+        self.inputs = {"tokens": tokens[:, :1].numpy(), **{name: value.numpy() for name, value in state.items()}}
+
+    def __call__(self) -> None:
+        self.session.run(None, self.inputs)
+
+
 def new_works(
     patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext
-) -> list[SegmentWork | TokenWork]:
+) -> list[SegmentWork | TokenWork | GraphWork]:
     """The work of each pattern, with new weights."""
     batch, segment, _ = batch_shape(config)
     # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    work = TokenWork if config.search.latency.timing == "generation" else SegmentWork
+    latency = config.search.latency
+    work = TokenWork if latency.timing == "generation" else SegmentWork
+    if latency.source == "onnx":
+        check_onnx()
+        work = GraphWork
     return [work(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]

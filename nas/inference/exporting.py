@@ -8,7 +8,7 @@ import jinja2
 from safetensors.torch import save
 
 from nas.core.config import flat_config
-from nas.core.errors import InputError
+from nas.core.errors import InputError, check_onnx
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.operations import resolve_block
 from nas.core.pattern import FORMAT, abbreviate, shape_of
@@ -17,7 +17,7 @@ from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
-from nas.inference.onnx_graph import check_onnx, write_graph
+from nas.inference.onnx_graph import write_graph
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS
 from nas.training.evaluation import evaluation_lengths

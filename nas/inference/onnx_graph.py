@@ -1,120 +1,17 @@
-"""A trained model as an ONNX graph, and its reader in ONNX Runtime.
+"""A trained model as an ONNX graph, checked against PyTorch, and its reader in ONNX Runtime."""
 
-Shape letters as in models/attention.py. The graph computes what models.decoding.Decoder computes, for each position of
-a piece of a stream. Besides the tokens [B, L] it takes the state of the stream, and returns that after the piece:
-
-- start: the number of positions read; last [B, T]: the last tokens, for n-grams; only if the model needs them.
-- memory_N: of block N, its keys and values [2, G, B, M, E], or the state of a convolution or of linear attention.
-"""
-
-import contextlib
-import logging
-import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from models.transformer_xl import Block, TransformerXL
-from nas.core.errors import InputError, RunError
+from models.stream import StreamModel, export_graph, open_graph
+from nas.core.errors import RunError
 from nas.inference.language_model import LanguageModel
 from nas.training.evaluation import evaluation_lengths
 
 GRAPH, START = "model.onnx", "start.npz"
 CHECKED, LARGEST = 1000, 1e-3  # tokens, and the largest difference to PyTorch in nats
-PROVIDERS = ["CPUExecutionProvider"]
-
-
-def check_onnx() -> None:
-    """Raises InputError if a package of the extra is not installed."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        if not find_spec(name):
-            raise InputError(f"ONNX needs the package {name}, which is not installed: pip install -e '.[onnx]'")
-
-
-def has_keys(block: Block) -> bool:
-    """Whether the block attends to keys."""
-    return block.reach != 0 and block.operation.step is None
-
-
-class StreamModel(nn.Module):
-    """The function of the graph. context: the most positions that attention sees, those of the piece included."""
-
-    def __init__(self, model: TransformerXL, context: int):
-        super().__init__()
-        self.model, self.context, positions = model, context, model.positions(context)
-        for index, block in enumerate(model.blocks):
-            if has_keys(block):  # the same for each piece, so projected once
-                self.register_buffer(
-                    f"position_{index}", block.operation.attention.project_positions(positions, slice(None))
-                )
-
-    def start(self, rows: int) -> dict[str, Tensor]:
-        """The state of `rows` streams that begin."""
-        model, state = self.model, {}
-        if model.stride > 1 or model.grid:
-            state["start"] = torch.tensor(0)
-        if model.ngrams:
-            state["last"] = torch.full((rows, len(model.ngrams.tables)), -1)
-        for index, block in enumerate(model.blocks):
-            if has_keys(block):
-                heads, groups = block.operation.attention.heads, block.operation.attention.key_heads
-                state[f"memory_{index}"] = torch.zeros(2, groups, rows, 0, model.d_model // heads)
-            elif block.carries_state:
-                heads = block.operation.attention.heads
-                state[f"state_{index}"] = torch.zeros(rows, heads, *[model.d_model // heads] * 2)
-                state[f"memory_{index}"] = torch.zeros(rows, 0, model.d_model)
-            elif block.operation.step:
-                state[f"memory_{index}"] = torch.zeros(rows, block.reach, model.d_model)
-        return state
-
-    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The log-probabilities of the next token after each position [B, L, V], and the state after the piece."""
-        model, length, after = self.model, tokens.shape[1], {}
-        start = state.get("start", 0)
-        if "start" in state:
-            after["start"] = start + length
-        x, last = model.embed(tokens, start, state.get("last"))
-        if "last" in state:
-            after["last"] = last
-        for index, block in enumerate(model.blocks):
-            name, operation = f"memory_{index}", block.operation
-            if has_keys(block):
-                inputs, memory = operation.prepare(x), state[name]
-                seen = min(self.context, block.reach or self.context)
-                before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
-                key_value = torch.cat([memory[:, :, :, before:], operation.attention.project_keys(inputs)], dim=3)
-                position = getattr(self, f"position_{index}")
-                position = None if position is None else position[:, -key_value.shape[3] :]
-                x = x + operation.finish(
-                    x, operation.attention.attend_masked(inputs, key_value, position, start % model.stride)
-                )
-                after[name] = key_value[:, :, :, -min(seen, self.context - 1) :]
-            elif block.carries_state:
-                branch, (after[f"state_{index}"], after[name]) = operation.step(
-                    x, (state[f"state_{index}"], state[name])
-                )
-                x = x + branch
-            elif operation.step:
-                branch, after[name] = operation.step(x, state[name])
-                x = x + branch
-            else:
-                x, _ = block(x, None, None, 0)
-        log_p = model.head.log_probabilities(model.final_norm(x).flatten(0, 1))
-        return log_p.unflatten(0, tokens.shape), after
-
-
-def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
-    """{name: {dimension: its symbol}} of the sizes that may change: the rows, and those that are 0 at the start."""
-    symbols = {}
-    for name, value in state.items():
-        rows = {} if name == "start" else {2 if value.ndim == 5 else 0: torch.export.Dim("batch")}
-        symbols[name] = rows | {
-            axis: torch.export.Dim(f"{name}_length") for axis, size in enumerate(value.shape) if not size
-        }
-    return symbols
 
 
 def write_graph(model: LanguageModel, folder: Path) -> float:
@@ -122,24 +19,8 @@ def write_graph(model: LanguageModel, folder: Path) -> float:
 
     Raises RunError if the graph computes something else.
     """
-    network = StreamModel(model.module, sum(evaluation_lengths(model.config))).eval()
-    state = network.start(2)
-    symbols = dynamic_sizes(state)
-    # Sizes of 0 and 1 would become constants.
-    example = {name: value.new_zeros([size or 3 for size in value.shape]) for name, value in state.items()}
-    tokens, names = torch.zeros(2, 5, dtype=torch.int64), list(state)
-    with torch.no_grad(), quiet():
-        program = torch.onnx.export(
-            network,
-            (tokens,),
-            kwargs={"state": example},
-            dynamo=True,
-            verbose=False,
-            input_names=["tokens", *names],
-            output_names=["log_probabilities", *(f"next_{name}" for name in names)],
-            dynamic_shapes={"tokens": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}, "state": symbols},
-        )
-        program.save(folder / GRAPH)
+    network = StreamModel(model.module, sum(evaluation_lengths(model.config)))
+    export_graph(network, folder / GRAPH)
     np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
     difference = largest_difference(network, folder)
     if difference > LARGEST:
@@ -147,30 +28,15 @@ def write_graph(model: LanguageModel, folder: Path) -> float:
     return difference
 
 
-@contextlib.contextmanager
-def quiet():
-    """Hide the exporter's warnings, which concern its authors."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 class GraphReader:
-    """Reads a stream of one row with an exported graph. Needs the extra, see check_onnx()."""
+    """Reads a stream of one row with an exported graph."""
 
     def __init__(self, folder: Path, threads: int = 1):
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        self.session = onnxruntime.InferenceSession(folder / GRAPH, options, providers=PROVIDERS)
+        self.session = open_graph(folder / GRAPH, threads)
         self.state = dict(np.load(folder / START))
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
-        """Read the next tokens [B, L]. Returns the log-probabilities after each of them [B, L, V]."""
+        """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""
         log_p, *after = self.session.run(None, {"tokens": tokens, **self.state})
         self.state = dict(zip(self.state, after, strict=True))
         return log_p

@@ -63,7 +63,7 @@ def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choi
     share = per_token / bytes_per_token(first)  # of its tokens that stand for one of these
     reference = share * count_flops(resolve_auto(given, first, tell=lambda text: None), first.counts()).cost(plain)
     flops = replace(count_flops(config, corpus.counts()), reference_cost=reference, bytes_per_token=per_token)
-    if config.search.latency.source != "measured":
+    if not config.search.latency.in_milliseconds:
         return [flops, None]
     costs = NetworkCosts.read(run / TRIALS / COSTS)
     table = costs.of_segments(read_network(choice["network"]), config, corpus)

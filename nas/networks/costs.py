@@ -55,8 +55,8 @@ class NetworkCosts:
         if reference != self.reference or not {*shapes, reference[:2]} <= self.tables.keys():
             return False
         names, options = {*self.tables[reference[:2]].blocks, "identity"}, config.search.latency
-        measured = self.device.get("timing")  # None: FLOPs
-        same = measured == options.timing if options.source == "measured" else measured is None
+        known = self.device.get("timing"), "onnxruntime" in self.device  # None: FLOPs
+        same = known == (options.timing if options.in_milliseconds else None, options.source == "onnx")
         return same and {*config.search.operations, *interleaved(2)} <= names
 
     @property
@@ -96,7 +96,7 @@ def network_costs(
     context: DeviceContext,
 ) -> NetworkCosts:
     """The costs of these vocabularies and widths. corpora: of each vocabulary."""
-    measured = config.search.latency.source == "measured"
+    measured = config.search.latency.in_milliseconds
     tokens = math.prod(batch_shape(config)[:2]) if measured else 1
     configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
     for shape in sorted({*shapes, reference[:2]}):

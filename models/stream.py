@@ -1,0 +1,145 @@
+"""A model as a function of tokens and the state of a stream, which ONNX can hold.
+
+Shape letters as in models/attention.py. The function computes what models/decoding.py computes, for each position of a
+piece of a stream. A state has:
+
+- start: the number of positions read; last [B, T]: the last tokens, for n-grams; only if the model needs them.
+- memory_N: of block N, its keys and values [2, G, B, M, E], the state of a convolution, or the last inputs of linear
+  attention, whose state is state_N.
+"""
+
+import contextlib
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.transformer_xl import Block, TransformerXL
+
+
+def has_keys(block: Block) -> bool:
+    """Whether the block attends to keys."""
+    return block.reach != 0 and block.operation.step is None
+
+
+class StreamModel(nn.Module):
+    """The function of the graph. context: the most positions that attention sees, those of the piece included."""
+
+    def __init__(self, model: TransformerXL, context: int):
+        super().__init__()
+        self.model, self.context, positions = model, context, model.positions(context)
+        for index, block in enumerate(model.blocks):
+            if has_keys(block):  # the same for each piece, so projected once
+                self.register_buffer(
+                    f"position_{index}", block.operation.attention.project_positions(positions, slice(None))
+                )
+
+    def start(self, rows: int) -> dict[str, Tensor]:
+        """The state of `rows` streams that begin."""
+        model, state = self.model, {}
+        if model.stride > 1 or model.grid:
+            state["start"] = torch.tensor(0)
+        if model.ngrams:
+            state["last"] = torch.full((rows, len(model.ngrams.tables)), -1)
+        for index, block in enumerate(model.blocks):
+            if has_keys(block):
+                heads, groups = block.operation.attention.heads, block.operation.attention.key_heads
+                state[f"memory_{index}"] = torch.zeros(2, groups, rows, 0, model.d_model // heads)
+            elif block.carries_state:
+                heads = block.operation.attention.heads
+                state[f"state_{index}"] = torch.zeros(rows, heads, *[model.d_model // heads] * 2)
+                state[f"memory_{index}"] = torch.zeros(rows, 0, model.d_model)
+            elif block.operation.step:
+                state[f"memory_{index}"] = torch.zeros(rows, block.reach, model.d_model)
+        return state
+
+    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The log-probabilities of the next token after each position [B, L, V], and the state after the piece."""
+        model, length, after = self.model, tokens.shape[1], {}
+        start = state.get("start", 0)
+        if "start" in state:
+            after["start"] = start + length
+        x, last = model.embed(tokens, start, state.get("last"))
+        if "last" in state:
+            after["last"] = last
+        for index, block in enumerate(model.blocks):
+            name, operation = f"memory_{index}", block.operation
+            if has_keys(block):
+                inputs, memory = operation.prepare(x), state[name]
+                seen = min(self.context, block.reach or self.context)
+                before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
+                key_value = torch.cat([memory[:, :, :, before:], operation.attention.project_keys(inputs)], dim=3)
+                position = getattr(self, f"position_{index}")
+                position = None if position is None else position[:, -key_value.shape[3] :]
+                x = x + operation.finish(
+                    x, operation.attention.attend_masked(inputs, key_value, position, start % model.stride)
+                )
+                after[name] = key_value[:, :, :, -min(seen, self.context - 1) :]
+            elif block.carries_state:
+                branch, (after[f"state_{index}"], after[name]) = operation.step(
+                    x, (state[f"state_{index}"], state[name])
+                )
+                x = x + branch
+            elif operation.step:
+                branch, after[name] = operation.step(x, state[name])
+                x = x + branch
+            else:
+                x, _ = block(x, None, None, 0)
+        log_p = model.head.log_probabilities(model.final_norm(x).flatten(0, 1))
+        return log_p.unflatten(0, tokens.shape), after
+
+
+def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
+    """{name: {dimension: its symbol}} of the sizes that may change: the rows, and those that are 0 at the start."""
+    symbols = {}
+    for name, value in state.items():
+        rows = {} if name == "start" else {2 if value.ndim == 5 else 0: torch.export.Dim("batch")}
+        symbols[name] = rows | {
+            axis: torch.export.Dim(f"{name}_length") for axis, size in enumerate(value.shape) if not size
+        }
+    return symbols
+
+
+@torch.no_grad()
+def export_graph(network: StreamModel, file: Path) -> None:
+    """Write an ONNX graph. Its inputs are `tokens` and the names of the state, in the order of start(), for any number
+    of rows and tokens. The outputs are log_probabilities, and next_NAME for each name. Needs onnx and onnxscript.
+    """
+    state = network.start(2)
+    # Sizes of 0 and 1 would become constants.
+    example = {name: value.new_zeros([size or 3 for size in value.shape]) for name, value in state.items()}
+    with quiet():
+        program = torch.onnx.export(
+            network.eval(),
+            (torch.zeros(2, 5, dtype=torch.int64),),
+            kwargs={"state": example},
+            dynamo=True,
+            verbose=False,
+            input_names=["tokens", *state],
+            output_names=["log_probabilities", *(f"next_{name}" for name in state)],
+            dynamic_shapes={"tokens": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}}
+            | {"state": dynamic_sizes(state)},
+        )
+        program.save(file)
+
+
+def open_graph(file: Path, threads: int):
+    """The session of a graph in ONNX Runtime on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+@contextlib.contextmanager
+def quiet():
+    """Hide the exporter's warnings, which concern its authors."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
