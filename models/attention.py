@@ -148,7 +148,7 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool = True):
         super().__init__()
-        self.heads, self.key_heads = heads, key_heads
+        self.heads, self.key_heads, self.width = heads, key_heads, d_model // heads
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key_value = nn.Linear(d_model, 2 * d_model * key_heads // heads, bias=False)
         self.position = nn.Linear(d_model, d_model, bias=False) if relative else None

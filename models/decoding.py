@@ -27,8 +27,14 @@ class KeyValueCache:
     def __init__(self, operation: Attention, positions: Positions, context: int):
         self.operation, self.attention, self.context = operation, operation.attention, context
         self.position = self.attention.project_positions(positions, slice(None))  # [H, K, E]
-        self.weights = torch.cat([self.attention.query.weight, self.attention.key_value.weight])  # [D + 2GE, D]
-        self.biases = self.attention.content_bias, self.attention.position_bias
+        # One product gives the queries of keys and of distances with their biases, scaled, and the new key and value.
+        query, key_value = self.attention.query.weight, self.attention.key_value.weight
+        scale, biases = self.attention.width**-0.5, (self.attention.content_bias, self.attention.position_bias)
+        queries = 1 if self.position is None else 2
+        self.weight = torch.cat([scale * query] * queries + [key_value])  # [D (+ D) + 2GE, D]
+        self.bias = None
+        if self.position is not None:
+            self.bias = torch.cat([*(scale * bias.flatten() for bias in biases), key_value.new_zeros(len(key_value))])
         self.buffer, self.end = None, 0  # [2, G, B, room, E], and the number of filled places
 
     def read(self, x: Tensor, start: int) -> Tensor:
@@ -43,31 +49,28 @@ class KeyValueCache:
 
         Below, R = H / G is the number of queries that share a key.
         """
-        attention, (rows, d_model) = self.attention, x.shape
-        groups, heads = attention.key_heads, attention.heads
-        width, scale = d_model // heads, (d_model // heads) ** -0.5
-        query, new = F.linear(x, self.weights).split([d_model, 2 * groups * width], dim=1)
-        new = new.view(rows, groups, 2, 1, width).permute(2, 1, 0, 3, 4)  # [2, G, B, 1, E]
+        attention, rows = self.attention, len(x)
+        heads, groups, width = attention.heads, attention.key_heads, attention.width
+        parts = F.linear(x, self.weight, self.bias).view(rows, -1, width)  # [B, H (+ H) + 2G, E]
+        new = parts[:, -2 * groups :].view(rows, groups, 2, 1, width).permute(2, 1, 0, 3, 4)  # [2, G, B, 1, E]
         key, value = self.extend(new).flatten(1, 2).unbind()  # [GB, K, E] each
-        query, keys = query.view(rows, heads, width).transpose(0, 1), key.shape[1]  # [H, B, E]
+        queries = parts.transpose(0, 1)  # [.., B, E]
 
         def by_group(x: Tensor) -> Tensor:
             """[H, B, N] -> [GB, R, N]"""
-            if groups == heads:
-                return x.flatten(0, 1).unsqueeze(1)
-            return x.view(groups, -1, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
+            return x.view(groups, -1, *x.shape[1:]).transpose(1, 2).reshape(groups * rows, -1, x.shape[2])
 
+        content = by_group(queries[:heads])
         if self.position is None:
-            scores = torch.bmm(by_group(query * scale), key.transpose(1, 2))  # [GB, R, K]
+            scores = torch.bmm(content, key.transpose(1, 2))  # [GB, R, K]
         else:
-            content, distance = (query + bias[:, None] for bias in self.biases)
-            by_distance = torch.bmm(distance, self.position[:, -keys:].transpose(1, 2))  # [H, B, K]
-            inputs = by_group(by_distance), by_group(content), key.transpose(1, 2)
-            scores = torch.baddbmm(*inputs, beta=scale, alpha=scale)
+            position = self.position[:, -key.shape[1] :].transpose(1, 2)  # [H, E, K]
+            by_distance = torch.bmm(queries[heads : 2 * heads], position)  # [H, B, K]
+            scores = torch.baddbmm(by_group(by_distance), content, key.transpose(1, 2))
         if not attention.last_sees_all:
-            scores = scores + attention.mask(1, keys, start, x.dtype, x.device)
+            scores = scores + attention.mask(1, key.shape[1], start, x.dtype, x.device)
         mixed = torch.bmm(scores.softmax(dim=-1), value)  # [GB, R, E]
-        return F.linear(mixed.view(groups, rows, -1).transpose(0, 1).reshape(rows, d_model), attention.output.weight)
+        return F.linear(mixed.view(groups, rows, -1).transpose(0, 1).reshape(rows, -1), attention.output.weight)
 
     def extend(self, new: Tensor) -> Tensor:
         """Add keys and values [2, G, B, L, E]. Returns all that the new positions may see [2, G, B, K, E], a view."""

@@ -37,6 +37,8 @@ class Sampling:
         """The distribution [B, V] from which a token is drawn. log_p: [B, V], as the model predicts it."""
         if self.temperature == 0:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
+        if self == Sampling():
+            return log_p.exp()
         below = log_p - log_p.amax(dim=1, keepdim=True)  # at most 0, so that no temperature is too low
         scaled = below / self.temperature
         if self.top_k is None and self.top_p is None:
