@@ -109,7 +109,7 @@ class Decoder:
         self.states: list[Memory] = [None] * len(self.caches)  # of linear attention and convolutions
         self.steps = [self.step_of(index, block) for index, block in enumerate(model.blocks)]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
         """Read the next tokens [B, L]. Returns the log-probabilities of the token after them [B, V].
 

@@ -54,6 +54,7 @@ class Sampling:
             p /= p.sum(dim=1, keepdim=True)
         return torch.zeros_like(p).scatter_(1, order, p)
 
+    @torch.inference_mode()
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
         """One token [B] for each row of log_p [B, V]: where a random share of the sum of the probabilities is reached.
 
