@@ -6,13 +6,14 @@ Shape letters as in models/attention.py.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from models.attention import Positions
-from models.operations import Attention, Dense, Operation
+from models.operations import Attention, Dense, Identity, Operation, ShortConvolution
 from models.transformer_xl import Block, Memory, TransformerXL, map_memory
 
 
@@ -148,7 +149,22 @@ class Decoder:
             return residual(operation, cache.read_one)
         if isinstance(operation, Dense):
             return residual(operation, dense_branch(operation))
+        if isinstance(operation, ShortConvolution):
+            return residual(operation, partial(self.convolve_one, index, operation))
+        if isinstance(operation, Identity):
+            return lambda x, start: x
         return lambda x, start: self.read_block(index, x[:, None], start)[:, 0]
+
+    def convolve_one(self, index: int, operation: ShortConvolution, x: Tensor, start: int) -> Tensor:
+        """The branch [B, D] of a convolution for the next position x [B, D]. The arguments before x name its block."""
+        before = self.states[index]
+        if before is None:
+            before = x.new_zeros(len(x), operation.reach, x.shape[1])
+        a, b, value = F.linear(x, operation.project.weight).chunk(3, dim=-1)
+        products = torch.cat([before, (a * value)[:, None]], dim=1)  # [B, T + 1, D]
+        self.states[index] = products[:, 1:]
+        mixed = (products * operation.kernel[:, 0]).sum(dim=1)  # [B, D]
+        return F.linear(b * mixed, operation.output.weight)
 
     def forget_states(self) -> None:
         """Start linear attention, convolutions and n-grams anew, as at the start of a stream."""
