@@ -12,10 +12,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     out = "file for the table, such as RUN/latency.yaml (default: print it only)"
+    networks = "all vocabularies and widths of a search by trials, which needs --out"
+    parser.add_argument("--networks", action="store_true", help=networks)
     parser.add_argument("--out", metavar="FILE.yaml", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if arguments.out and arguments.out.exists():
         raise InputError(f"--out {arguments.out} exists; name another file, or remove it")
+    if arguments.networks and not arguments.out:
+        raise InputError("--networks needs --out FILE.yaml")
     return arguments
 
 
@@ -24,14 +28,21 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
 
     # Imported only now, because --help and errors in the configuration need no torch.
+    from nas.core.files import write_yaml
     from nas.core.provenance import processor
     from nas.costs.latency import measure_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.networks.choice import open_costs
     from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
+    if arguments.networks:
+        _, _, costs = open_costs(config, arguments.out, context)
+        write_yaml(arguments.out, costs.to_dict())
+        print(f"written to {arguments.out}")
+        return
     corpus = Corpus(prepare(config.data))
     config = resolve_auto(config, corpus)
     table = measure_costs(config, corpus.counts(), context)

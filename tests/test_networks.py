@@ -136,14 +136,17 @@ def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_
     config, network = small_config("search.latency.source=measured", "data.vocab_size=40"), plain(40, 16, 3)
     table = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
     measured = NetworkCosts({(40, 16): table}, network, {"timing": "inference"})
-    assert measured.hold_for(config, [(40, 16)], network) and not measured.hold_for(
-        config, [(40, 16), (80, 16)], network
-    )
-    assert not measured.hold_for(config, [(40, 16)], plain(40, 16, 2))
-    for changed in (
-        "search.operations=[attention,dense,conv]",
-        "search.latency.source=flops",
-        "search.latency.timing=generation",
+    assert measured.differ(config, [(40, 16)], network) == ""
+    assert measured.differ(config, [(40, 16), (80, 16)], network) == "no vocabulary of 80 with a width of 16"
+    assert measured.differ(config, [(40, 16)], plain(40, 16, 2)) == "the reference 40-16-ada"
+    for changed, other in (
+        ("search.operations=[attention,dense,conv]", "no conv"),
+        ("search.latency.source=flops", "costs in ms"),
+        ("search.latency.timing=generation", "timing inference"),
+        ("search.latency.source=table.yaml", "batch_size None, segment None, memory None, head_width None, d_ffn None"),
     ):
-        other = small_config("search.latency.source=measured", "data.vocab_size=40", changed)
-        assert not measured.hold_for(other, [(40, 16)], network)
+        options = small_config("search.latency.source=measured", "data.vocab_size=40", changed)
+        assert measured.differ(options, [(40, 16)], network) == other
+    onnx = ["search.latency.source=onnx", "search.latency.timing=generation"]
+    generation = NetworkCosts({(40, 16): table}, network, {"timing": "generation"})
+    assert generation.differ(small_config("data.vocab_size=40", *onnx), [(40, 16)], network) == "another runtime"

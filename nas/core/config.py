@@ -104,8 +104,8 @@ class LogitsOptimizerOptions:
 class LatencyOptions:
     source: str = option(
         "none",
-        "cost of operations; measured: milliseconds on this device; onnx: in ONNX Runtime, on the CPU",
-        choices=("none", "flops", "measured", "onnx"),
+        "cost of operations: flops, measured (milliseconds on this device), onnx (in ONNX Runtime), or a table of "
+        "nas.latency from another one, such as table.yaml",
     )
     timing: str = option(
         "inference",
@@ -118,7 +118,12 @@ class LatencyOptions:
     @property
     def in_milliseconds(self) -> bool:
         """Whether costs are measured."""
-        return self.source in ("measured", "onnx")
+        return self.source not in ("none", "flops")
+
+    @property
+    def table(self) -> str | None:
+        """The file that the costs come from."""
+        return self.source if self.source.endswith(".yaml") else None
 
 
 @dataclass

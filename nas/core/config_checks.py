@@ -154,6 +154,10 @@ def check_budget(options: LatencyOptions) -> None:
     budget, absolute = options.target, milliseconds(options.target)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
+    if not (options.table or options.source in (known := ("none", "flops", "measured", "onnx"))):
+        raise InputError(
+            f"search.latency.source={options.source} must be {', '.join(known)}, or a file such as table.yaml"
+        )
     if absolute and not options.in_milliseconds:
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
     if options.timing == "generation" and options.source == "flops":

@@ -165,7 +165,15 @@ def fit_costs(patterns: list[list[str]], names: list[str], times: np.ndarray) ->
 
 
 def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, file: Path) -> CostTable:
-    """The table in a file if it was measured under the current conditions; otherwise a new one, not yet written."""
+    """The table in a file if it was measured under the current conditions; otherwise a new one, not yet written.
+
+    With a table from another device: that one. Raises InputError if it is for other sizes.
+    """
+    if given := config.search.latency.table:
+        table = read_costs(Path(given), config.search.operations)
+        if other := changed_conditions(table.holds_for, cost_options(config, len(counts), config.search.operations)):
+            raise InputError(f"search.latency.source={given} was measured with {other}, which differs here")
+        return table
     if file.exists():
         table = read_costs(file, config.search.operations)
         conditions = measurement_conditions(config, len(counts), config.search.operations, context)

@@ -43,7 +43,7 @@ class RunLatency:
         key = tuple(pattern)
         if key not in self.measured:
             latency = self.table.predict(pattern)
-            if self.corpus:
+            if self.corpus and not self.config.search.latency.table:
                 latency = measure_pattern(pattern, self.config, self.corpus, self.context, latency)
             self.measured[key] = latency | {"holds_for": self.table.holds_for}
         return dict(self.measured[key])

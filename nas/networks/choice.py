@@ -155,15 +155,21 @@ def open_costs(
     config: Config, file: Path, context: DeviceContext
 ) -> tuple[dict[int, Corpus], list[tuple[int, int]], NetworkCosts]:
     """The text in each vocabulary, the candidates for vocabulary and width, and their costs: those of a file if it
-    has these candidates, else measured.
+    has these candidates, else measured. With a table from another device: that one.
+
+    Raises InputError if the table is for other sizes.
     """
     corpora, shapes = candidate_corpora(config)
     for corpus in corpora.values():  # report a text that is too short before anything is measured
         open_streams(corpus, config, context)
     own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
-    costs = NetworkCosts.read(file) if file.exists() else None
-    if not costs or not costs.hold_for(config, shapes, own):
-        costs = network_costs(config, corpora, shapes, own, context)
+    table = config.search.latency.table
+    costs = NetworkCosts.read(file if file.exists() or not table else Path(table)) if table or file.exists() else None
+    if costs and (other := costs.differ(config, shapes, own)):
+        if table:
+            raise InputError(f"search.latency.source={table} has {other}, which this search needs otherwise")
+        costs = None
+    costs = costs or network_costs(config, corpora, shapes, own, context)
     return corpora, shapes, costs
 
 

@@ -12,7 +12,7 @@ from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, cost_options, count_flops
-from nas.costs.latency import ROUNDS, SECONDS, device_conditions, timed_rounds
+from nas.costs.latency import ROUNDS, SECONDS, changed_conditions, device_conditions, timed_rounds
 from nas.costs.works import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, read_network, with_sizes
@@ -45,19 +45,31 @@ class NetworkCosts:
     @classmethod
     def read(cls, path: Path) -> "NetworkCosts":
         content = read_yaml(path)
+        if not {"tables", "reference", "device"} <= content.keys():
+            raise InputError(f"{path} is no table of networks; python -m nas.latency --networks writes one")
         tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
         return cls(tables, read_network(content["reference"]), content["device"])
 
-    def hold_for(self, config: Config, shapes: list[tuple[int, int]], reference: Network) -> bool:
-        """Whether they have these vocabularies and widths and this reference, and the operations, the source and the
-        timing of a configuration.
+    def differ(self, config: Config, shapes: list[tuple[int, int]], reference: Network) -> str:
+        """What they lack, or were measured with, that these vocabularies and widths, this reference or a configuration
+        need otherwise, as text; "" if nothing.
         """
-        if reference != self.reference or not {*shapes, reference[:2]} <= self.tables.keys():
-            return False
-        names, options = {*self.tables[reference[:2]].blocks, "identity"}, config.search.latency
-        known = self.device.get("timing"), "onnxruntime" in self.device  # None: FLOPs
-        same = known == (options.timing if options.in_milliseconds else None, options.source == "onnx")
-        return same and {*config.search.operations, *interleaved(2)} <= names
+        options, names = config.search.latency, {*self.tables[self.reference[:2]].blocks, "identity"}
+        wanted = {"timing": options.timing} if options.in_milliseconds else {}
+        if options.table:
+            wanted |= size_conditions(config)
+        if bool(self.device) != options.in_milliseconds:
+            return f"costs in {self.unit}"
+        if not options.table and ("onnxruntime" in self.device) != (options.source == "onnx"):
+            return "another runtime"
+        if changed := changed_conditions(self.device, wanted):
+            return changed
+        if reference != self.reference:
+            return f"the reference {self.reference}"
+        if lacking := {*config.search.operations, *interleaved(2)} - names:
+            return f"no {min(lacking)}"
+        shape = next((shape for shape in shapes if shape not in self.tables), None)
+        return f"no vocabulary of {shape[0]} with a width of {shape[1]}" if shape else ""
 
     @property
     def unit(self) -> str:
@@ -88,6 +100,12 @@ class NetworkCosts:
         return self.cost(network) / self.reference_cost
 
 
+def size_conditions(config: Config) -> dict:
+    """The sizes that measured costs of all vocabularies and widths depend on."""
+    sizes = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
+    return sizes | {"head_width": config.model.d_model // config.model.heads, "d_ffn": config.model.d_ffn}
+
+
 def network_costs(
     config: Config,
     corpora: dict[int, Corpus],
@@ -110,7 +128,8 @@ def network_costs(
     for shape, (overhead, blocks) in parts.items():
         scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
         tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
-    return NetworkCosts(tables, reference, device_conditions(config, context) if measured else {})
+    device = device_conditions(config, context) | size_conditions(config) if measured else {}
+    return NetworkCosts(tables, reference, device)
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
