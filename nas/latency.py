@@ -38,6 +38,8 @@ def main() -> None:
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
+    if config.search.latency.source != "onnx":
+        config.search.latency.source = "measured"
     if arguments.networks:
         _, _, costs = open_costs(config, arguments.out, context)
         write_yaml(arguments.out, costs.to_dict())

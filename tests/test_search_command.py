@@ -1,4 +1,4 @@
-"""Searches by the paper's method as a user types them: their files, and what is refused."""
+"""Searches as a user types them: their files, and what is refused."""
 
 import json
 import shutil
@@ -49,3 +49,28 @@ def test_logits_that_have_not_learned_are_refused(within, tmp_path):
     (early / "pi.jsonl").write_text((within / "pi.jsonl").read_text().splitlines()[0] + "\n")
     (early / "outcome.yaml").unlink()
     assert "pi is still uniform at step 0 of 24" in refuse("derive", early)
+
+
+def test_a_search_takes_its_costs_from_a_table_of_another_device(small_yaml, tmp_path):
+    table, wide = tmp_path / "table.yaml", ["search.method=trials", "search.d_model=[16,24]", "model.ngram_rows=auto"]
+    generation = [*wide, "search.latency.timing=generation", "search.latency.target=1.2"]
+    succeed("latency", small_yaml, "--networks", "--out", table, *generation)
+    content = yaml.safe_load(table.read_text())
+    assert {tuple(one["sizes"]) for one in content["tables"]} == {(38, 16), (38, 24)}
+    content["device"]["processor"] = "a telephone"
+    for one in content["tables"]:  # attention costs nearly nothing there
+        one["blocks"] |= {"attention": 1e-6, "dense": one["overhead"]}
+    table.write_text(yaml.safe_dump(content))
+    given, run = [f"search.latency.source={table}", *generation], tmp_path / "run"
+    told = succeed("search", small_yaml, "--run", run, *given)
+    assert "measuring" not in told
+    succeed("derive", run)
+    pattern = yaml.safe_load((run / "pattern.yaml").read_text())
+    assert pattern["latency"]["holds_for"]["processor"] == "a telephone" and "median_ms" not in pattern["latency"]
+    assert pattern["blocks"].count("attention") > pattern["blocks"].count("dense")
+    for changed, other in (
+        ("model.d_ffn=32", "d_ffn 24"),
+        ("search.d_model=[16,32]", "no vocabulary of 38 with a width of 32"),
+    ):
+        told = refuse("search", small_yaml, "--run", tmp_path / "other", *given, changed)
+        assert f"search.latency.source={table} has {other}, which this search needs otherwise" in told
