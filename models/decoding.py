@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from models.attention import Positions
-from models.operations import Attention, Dense, Identity, Operation, ShortConvolution
+from models.operations import Attention, Identity, Operation
 from models.transformer_xl import Block, Memory, TransformerXL, map_memory
 
 
@@ -57,17 +57,13 @@ class KeyValueCache:
         key, value = self.extend(new).flatten(1, 2).unbind()  # [GB, K, E] each
         queries = parts.transpose(0, 1)  # [.., B, E]
 
-        def by_group(x: Tensor) -> Tensor:
-            """[H, B, N] -> [GB, R, N]"""
-            return x.view(groups, -1, *x.shape[1:]).transpose(1, 2).reshape(groups * rows, -1, x.shape[2])
-
-        content = by_group(queries[:heads])
+        content = by_group(queries[:heads], groups)
         if self.position is None:
             scores = torch.bmm(content, key.transpose(1, 2))  # [GB, R, K]
         else:
             position = self.position[:, -key.shape[1] :].transpose(1, 2)  # [H, E, K]
             by_distance = torch.bmm(queries[heads : 2 * heads], position)  # [H, B, K]
-            scores = torch.baddbmm(by_group(by_distance), content, key.transpose(1, 2))
+            scores = torch.baddbmm(by_group(by_distance, groups), content, key.transpose(1, 2))
         if not attention.last_sees_all:
             scores = scores + attention.mask(1, key.shape[1], start, x.dtype, x.device)
         mixed = torch.bmm(scores.softmax(dim=-1), value)  # [GB, R, E]
@@ -105,7 +101,7 @@ class Decoder:
         positions = model.positions(context)
         self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
-            cached = block.reach != 0 and block.operation.step is None
+            cached = block.operation.has_keys
             self.caches.append(KeyValueCache(block.operation, positions, context) if cached else None)
         self.states: list[Memory] = [None] * len(self.caches)  # of linear attention and convolutions
         self.steps = [self.step_of(index, block) for index, block in enumerate(model.blocks)]
@@ -147,24 +143,16 @@ class Decoder:
         operation, cache = block.operation, self.caches[index]
         if cache:
             return residual(operation, cache.read_one)
-        if isinstance(operation, Dense):
-            return residual(operation, dense_branch(operation))
-        if isinstance(operation, ShortConvolution):
-            return residual(operation, partial(self.convolve_one, index, operation))
+        if operation.one:
+            return residual(operation, partial(self.branch_one, index, operation.one))
         if isinstance(operation, Identity):
             return lambda x, start: x
         return lambda x, start: self.read_block(index, x[:, None], start)[:, 0]
 
-    def convolve_one(self, index: int, operation: ShortConvolution, x: Tensor, start: int) -> Tensor:
-        """The branch [B, D] of a convolution for the next position x [B, D]. The arguments before x name its block."""
-        before = self.states[index]
-        if before is None:
-            before = x.new_zeros(len(x), operation.reach, x.shape[1])
-        a, b, value = F.linear(x, operation.project.weight).chunk(3, dim=-1)
-        products = torch.cat([before, (a * value)[:, None]], dim=1)  # [B, T + 1, D]
-        self.states[index] = products[:, 1:]
-        mixed = (products * operation.kernel[:, 0]).sum(dim=1)  # [B, D]
-        return F.linear(b * mixed, operation.output.weight)
+    def branch_one(self, index: int, one: Callable, x: Tensor, start: int) -> Tensor:
+        """The branch [B, D] of a block for one position x [B, D]. one: as Operation.one()."""
+        branch, self.states[index] = one(x, self.states[index])
+        return branch
 
     def forget_states(self) -> None:
         """Start linear attention, convolutions and n-grams anew, as at the start of a stream."""
@@ -179,6 +167,11 @@ class Decoder:
         self.states = [map_memory(lambda x: x.expand(count, *x.shape[1:]), state) for state in self.states]
 
 
+def by_group(x: Tensor, groups: int) -> Tensor:
+    """Queries that share a key together: [H, B, N] -> [GB, R, N] with R = H / G."""
+    return x.view(groups, -1, *x.shape[1:]).transpose(1, 2).reshape(groups * x.shape[1], -1, x.shape[2])
+
+
 def residual(operation: Operation, branch: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
     """A block's function of x [B, D] and start, from that of its branch, which gets normalised inputs."""
     norm = operation.norm
@@ -186,10 +179,3 @@ def residual(operation: Operation, branch: Callable[[Tensor, int], Tensor]) -> C
     if operation.post_norm:
         return lambda x, start: torch.layer_norm(x + branch(x, start), *options)
     return lambda x, start: x + branch(torch.layer_norm(x, *options), start)
-
-
-def dense_branch(dense: Dense) -> Callable[[Tensor, int], Tensor]:
-    """The branch [B, D] of a dense block for x [B, D]."""
-    (first, first_bias), (last, last_bias) = ((part.weight, part.bias) for part in (dense.expand, dense.output))
-    activate = dense.activation.forward
-    return lambda x, start: F.linear(activate(F.linear(x, first, first_bias)), last, last_bias)

@@ -7,7 +7,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 from models.attention import join_heads, split_heads
@@ -37,6 +36,8 @@ def gated_delta(
     """
     length, inputs = query.shape[-2], (query, key, value, log_decay, beta)
     if state is not None and torch.compiler.is_exporting():  # ONNX has no solver of triangular systems
+        from torch._higher_order_ops.scan import scan  # private, and only the export needs it
+
         state, outputs = scan(next_position, state, [x.movedim(2, 0) for x in inputs])
         return outputs.movedim(0, 2), state
     if state is not None and length == 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from models.attention import Positions, RelativeAttention
 from models.linear import TAPS, LinearAttention, convolve, new_kernel
@@ -48,13 +49,16 @@ class Operation(nn.Module):
     stride: positions of a row; masks of sparse attention depend on the place of a segment in its row.
     step: a method (x [B, L, D], state) -> [B, L, D] and the new state, without gradient; or None. The state replaces
     the inputs before the segment; None: the stream begins. Generation calls it.
+    one: a method (x [B, D], state) -> the branch [B, D] of one position, without normalisation and dropout, in few
+    calls, and the new state; or None.
     carries_state: whether training calls step() too, because the state depends on the whole stream.
+    has_keys: whether it attends to the keys of earlier positions.
     """
 
     reach: int | None = 0
     period = stride = 1
-    step = None
-    carries_state = False
+    step = one = None
+    carries_state = has_keys = False
 
     def __init__(self, config: BlockConfig):
         super().__init__()
@@ -84,7 +88,7 @@ class Operation(nn.Module):
 class Attention(Operation):
     """Multi-head attention with relative positions (arXiv 1901.02860)."""
 
-    reach = None
+    reach, has_keys = None, True
 
     def __init__(self, config: BlockConfig, heads: int, key_heads: int, key_sets: tuple[KeySet, ...] = ()):
         """key_sets: the keys that a query attends to, as SparseAttention takes them; none: all keys."""
@@ -168,6 +172,13 @@ class ShortConvolution(Operation):
         branch, products = self.mix(self.prepare(x), x.shape[1], state)
         return self.finish(x, branch), products[:, products.shape[1] - self.reach :].detach()
 
+    def one(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        a, b, value = F.linear(x, self.project.weight).chunk(3, dim=-1)
+        state = x.new_zeros(len(x), self.reach, x.shape[1]) if state is None else state
+        products = torch.cat([state, (a * value)[:, None]], dim=1)  # [B, T + 1, D]
+        mixed = (products * self.kernel[:, 0]).sum(dim=1)  # [B, D]
+        return F.linear(b * mixed, self.output.weight), products[:, 1:]
+
     def mix(self, context: Tensor, length: int, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """The branch [B, L, D] of the last L = `length` positions, and the products a * value [B, T + K, D].
 
@@ -191,11 +202,15 @@ class Dense(Operation):
     def branch(self, context, length, positions):
         return self.output(self.dropout(self.activation(self.expand(context))))
 
+    def one(self, x: Tensor, state: None) -> tuple[Tensor, None]:
+        hidden = self.activation.forward(F.linear(x, self.expand.weight, self.expand.bias))
+        return F.linear(hidden, self.output.weight, self.output.bias), None
+
 
 class Identity(nn.Module):
     """An empty branch. A search can choose it to leave out a block."""
 
-    reach, period, stride, step, carries_state = 0, 1, 1, None, False
+    reach, period, stride, step, one, carries_state, has_keys = 0, 1, 1, None, None, False, False
 
     def __init__(self, config: BlockConfig):
         super().__init__()

@@ -16,12 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.transformer_xl import Block, TransformerXL
-
-
-def has_keys(block: Block) -> bool:
-    """Whether the block attends to keys."""
-    return block.reach != 0 and block.operation.step is None
+from models.transformer_xl import TransformerXL
 
 
 class StreamModel(nn.Module):
@@ -31,7 +26,7 @@ class StreamModel(nn.Module):
         super().__init__()
         self.model, self.context, positions = model, context, model.positions(context)
         for index, block in enumerate(model.blocks):
-            if has_keys(block):  # the same for each piece, so projected once
+            if block.operation.has_keys:  # the same for each piece, so projected once
                 self.register_buffer(
                     f"position_{index}", block.operation.attention.project_positions(positions, slice(None))
                 )
@@ -44,7 +39,7 @@ class StreamModel(nn.Module):
         if model.ngrams:
             state["last"] = torch.full((rows, len(model.ngrams.tables)), -1)
         for index, block in enumerate(model.blocks):
-            if has_keys(block):
+            if block.operation.has_keys:
                 heads, groups = block.operation.attention.heads, block.operation.attention.key_heads
                 state[f"memory_{index}"] = torch.zeros(2, groups, rows, 0, model.d_model // heads)
             elif block.carries_state:
@@ -66,7 +61,7 @@ class StreamModel(nn.Module):
             after["last"] = last
         for index, block in enumerate(model.blocks):
             name, operation = f"memory_{index}", block.operation
-            if has_keys(block):
+            if block.operation.has_keys:
                 inputs, memory = operation.prepare(x), state[name]
                 seen = min(self.context, block.reach or self.context)
                 before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
@@ -137,9 +132,11 @@ def open_graph(file: Path, threads: int):
 @contextlib.contextmanager
 def quiet():
     """Hide the exporter's warnings, which concern its authors."""
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

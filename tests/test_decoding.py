@@ -10,7 +10,13 @@ from nas.core.operations import OPERATIONS
 from tests.making import generator, sized
 
 VOCAB, STREAM = 23, 40
-SIZES = {"attention": "key_heads=1", "sparse_strided": "5", "sparse_fixed": "5", "window": "6", "linear": "chunk=4"}
+SIZES = {
+    "attention": "heads=4 key_heads=2",
+    "sparse_strided": "5",
+    "sparse_fixed": "5",
+    "window": "6",
+    "linear": "chunk=4",
+}
 BLOCKS = [f"{name} {SIZES.get(name, '')}" for name in OPERATIONS]
 PIECES = {
     "one by one": [1] * STREAM,

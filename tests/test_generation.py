@@ -88,9 +88,10 @@ def test_without_memory_whole_segments_are_read_as_in_an_evaluation(segments, sm
 def test_generation_has_the_precision_of_the_model(small_config, text_folder, cache):
     model = model_of(small_config, text_folder, cache, tokenizer="words")
     model = replace(model, module=model.module.float())
-    (exact,) = predictions(model, "the old man", 1)
-    (rounded,) = predictions(replace(model, context=replace(CPU, precision="bf16")), "the old man", 1)
-    assert 1e-4 < (rounded - exact).abs().max() < 0.1
+    exact = predictions(model, "the old man", 2)  # of the prompt, and of a single token
+    rounded = predictions(replace(model, context=replace(CPU, precision="bf16")), "the old man", 2)
+    for one, other in zip(exact, rounded, strict=True):
+        assert 1e-4 < (one - other).abs().max() < 0.1
 
 
 def predictions(model, prompt, tokens):
@@ -148,8 +149,15 @@ def test_values_out_of_range_and_predictions_of_nan_are_refused():
     ):
         with pytest.raises(InputError, match=message):
             Sampling(**options)
-    with pytest.raises(InputError, match="predicts NaN"):
-        Sampling().draw(torch.full((1, 3), torch.nan), generator(1))
+    for sampling in (Sampling(), Sampling(0), Sampling(0.5, top_p=0.9)):
+        with pytest.raises(InputError, match="predicts NaN"):
+            sampling.draw(torch.full((1, 3), torch.nan), generator(1))
+
+
+def test_the_distribution_of_float32_loses_no_token_and_no_temperature_is_too_low():
+    log_p = torch.randn(2, 50_000, generator=generator(1)).log_softmax(1)
+    assert (Sampling(top_p=1.0).probabilities(log_p) > 0).all()
+    assert Sampling(1e-300).draw(log_p, generator(1)).tolist() == log_p.argmax(dim=1).tolist()
 
 
 def test_a_seed_repeats_the_text_and_another_changes_it(model):

@@ -15,7 +15,7 @@ from nas.core.pattern import expand, interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
 from nas.networks import costs
-from nas.networks.costs import NetworkCosts, network_costs
+from nas.networks.costs import NetworkCosts, network_costs, shared_conditions
 from nas.networks.space import (
     BAND,
     Network,
@@ -136,17 +136,27 @@ def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_
     config, network = small_config("search.latency.source=measured", "data.vocab_size=40"), plain(40, 16, 3)
     table = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
     measured = NetworkCosts({(40, 16): table}, network, {"timing": "inference"})
-    assert measured.differ(config, [(40, 16)], network) == ""
-    assert measured.differ(config, [(40, 16), (80, 16)], network) == "no vocabulary of 80 with a width of 16"
-    assert measured.differ(config, [(40, 16)], plain(40, 16, 2)) == "the reference 40-16-ada"
+    corpus = ArrayCorpus(40, train=np.arange(40), valid=np.arange(9))
+
+    def reason(costs, *changed, shapes=((40, 16),), reference=network):
+        options = small_config("search.latency.source=measured", "data.vocab_size=40", *changed)
+        return costs.differ(options, list(shapes), reference, corpus)
+
+    assert reason(measured) == ""
+    assert reason(measured, shapes=[(40, 16), (80, 16)]) == "it lacks a vocabulary of 80 with a width of 16"
+    assert reason(measured, reference=plain(40, 16, 2)) == "its reference is 40-16-ada"
     for changed, other in (
-        ("search.operations=[attention,dense,conv]", "no conv"),
-        ("search.latency.source=flops", "costs in ms"),
-        ("search.latency.timing=generation", "timing inference"),
-        ("search.latency.source=table.yaml", "batch_size None, segment None, memory None, head_width None, d_ffn None"),
+        ("search.operations=[attention,dense,conv]", "it lacks conv"),
+        ("search.latency.source=flops", "it has costs in ms"),
+        ("search.latency.timing=generation", "it was measured with timing inference"),
     ):
-        options = small_config("search.latency.source=measured", "data.vocab_size=40", changed)
-        assert measured.differ(options, [(40, 16)], network) == other
+        assert reason(measured, changed) == other
+    table_of = ["search.latency.source=table.yaml"]
+    known = NetworkCosts({(40, 16): table}, network, measured.device | shared_conditions(config, corpus))
+    assert reason(known, *table_of) == ""
+    assert reason(known, *table_of, "model.cutoffs=[7]", "model.norm=post") == (
+        "it was measured with norm pre, cutoffs []"
+    )
     onnx = ["search.latency.source=onnx", "search.latency.timing=generation"]
     generation = NetworkCosts({(40, 16): table}, network, {"timing": "generation"})
-    assert generation.differ(small_config("data.vocab_size=40", *onnx), [(40, 16)], network) == "another runtime"
+    assert reason(generation, *onnx) == "it was measured in another runtime"

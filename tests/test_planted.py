@@ -49,3 +49,33 @@ def test_streams_follow_their_rules(planted):
         stream = planted.CORPORA[name].stream(4000, 5)
         follows = np.mean([stream[i] in rule(stream, i) for i in range(4, len(stream))])
         assert 0.88 < follows < 0.95, name
+
+
+def test_both_searches_of_a_seed_see_the_losses_that_each_would_see_alone(planted, monkeypatch):
+    """They share trainings, which cannot go back. A newcomer of the free search begins at the second rung."""
+    seen = {}
+
+    class Training:
+        def __init__(self, blocks, *_):
+            self.blocks, self.reached = tuple(blocks), 0.0
+
+        def until(self, share):
+            assert share > self.reached
+            self.reached = share
+            return {"bits_per_byte": share}
+
+    class Searching:
+        def __init__(self, trials, costs, budget, networks):
+            self.trials, self.networks, self.free = trials, networks, budget == float("inf")
+
+        def run(self):
+            first = next(network for network in self.networks if network.blocks == ("dense", "attention"))
+            for share in (1 / 4,) if self.free else (1 / 8, 1 / 4):
+                found = self.trials.train([first], share)
+                seen[self.free, share] = found[first]["valid"]["bits_per_byte"]
+            return first
+
+    monkeypatch.setattr(planted, "Training", Training)
+    monkeypatch.setattr("nas.networks.halving.Halving", Searching)
+    planted.search("early", 1, ["train.threads=1"])
+    assert seen == {(True, 1 / 4): 1 / 4, (False, 1 / 8): 1 / 8, (False, 1 / 4): 1 / 4}

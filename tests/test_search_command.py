@@ -64,13 +64,26 @@ def test_a_search_takes_its_costs_from_a_table_of_another_device(small_yaml, tmp
     given, run = [f"search.latency.source={table}", *generation], tmp_path / "run"
     told = succeed("search", small_yaml, "--run", run, *given)
     assert "measuring" not in told
-    succeed("derive", run)
+    assert "NOTICE: latencies" not in succeed("derive", run)
     pattern = yaml.safe_load((run / "pattern.yaml").read_text())
     assert pattern["latency"]["holds_for"]["processor"] == "a telephone" and "median_ms" not in pattern["latency"]
     assert pattern["blocks"].count("attention") > pattern["blocks"].count("dense")
+    succeed("derive", run, "--latency-budget", "1000ms", "--out", tmp_path / "other.yaml")
     for changed, other in (
-        ("model.d_ffn=32", "d_ffn 24"),
-        ("search.d_model=[16,32]", "no vocabulary of 38 with a width of 32"),
+        ("model.d_ffn=32", "it was measured with d_ffn 24"),
+        ("search.d_model=[16,32]", "it lacks a vocabulary of 38 with a width of 32"),
     ):
         told = refuse("search", small_yaml, "--run", tmp_path / "other", *given, changed)
-        assert f"search.latency.source={table} has {other}, which this search needs otherwise" in told
+        assert f"search.latency.source={table} does not fit this search: {other}" in told
+
+
+def test_the_method_of_the_paper_takes_a_table_of_another_device(small_yaml, tmp_path):
+    table, run = tmp_path / "table.yaml", tmp_path / "run"
+    given = [f"search.latency.source={table}", "search.latency.target=1000ms"]
+    succeed("latency", small_yaml, "--out", table)
+    table.write_text(table.read_text().replace("threads: 1", "threads: 64"))
+    told = succeed("search", small_yaml, "--run", run, *given)
+    assert "measuring" not in told and "threads: 64" in (run / "latency.yaml").read_text()
+    assert "NOTICE: latencies" not in succeed("derive", run)
+    refused = refuse("search", small_yaml, "--run", tmp_path / "other", *given, "search.latency.timing=training")
+    assert f"search.latency.source={table} does not fit this search: it was measured with timing inference" in refused

@@ -69,7 +69,10 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
     from nas.training.device import device_context
 
     def step(samples: int):
-        generator, prompt = torch.Generator().manual_seed(0), np.random.default_rng(0).integers(VOCABULARY, size=length)
+        generator, prompt = (
+            torch.Generator().manual_seed(0),
+            np.random.default_rng(0).integers(VOCABULARY, size=2 * length + 1),
+        )
         model, device = new_decoder(short, length).model, device_context(TrainOptions(device="cpu", precision="fp32"))
         drawn = generate_tokens(model, device, (length, length), prompt, samples, Sampling(), generator)
         return lambda: next(drawn)

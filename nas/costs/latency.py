@@ -36,17 +36,16 @@ def measurement_conditions(config: Config, vocab_size: int, operations: list[str
 def device_conditions(config: Config, context: DeviceContext) -> dict:
     """The timing and the device of measured costs."""
     timing = config.search.latency.timing
-    if config.search.latency.source == "onnx":
-        runtime = {"onnxruntime": version("onnxruntime")}
-    else:
-        runtime = {"torch": str(torch.__version__)}
+    if config.search.latency.source == "onnx":  # it runs on the CPU
+        runtime = {"processor": processor(), "precision": "fp32", "onnxruntime": version("onnxruntime")}
+        return {"timing": timing, "threads": context.threads, **runtime}
     return {
         "timing": timing,
         **({"optimizer": config.train.optimizer} if timing == "training" else {}),
         "processor": context.name if context.is_gpu else processor(),
         "threads": context.threads,
         "precision": context.precision,
-        **runtime,
+        "torch": str(torch.__version__),
     }
 
 
@@ -147,10 +146,13 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
             return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
         if attempt < ATTEMPTS:
             print(f"NOTICE: {reason}; measuring again", flush=True)
-    section = "train" if timing == "training" else "evaluate"
+    larger = {
+        "training": ", or give a larger train.batch_size,",
+        "inference": ", or give a larger evaluate.batch_size,",
+    }
     raise InputError(
-        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs, or give a "
-        f"larger {section}.batch_size, and repeat the command; or count FLOPs instead: search.latency.source=flops"
+        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs"
+        f"{larger.get(timing, '')} and repeat the command; or count FLOPs instead: search.latency.source=flops"
     )
 
 
@@ -170,9 +172,10 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
     With a table from another device: that one. Raises InputError if it is for other sizes.
     """
     if given := config.search.latency.table:
-        table = read_costs(Path(given), config.search.operations)
-        if other := changed_conditions(table.holds_for, cost_options(config, len(counts), config.search.operations)):
-            raise InputError(f"search.latency.source={given} was measured with {other}, which differs here")
+        table, options = read_costs(Path(given), config.search.operations), config.search.latency
+        wanted = {"timing": options.timing} | cost_options(config, len(counts), config.search.operations)
+        if other := changed_conditions(table.holds_for, wanted):
+            raise InputError(f"search.latency.source={given} does not fit this search: it was measured with {other}")
         return table
     if file.exists():
         table = read_costs(file, config.search.operations)

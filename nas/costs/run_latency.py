@@ -18,7 +18,8 @@ from nas.training.device import set_up_device
 class RunLatency:
     """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
 
-    If the run's text is not available or has changed, its table is used without a check, and nothing is measured.
+    If the run's text is not available or has changed, or if the table is of another device, it is used without a check,
+    and nothing is measured.
     """
 
     def __init__(self, run: Path):
@@ -29,8 +30,11 @@ class RunLatency:
         try:
             corpus = Corpus(prepare(self.config.data))
             check_text(run, data_digests(corpus.meta))
-            table = current_costs(self.config, corpus.counts(), self.context, file)
-            self.corpus = corpus
+            if self.config.search.latency.table:
+                table = read_costs(file, self.config.search.operations)
+            else:
+                table = current_costs(self.config, corpus.counts(), self.context, file)
+                self.corpus = corpus
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             table = read_costs(file, self.config.search.operations)
@@ -43,7 +47,7 @@ class RunLatency:
         key = tuple(pattern)
         if key not in self.measured:
             latency = self.table.predict(pattern)
-            if self.corpus and not self.config.search.latency.table:
+            if self.corpus:
                 latency = measure_pattern(pattern, self.config, self.corpus, self.context, latency)
             self.measured[key] = latency | {"holds_for": self.table.holds_for}
         return dict(self.measured[key])

@@ -72,7 +72,9 @@ class GraphWork:
         _, length, memory = batch_shape(config)
         network = StreamModel(model.eval(), length + memory)
         with torch.no_grad(), TemporaryDirectory() as folder:
-            _, state = network(tokens[:, :1].expand(-1, memory), network.start(1))
+            state = network.start(1)
+            if memory:
+                _, state = network(tokens[:, :1].expand(-1, memory), state)
             export_graph(network, file := Path(folder) / "model.onnx")
             self.session = open_graph(file, context.threads)
         self.inputs = {"tokens": tokens[:, :1].numpy(), **{name: value.numpy() for name, value in state.items()}}

@@ -55,7 +55,7 @@ class SearchRun:
     @property
     def costs(self) -> CostTable:
         """The costs that the search used: milliseconds if it measured them, else FLOPs."""
-        measured = self.options["search.latency.source"] in ("measured", "onnx")
+        measured = self.options["search.latency.source"] not in ("none", "flops")
         return read_costs(self.path / LATENCY, self.operations) if measured else self.flops
 
 

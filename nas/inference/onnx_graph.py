@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from models.stream import StreamModel, export_graph, open_graph
-from nas.core.errors import RunError
+from nas.core.errors import InputError, RunError
 from nas.inference.language_model import LanguageModel
 from nas.training.evaluation import evaluation_lengths
 
@@ -17,9 +17,14 @@ CHECKED, LARGEST = 1000, 1e-3  # tokens, and the largest difference to PyTorch i
 def write_graph(model: LanguageModel, folder: Path) -> float:
     """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
 
-    Raises RunError if the graph computes something else.
+    Raises InputError if the model reads no memory, and RunError if the graph computes something else.
     """
-    network = StreamModel(model.module, sum(evaluation_lengths(model.config)))
+    segment, memory = evaluation_lengths(model.config)
+    if not memory:
+        raise InputError(
+            "a model without memory begins anew after each segment, which the graph cannot: train with one"
+        )
+    network = StreamModel(model.module, segment + memory)
     export_graph(network, folder / GRAPH)
     np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
     difference = largest_difference(network, folder)

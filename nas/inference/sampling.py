@@ -34,11 +34,15 @@ class Sampling:
             raise InputError(f"top-p {self.top_p} must be above 0 and at most 1")
 
     def probabilities(self, log_p: Tensor) -> Tensor:
-        """The distribution [B, V] from which a token is drawn. log_p: [B, V], as the model predicts it."""
-        if self.temperature == 0:
-            return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
+        """The distribution [B, V] from which a token is drawn. log_p: [B, V], as the model predicts it.
+
+        In float64, but for the distribution of the model itself.
+        """
         if self == Sampling():
             return log_p.exp()
+        log_p = log_p.double()
+        if self.temperature == 0:
+            return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
         below = log_p - log_p.amax(dim=1, keepdim=True)  # at most 0, so that no temperature is too low
         scaled = below / self.temperature
         if self.top_k is None and self.top_p is None:
@@ -56,14 +60,15 @@ class Sampling:
 
     @torch.inference_mode()
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
-        """One token [B] for each row of log_p [B, V]: where a random share of the sum of the probabilities is reached.
+        """One token [B] for each row of log_p [B, V], by inverse transform sampling on the CPU.
 
-        It draws on the CPU, and sums in float64. Raises InputError if a log-probability is NaN.
+        Raises InputError if a log-probability is NaN.
         """
-        sums = self.probabilities(log_p.cpu()).cumsum(dim=1, dtype=torch.float64)  # [B, V]
-        total = sums[:, -1:].contiguous()
-        if total.isnan().any():
+        log_p = log_p.cpu()
+        if log_p.isnan().any():
             raise InputError("the model predicts NaN instead of probabilities; its weights are damaged")
+        sums = self.probabilities(log_p).cumsum(dim=1, dtype=torch.float64)  # [B, V]
+        total = sums[:, -1:].contiguous()
         wanted = total * torch.rand(total.shape, dtype=torch.float64, generator=generator)
         # The second one is the last possible token, which a rounded product could pass.
         drawn = [torch.searchsorted(sums, wanted, right=True), torch.searchsorted(sums, total)]

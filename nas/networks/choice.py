@@ -165,9 +165,9 @@ def open_costs(
     own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
     table = config.search.latency.table
     costs = NetworkCosts.read(file if file.exists() or not table else Path(table)) if table or file.exists() else None
-    if costs and (other := costs.differ(config, shapes, own)):
+    if costs and (reason := costs.differ(config, shapes, own, corpora[own.vocab_size])):
         if table:
-            raise InputError(f"search.latency.source={table} has {other}, which this search needs otherwise")
+            raise InputError(f"search.latency.source={table} does not fit this search: {reason}")
         costs = None
     costs = costs or network_costs(config, corpora, shapes, own, context)
     return corpora, shapes, costs

@@ -50,26 +50,27 @@ class NetworkCosts:
         tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
         return cls(tables, read_network(content["reference"]), content["device"])
 
-    def differ(self, config: Config, shapes: list[tuple[int, int]], reference: Network) -> str:
-        """What they lack, or were measured with, that these vocabularies and widths, this reference or a configuration
-        need otherwise, as text; "" if nothing.
+    def differ(self, config: Config, shapes: list[tuple[int, int]], reference: Network, corpus: Corpus) -> str:
+        """Why they do not fit these vocabularies and widths, this reference and a configuration; "" if they do.
+
+        corpus: in the vocabulary of the reference.
         """
         options, names = config.search.latency, {*self.tables[self.reference[:2]].blocks, "identity"}
         wanted = {"timing": options.timing} if options.in_milliseconds else {}
         if options.table:
-            wanted |= size_conditions(config)
+            wanted |= shared_conditions(config, corpus)
         if bool(self.device) != options.in_milliseconds:
-            return f"costs in {self.unit}"
+            return f"it has costs in {self.unit}"
         if not options.table and ("onnxruntime" in self.device) != (options.source == "onnx"):
-            return "another runtime"
+            return "it was measured in another runtime"
         if changed := changed_conditions(self.device, wanted):
-            return changed
+            return f"it was measured with {changed}"
         if reference != self.reference:
-            return f"the reference {self.reference}"
+            return f"its reference is {self.reference}"
         if lacking := {*config.search.operations, *interleaved(2)} - names:
-            return f"no {min(lacking)}"
+            return f"it lacks {min(lacking)}"
         shape = next((shape for shape in shapes if shape not in self.tables), None)
-        return f"no vocabulary of {shape[0]} with a width of {shape[1]}" if shape else ""
+        return f"it lacks a vocabulary of {shape[0]} with a width of {shape[1]}" if shape else ""
 
     @property
     def unit(self) -> str:
@@ -100,10 +101,13 @@ class NetworkCosts:
         return self.cost(network) / self.reference_cost
 
 
-def size_conditions(config: Config) -> dict:
-    """The sizes that measured costs of all vocabularies and widths depend on."""
+def shared_conditions(config: Config, corpus: Corpus) -> dict:
+    """What measured costs of all vocabularies and widths depend on. corpus: in the vocabulary of the reference."""
     sizes = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
-    return sizes | {"head_width": config.model.d_model // config.model.heads, "d_ffn": config.model.d_ffn}
+    keys = "d_ffn", "norm", "activation", "cutoffs", "div_value", "tie_embeddings", "ngram_rows", "grid"
+    model = {key: getattr(config.model, key) for key in keys}
+    text = {"train_sha256": corpus.meta["splits"]["train"].get("sha256")}
+    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text
 
 
 def network_costs(
@@ -128,7 +132,9 @@ def network_costs(
     for shape, (overhead, blocks) in parts.items():
         scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
         tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
-    device = device_conditions(config, context) | size_conditions(config) if measured else {}
+    device = {}
+    if measured:
+        device = device_conditions(config, context) | shared_conditions(config, corpora[reference.vocab_size])
     return NetworkCosts(tables, reference, device)
 
 

@@ -19,7 +19,7 @@ from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint
 
 WEIGHTS, EXPORT_CONFIG = "model.safetensors", "config.json"  # of an exported folder
-EXPORT_FORMAT = "par-model/2"
+EXPORT_FORMAT = "par-model/3"
 
 
 @dataclass(frozen=True)
