@@ -9,6 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from matplotlib.ticker import LogLocator, NullLocator
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
@@ -38,25 +40,34 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     """Word perplexity over time: the searched networks, and the front of all others."""
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
-    others = []
+    others, names = [], {}
     for results in budgets.values():
         for result in results:
             point = result.latency, float(result.values(metric).mean())
             searched = result.name == "searched"
-            axes.plot(
-                *point, "o", color=RED if searched else GREY, markersize=8 if searched else 5, zorder=2 + searched
-            )
+            size = 8 if searched else 5
+            axes.plot(*point, "o", color=RED if searched else GREY, markersize=size, zorder=2 + searched)
             if searched:
                 words = f"{result.vocab_size:,}, {abbreviate(result.blocks)}"
-                axes.annotate(words, point, xytext=(6, 6), textcoords="offset points", color=RED, fontsize=9)
+                axes.annotate(words, point, xytext=(6, 12), textcoords="offset points", color=RED, fontsize=9)
             else:
                 others.append(result)
+                names.setdefault(result.key, []).append(result.name)
     front = []
     for result in sorted(others, key=lambda result: result.latency):
         if not dominating(result, others, metric):
-            front.append((result.latency, float(result.values(metric).mean())))
-            axes.annotate(result.name, front[-1], xytext=(6, -11), textcoords="offset points", color=BLUE, fontsize=8)
+            point = result.latency, float(result.values(metric).mean())
+            if point not in front:  # a network may have several names
+                front.append(point)
+                words = ", ".join(names[result.key])
+                axes.annotate(
+                    words, point, xytext=(0, -14), textcoords="offset points", color=BLUE, fontsize=8, ha="center"
+                )
     axes.step(*zip(*front, strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="inference, ms for 1,000 bytes of text", ylabel=f"{metric.name} on test")
     axes.set_title("red: found by the search; grey: opponents, and their front", loc="left", fontsize=9)
     tidy(axes)
@@ -76,6 +87,7 @@ def main() -> None:
     for name in names:
         print_row(name, *(table.get(name) for table in tables.values()))
     records = [{"budget": budget} | record for budget, rs in budgets.items() for r in rs for record in csv_records(r)]
+    arguments.out.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out / "frontier.csv", csv_text(records))
     draw(budgets, arguments.out / "frontier.png")
 
