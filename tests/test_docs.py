@@ -21,7 +21,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 KEY = re.compile(r"\b(?:data|model|train|search|evaluate)(?:\.[a-z_][a-z_0-9]*)+")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-FILE_ENDINGS = ("py", "yaml", "txt", "bin", "log", "md", "safetensors")
+FILE_ENDINGS = ("py", "yaml", "txt", "bin", "log", "md", "safetensors", "onnx")
 
 KEYS = {key for key, _ in options()}
 SECTIONS = {key.rsplit(".", count)[0] for key in KEYS for count in range(1, key.count(".") + 1)}
