@@ -14,6 +14,7 @@ from models.stream import StreamModel
 from models.transformer_xl import build_pattern
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx
+from nas.core.files import read_yaml
 from nas.inference import onnx_graph
 from nas.inference.onnx_graph import GraphReader, write_graph
 from tests.making import generator, sized
@@ -75,11 +76,15 @@ def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_graph_that_its_card_runs(trained, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert "ONNX Runtime differs from PyTorch by at most" in succeed(
-        "export", trained["words"], "--out", out, "--format", "onnx"
-    )
+def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_of_the_training(
+    trained, tmp_path, capsys
+):
+    out, valid = tmp_path / "out", read_yaml(trained["words"] / "results.yaml")["valid"]
+    told = succeed("export", trained["words"], "--out", out, "--format", "onnx-int8")
+    assert "ONNX Runtime differs from PyTorch by at most" in told
+    judged = dict(re.findall(r"(float32|int8): word perplexity ([\d.]+) on valid", told))
+    assert judged["float32"] == f"{valid['word_perplexity']:.4g}" and judged.keys() == {"float32", "int8"}
+    assert 0 < abs(float(judged["int8"]) / valid["word_perplexity"] - 1) < 0.05
     files = {path.name for path in out.iterdir()}
     assert files == {"model.onnx", "start.npz", "pattern.yaml", "pattern.png", "vocabulary", "README.md"}
     (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)

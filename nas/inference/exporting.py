@@ -14,10 +14,12 @@ from nas.core.operations import resolve_block
 from nas.core.pattern import FORMAT, abbreviate, shape_of
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import PATTERN, RESULTS
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
-from nas.inference.onnx_graph import write_graph
+from nas.inference.onnx_graph import judge_graph, quantize_graph, write_graph
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS
 from nas.training.evaluation import evaluation_lengths
@@ -26,21 +28,27 @@ CARD, PICTURE = "README.md", "pattern.png"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
-def export(run: Path, out: Path, form: str = "par") -> float | None:
-    """Export a finished training. form: par or onnx. Returns what write_graph() returns for onnx.
+def export(run: Path, out: Path, form: str = "par") -> list[str]:
+    """Export a finished training. form: par, onnx, or onnx-int8, which needs the text. Returns lines about the graph.
 
-    Raises InputError if the run has not finished, if the folder is not empty, or as write_graph().
+    Raises InputError if the run has not finished, if the folder is not empty, or as write_graph() and prepare().
     """
     if not (run / RESULTS).exists():
         raise InputError(f"{run} holds no {RESULTS}; give the run folder of a finished training")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} is not an empty folder; give another one")
-    if form == "onnx":
+    if form != "par":
         check_onnx()
-    model, difference = load_model(run, "cpu"), None
+    model, lines = load_model(run, "cpu"), []
+    corpus = Corpus(prepare(model.config.data)) if form == "onnx-int8" else None
     out.mkdir(parents=True, exist_ok=True)
-    if form == "onnx":
+    if form != "par":
         difference = write_graph(model, out)
+        lines.append(f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens")
+        if corpus:
+            lines.append(f"float32: {describe(judge_graph(out, model.config, corpus))}")
+            quantize_graph(out)
+            lines.append(f"int8: {describe(judge_graph(out, model.config, corpus))}")
     else:
         weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
         with atomic_write(out / WEIGHTS) as file:
@@ -50,7 +58,13 @@ def export(run: Path, out: Path, form: str = "par") -> float | None:
     pattern_strip(model.pattern, out / PICTURE)
     model.tokenizer.save(out / VOCABULARY)
     write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form))
-    return difference
+    return lines
+
+
+def describe(judged: dict) -> str:
+    """The result of judge_graph() as text."""
+    name = "word_perplexity" if judged["word_perplexity_comparable"] else "perplexity"
+    return f"{name.replace('_', ' ')} {judged[name]:.4g} on valid, {judged['ms_per_token']:.3f} ms for a token"
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
