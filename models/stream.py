@@ -98,9 +98,11 @@ def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
 
 
 @torch.no_grad()
-def export_graph(network: StreamModel, file: Path) -> None:
-    """Write an ONNX graph. Its inputs are `tokens` and the names of the state, in the order of start(), for any number
-    of rows and tokens. The outputs are log_probabilities, and next_NAME for each name. Needs onnx and onnxscript.
+def export_graph(network: StreamModel, file: Path, **about: int) -> None:
+    """Write an ONNX graph. Needs onnx and onnxscript.
+
+    Its inputs are `tokens` and the names of the state, in the order of start(), for any number of rows and tokens. The
+    outputs are log_probabilities, and next_NAME for each name. about: metadata of the graph.
     """
     state = network.start(2)
     # Sizes of 0 and 1 would become constants.
@@ -117,6 +119,7 @@ def export_graph(network: StreamModel, file: Path) -> None:
             dynamic_shapes={"tokens": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}}
             | {"state": dynamic_sizes(state)},
         )
+        program.model.metadata_props.update({key: str(value) for key, value in about.items()})
         program.save(file)
 
 

@@ -1,6 +1,7 @@
 """Exported ONNX graphs against PyTorch."""
 
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +13,12 @@ from models.decoding import Decoder
 from models.operations import BlockConfig
 from models.stream import StreamModel
 from models.transformer_xl import build_pattern
+from nas import load_model
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx
 from nas.core.files import read_yaml
 from nas.inference import onnx_graph
+from nas.inference.harness import Harness, new_harness
 from nas.inference.onnx_graph import GraphReader, write_graph
 from tests.making import generator, sized
 from tests.processes import succeed
@@ -101,3 +104,44 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "onnxscript" else True)
     with pytest.raises(InputError, match=r"ONNX needs the package onnxscript, which is not installed: pip install -e"):
         check_onnx()
+
+
+@pytest.fixture(scope="module")
+def graph(trained, tmp_path_factory):
+    out = tmp_path_factory.mktemp("graph") / "out"
+    succeed("export", trained["sentencepiece"], "--out", out, "--format", "onnx")
+    return out
+
+
+def requests_of(*arguments):
+    return [SimpleNamespace(args=one) for one in arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["run", "graph"])
+def test_the_harness_judges_and_generates_as_the_model_does(form, trained, graph, text_folder):
+    harness, model = (
+        Harness(graph if form == "graph" else trained["sentencepiece"]),
+        load_model(trained["sentencepiece"]),
+    )
+    text = (text_folder / "test.txt").read_text()
+    (rolling,) = harness.loglikelihood_rolling(requests_of((text,)))
+    assert rolling == pytest.approx(-model.score(text).figures["nll"], rel=1e-6)
+    context, continuation = "my sister sees", " the river ."
+    whole, part = model.score("\n" + context + continuation), model.score("\n" + context)
+    expected = part.figures["nll"] - whole.figures["nll"]
+    count, greedy = len(whole.ids) - len(part.ids), model.generate("\n" + context, 20, temperature=0)
+    found = harness.loglikelihood(requests_of((context, continuation), (context, greedy[:1]), ("", "the")))
+    assert found[0][0] == pytest.approx(expected, rel=1e-4) and count > 1 and not found[0][1]
+    assert found[2][0] == pytest.approx(-model.score("\nthe").figures["nll"], rel=1e-4)
+    options = {"until": ["xyz"], "max_gen_toks": 20}
+    assert harness.generate_until(requests_of((context, options))) == [greedy]
+    stop = greedy[3:5]
+    (cut,) = harness.generate_until(requests_of((context, options | {"until": [stop, "xyz"]})))
+    assert cut == greedy[: greedy.index(stop)]
+
+
+def test_the_harness_names_a_missing_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    with pytest.raises(InputError, match="needs the package lm_eval, which is not installed: pip install lm_eval"):
+        new_harness(tmp_path)

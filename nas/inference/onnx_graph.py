@@ -29,7 +29,7 @@ def write_graph(model: LanguageModel, folder: Path) -> float:
             "a model without memory begins anew after each segment, which the graph cannot: train with one"
         )
     network = StreamModel(model.module, segment + memory)
-    export_graph(network, folder / GRAPH)
+    export_graph(network, folder / GRAPH, segment=segment)
     np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
     difference = largest_difference(network, folder)
     if difference > LARGEST:
@@ -41,8 +41,13 @@ class GraphReader:
     """Reads a stream of one row with an exported graph."""
 
     def __init__(self, folder: Path, threads: int = 1):
-        self.session = open_graph(folder / GRAPH, threads)
-        self.state = dict(np.load(folder / START))
+        self.session, self.first = open_graph(folder / GRAPH, threads), dict(np.load(folder / START))
+        self.segment = int(self.session.get_modelmeta().custom_metadata_map["segment"])  # of evaluation
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new stream."""
+        self.state = self.first
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""

@@ -1,0 +1,122 @@
+"""A trained model behind the interface of lm_eval, the language model evaluation harness (`pip install lm_eval`).
+
+from lm_eval import simple_evaluate
+from nas.inference.harness import new_harness
+
+print(simple_evaluate(model=new_harness("runs/mine/found"), tasks=["wikitext"])["results"])
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.stream import StreamModel
+from nas.core.errors import InputError
+from nas.data.vocabulary import VOCABULARY, Vocabulary
+from nas.inference.generation import TextWriter
+from nas.inference.language_model import LanguageModel, load_model
+from nas.inference.onnx_graph import GRAPH, GraphReader
+from nas.inference.sampling import Sampling
+from nas.training.evaluation import evaluation_lengths
+
+TOKENS = 256  # of generated text, if a task gives no number
+
+
+class ModelReader:
+    """As GraphReader, with PyTorch."""
+
+    def __init__(self, model: LanguageModel):
+        self.segment, memory = evaluation_lengths(model.config)
+        self.network = StreamModel(model.module, self.segment + memory).eval()
+        self.restart()
+
+    def restart(self) -> None:
+        self.state = self.network.start(1)
+
+    @torch.inference_mode()
+    def read(self, tokens: np.ndarray) -> np.ndarray:
+        log_p, self.state = self.network(torch.from_numpy(tokens), self.state)
+        return log_p.numpy()
+
+
+class Harness:
+    """The three requests of lm_eval. Each has `args`, as lm_eval.api.model.LM describes them.
+
+    folder: the run folder of a training, or an exported folder, also of an ONNX graph. Raises InputError as
+    load_model().
+    """
+
+    def __init__(self, folder: Path):
+        self.vocabulary = Vocabulary.load(folder / VOCABULARY)
+        self.reader = GraphReader(folder) if (folder / GRAPH).exists() else ModelReader(load_model(folder, "cpu"))
+
+    def judge(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The log-probability of each of ids[1:] [N - 1], and whether it is the most probable token [N - 1].
+
+        By the evaluation protocol: the stream is read in segments.
+        """
+        self.reader.restart()
+        found, greedy, ids = [], [], ids.astype(np.int64)
+        for start in range(0, len(ids) - 1, self.reader.segment):
+            targets = ids[start + 1 : start + self.reader.segment + 1]
+            log_p = self.reader.read(ids[None, start : start + len(targets)])[0]  # [L, V]
+            found.append(log_p[np.arange(len(targets)), targets])
+            greedy.append(log_p.argmax(axis=-1) == targets)
+        return np.concatenate([np.empty(0), *found]), np.concatenate([np.empty(0, bool), *greedy])
+
+    def encode(self, text: str) -> np.ndarray:
+        """The tokens of a text that begins after a line end, with this line end."""
+        if self.vocabulary.line_end is None:
+            raise InputError(
+                "the vocabulary has no line end, which stands before each text; train with data.newline=keep"
+            )
+        return np.append(self.vocabulary.line_end, self.vocabulary.encode(text))
+
+    def loglikelihood(self, requests: list) -> list[tuple[float, bool]]:
+        results = []
+        for context, continuation in (request.args for request in requests):
+            log_p, greedy = self.judge(self.encode(context + continuation))
+            before = len(self.encode(context)) - 1
+            results.append((float(log_p[before:].sum(dtype=np.float64)), bool(greedy[before:].all())))
+        return results
+
+    def loglikelihood_rolling(self, requests: list) -> list[float]:
+        """As nas.score, which predicts all tokens but the first."""
+        texts = (request.args[0] for request in requests)
+        return [float(self.judge(self.vocabulary.encode(text))[0].sum(dtype=np.float64)) for text in texts]
+
+    def generate_until(self, requests: list) -> list[str]:
+        results = []
+        for context, options in (request.args for request in requests):
+            stops, ids, text = options.get("until", []), self.encode(context).astype(np.int64), ""
+            sampling = Sampling(options.get("temperature", 1.0) if options.get("do_sample") else 0.0)
+            writer, generator, written = TextWriter(self.vocabulary, ids), torch.Generator().manual_seed(0), b""
+            self.reader.restart()
+            for start in range(0, len(ids), self.reader.segment):
+                log_p = self.reader.read(ids[None, start : start + self.reader.segment])
+            for _ in range(options.get("max_gen_toks", TOKENS)):
+                (token,) = sampling.draw(torch.from_numpy(log_p[:, -1]), generator).tolist()
+                written += writer.write(token)
+                text = written.decode(errors="replace")
+                if any(stop in text for stop in stops):
+                    break
+                log_p = self.reader.read(np.array([[token]]))
+            ends = [text.find(stop) for stop in stops if stop in text]
+            results.append(text[: min(ends, default=len(text))])
+        return results
+
+
+def new_harness(folder: str | Path):
+    """An lm_eval.api.model.LM of a trained model. Raises InputError if lm_eval is not installed, and as Harness."""
+    try:
+        from lm_eval.api.model import LM
+    except ImportError:
+        raise InputError("this needs the package lm_eval, which is not installed: pip install lm_eval") from None
+
+    class Model(Harness, LM):
+        def __init__(self):
+            LM.__init__(self)
+            Harness.__init__(self, Path(folder))
+
+    return Model()
