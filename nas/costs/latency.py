@@ -172,8 +172,9 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
     With a table from another device: that one. Raises InputError if it is for other sizes.
     """
     if given := config.search.latency.table:
-        table, options = read_costs(Path(given), config.search.operations), config.search.latency
-        wanted = {"timing": options.timing} | cost_options(config, len(counts), config.search.operations)
+        table = read_costs(file if file.exists() else Path(given), config.search.operations)
+        wanted = {"timing": config.search.latency.timing}
+        wanted |= cost_options(config, len(counts), config.search.operations)
         if other := changed_conditions(table.holds_for, wanted):
             raise InputError(f"search.latency.source={given} does not fit this search: it was measured with {other}")
         return table
