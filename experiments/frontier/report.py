@@ -40,7 +40,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     """Word perplexity over time: the searched networks, and the front of all others."""
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
-    others, names = [], {}
+    others = []
     for results in budgets.values():
         for result in results:
             point = result.latency, float(result.values(metric).mean())
@@ -49,22 +49,18 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
             axes.plot(*point, "o", color=RED if searched else GREY, markersize=size, zorder=2 + searched)
             if searched:
                 words = f"{result.vocab_size:,}, {abbreviate(result.blocks)}"
-                axes.annotate(words, point, xytext=(6, 12), textcoords="offset points", color=RED, fontsize=9)
+                axes.annotate(
+                    words, point, xytext=(0, -18), textcoords="offset points", color=RED, fontsize=9, ha="center"
+                )
             else:
                 others.append(result)
-                names.setdefault(result.key, []).append(result.name)
     front = []
     for result in sorted(others, key=lambda result: result.latency):
         if not dominating(result, others, metric):
-            point = result.latency, float(result.values(metric).mean())
-            if point not in front:  # a network may have several names
-                front.append(point)
-                words = ", ".join(names[result.key])
-                axes.annotate(
-                    words, point, xytext=(0, -14), textcoords="offset points", color=BLUE, fontsize=8, ha="center"
-                )
+            front.append((result.latency, float(result.values(metric).mean())))
     axes.step(*zip(*front, strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
     axes.set_yscale("log")
+    axes.margins(0.1)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
