@@ -119,7 +119,9 @@ def test_a_folder_without_a_training_is_refused_in_python(tmp_path):
 
 
 def test_the_example_in_the_documentation_runs(trained, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
+    example, _ = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL
+    )  # _ needs lm_eval
     exec(example.replace("runs/retrain", str(trained["sentencepiece"])), {})
     printed = capsys.readouterr().out
     assert "b'The church'" in printed and "['window 6', 'dense', 'linear', 'attention'] 16" in printed
