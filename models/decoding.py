@@ -101,8 +101,8 @@ class Decoder:
         positions = model.positions(context)
         self.caches: list[KeyValueCache | None] = []  # of the blocks that attend to keys
         for block in model.blocks:
-            cached = block.operation.has_keys
-            self.caches.append(KeyValueCache(block.operation, positions, context) if cached else None)
+            keys = block.operation.has_keys
+            self.caches.append(KeyValueCache(block.operation, positions, context) if keys else None)
         self.states: list[Memory] = [None] * len(self.caches)  # of linear attention and convolutions
         self.steps = [self.step_of(index, block) for index, block in enumerate(model.blocks)]
 

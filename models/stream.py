@@ -39,15 +39,16 @@ class StreamModel(nn.Module):
         if model.ngrams:
             state["last"] = torch.full((rows, len(model.ngrams.tables)), -1)
         for index, block in enumerate(model.blocks):
-            if block.operation.has_keys:
-                heads, groups = block.operation.attention.heads, block.operation.attention.key_heads
-                state[f"memory_{index}"] = torch.zeros(2, groups, rows, 0, model.d_model // heads)
-            elif block.carries_state:
-                heads = block.operation.attention.heads
+            operation = block.operation
+            if operation.has_keys:
+                groups, width = operation.attention.key_heads, operation.attention.width
+                state[f"memory_{index}"] = torch.zeros(2, groups, rows, 0, width)
+            elif operation.carries_state:
+                heads = operation.attention.heads
                 state[f"state_{index}"] = torch.zeros(rows, heads, *[model.d_model // heads] * 2)
                 state[f"memory_{index}"] = torch.zeros(rows, 0, model.d_model)
-            elif block.operation.step:
-                state[f"memory_{index}"] = torch.zeros(rows, block.reach, model.d_model)
+            elif operation.step:
+                state[f"memory_{index}"] = torch.zeros(rows, operation.reach, model.d_model)
         return state
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -61,27 +62,23 @@ class StreamModel(nn.Module):
             after["last"] = last
         for index, block in enumerate(model.blocks):
             name, operation = f"memory_{index}", block.operation
-            if block.operation.has_keys:
+            if operation.has_keys:
                 inputs, memory = operation.prepare(x), state[name]
                 seen = min(self.context, block.reach or self.context)
                 before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
                 key_value = torch.cat([memory[:, :, :, before:], operation.attention.project_keys(inputs)], dim=3)
                 position = getattr(self, f"position_{index}")
                 position = None if position is None else position[:, -key_value.shape[3] :]
-                x = x + operation.finish(
-                    x, operation.attention.attend_masked(inputs, key_value, position, start % model.stride)
-                )
-                after[name] = key_value[:, :, :, -min(seen, self.context - 1) :]
-            elif block.carries_state:
-                branch, (after[f"state_{index}"], after[name]) = operation.step(
-                    x, (state[f"state_{index}"], state[name])
-                )
-                x = x + branch
+                mixed = operation.attention.attend_masked(inputs, key_value, position, start % model.stride)
+                branch, after[name] = operation.finish(x, mixed), key_value[:, :, :, -min(seen, self.context - 1) :]
+            elif operation.carries_state:
+                memory = state[f"state_{index}"], state[name]
+                branch, (after[f"state_{index}"], after[name]) = operation.step(x, memory)
             elif operation.step:
                 branch, after[name] = operation.step(x, state[name])
-                x = x + branch
             else:
-                x, _ = block(x, None, None, 0)
+                branch = operation(x, None, None)
+            x = x + branch
         log_p = model.head.log_probabilities(model.final_norm(x).flatten(0, 1))
         return log_p.unflatten(0, tokens.shape), after
 

@@ -16,7 +16,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -69,10 +68,8 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
     from nas.training.device import device_context
 
     def step(samples: int):
-        generator, prompt = (
-            torch.Generator().manual_seed(0),
-            np.random.default_rng(0).integers(VOCABULARY, size=2 * length + 1),
-        )
+        generator = torch.Generator().manual_seed(0)
+        prompt = np.random.default_rng(0).integers(VOCABULARY, size=2 * length + 1)
         model, device = new_decoder(short, length).model, device_context(TrainOptions(device="cpu", precision="fp32"))
         drawn = generate_tokens(model, device, (length, length), prompt, samples, Sampling(), generator)
         return lambda: next(drawn)
@@ -84,17 +81,12 @@ def column(samples: int) -> str:
     return f"{samples} sample{'s' if samples > 1 else ''}"
 
 
-def seconds_of(work) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def bound(short: str, length: int, samples: int, rounds: int) -> float:
     """Seconds of a step, at least."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from nas.costs.latency import timed_rounds
     from nas.inference.sampling import Sampling
 
     decoder, counted = new_decoder(short, length), []
@@ -118,10 +110,9 @@ def bound(short: str, length: int, samples: int, rounds: int) -> float:
             read += kept * (cache.buffer[:, :, :, 0].numel() + cache.position[:, 0].numel())
         read += sum(part.numel() for part in state or ())
     matrix, vector, one = torch.randn(read // 1024, 1024), torch.randn(1024), torch.ones(1)
+    works = {"reading": lambda: torch.mv(matrix, vector), "launch": lambda: [torch.add(one, one) for _ in counted]}
     with torch.no_grad():
-        reading = [seconds_of(lambda: torch.mv(matrix, vector)) for _ in range(rounds)]
-        launch = [seconds_of(lambda: [torch.add(one, one) for _ in counted]) for _ in range(rounds)]
-    return float(np.median(reading) + np.median(launch))
+        return float(sum(np.median(taken) for taken in timed_rounds(works, rounds).values()))
 
 
 def measure(before: Path, threads: int, short: str, length: int, samples: int, rounds: int) -> dict[str, float]:

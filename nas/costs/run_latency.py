@@ -30,11 +30,8 @@ class RunLatency:
         try:
             corpus = Corpus(prepare(self.config.data))
             check_text(run, data_digests(corpus.meta))
-            if self.config.search.latency.table:
-                table = read_costs(file, self.config.search.operations)
-            else:
-                table = current_costs(self.config, corpus.counts(), self.context, file)
-                self.corpus = corpus
+            table = current_costs(self.config, corpus.counts(), self.context, file)
+            self.corpus = None if self.config.search.latency.table else corpus
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             table = read_costs(file, self.config.search.operations)

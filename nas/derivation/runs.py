@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.core.config import flat_config
+from nas.core.config import LatencyOptions, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
@@ -55,7 +55,7 @@ class SearchRun:
     @property
     def costs(self) -> CostTable:
         """The costs that the search used: milliseconds if it measured them, else FLOPs."""
-        measured = self.options["search.latency.source"] not in ("none", "flops")
+        measured = LatencyOptions(source=self.options["search.latency.source"]).in_milliseconds
         return read_costs(self.path / LATENCY, self.operations) if measured else self.flops
 
 

@@ -164,7 +164,8 @@ def open_costs(
         open_streams(corpus, config, context)
     own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
     table = config.search.latency.table
-    costs = NetworkCosts.read(file if file.exists() or not table else Path(table)) if table or file.exists() else None
+    known = file if file.exists() else table
+    costs = NetworkCosts.read(Path(known)) if known else None
     if costs and (reason := costs.differ(config, shapes, own, corpora[own.vocab_size])):
         if table:
             raise InputError(f"search.latency.source={table} does not fit this search: {reason}")
