@@ -1,7 +1,6 @@
-"""A model as a function of tokens and the state of a stream, which ONNX can hold.
+"""A model as a function of a piece of a stream and the stream's state, which ONNX can hold.
 
-Shape letters as in models/attention.py. The function computes what models/decoding.py computes, for each position of a
-piece of a stream. A state has:
+It projects each position to keys and values only once. Shape letters as in models/attention.py. A state has:
 
 - start: the number of positions read; last [B, T]: the last tokens, for n-grams; only if the model needs them.
 - memory_N: of block N, its keys and values [2, G, B, M, E], the state of a convolution, or the last inputs of linear
@@ -20,67 +19,78 @@ from models.transformer_xl import TransformerXL
 
 
 class StreamModel(nn.Module):
-    """The function of the graph. context: the most positions that attention sees, those of the piece included."""
+    """A model of fixed blocks that reads a stream piece by piece. It computes what the model computes for the same
+    pieces with memories of context - L positions.
 
+    context: the most positions that attention sees, those of the piece included. The weights must not change.
+    """
+
+    @torch.no_grad()
     def __init__(self, model: TransformerXL, context: int):
         super().__init__()
-        self.model, self.context, positions = model, context, model.positions(context)
+        self.model, self.context, positions = model.eval(), context, model.positions(context)
         for index, block in enumerate(model.blocks):
             if block.operation.has_keys:  # the same for each piece, so projected once
-                self.register_buffer(
-                    f"position_{index}", block.operation.attention.project_positions(positions, slice(None))
-                )
+                projected = block.operation.attention.project_positions(positions, slice(None))  # [H, K, E]
+                self.register_buffer(f"position_{index}", projected)
 
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""
-        model, state = self.model, {}
+        model, state, weight = self.model, {}, self.model.embedding.weight
         if model.stride > 1 or model.grid:
             state["start"] = torch.tensor(0)
         if model.ngrams:
-            state["last"] = torch.full((rows, len(model.ngrams.tables)), -1)
+            state["last"] = torch.full((rows, len(model.ngrams.tables)), -1, device=weight.device)
         for index, block in enumerate(model.blocks):
             operation = block.operation
             if operation.has_keys:
                 groups, width = operation.attention.key_heads, operation.attention.width
-                state[f"memory_{index}"] = torch.zeros(2, groups, rows, 0, width)
+                state[f"memory_{index}"] = weight.new_zeros(2, groups, rows, 0, width)
             elif operation.carries_state:
                 heads = operation.attention.heads
-                state[f"state_{index}"] = torch.zeros(rows, heads, *[model.d_model // heads] * 2)
-                state[f"memory_{index}"] = torch.zeros(rows, 0, model.d_model)
+                state[f"state_{index}"] = weight.new_zeros(rows, heads, *[model.d_model // heads] * 2)
+                state[f"memory_{index}"] = weight.new_zeros(rows, 0, model.d_model)
             elif operation.step:
-                state[f"memory_{index}"] = torch.zeros(rows, operation.reach, model.d_model)
+                state[f"memory_{index}"] = weight.new_zeros(rows, operation.reach, model.d_model)
         return state
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The log-probabilities of the next token after each position [B, L, V], and the state after the piece."""
-        model, length, after = self.model, tokens.shape[1], {}
-        start = state.get("start", 0)
+        x, after = self.read(tokens, state)
+        return self.model.head.log_probabilities(x.flatten(0, 1)).unflatten(0, tokens.shape), after
+
+    def read(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The inputs [B, L, D] of the output layer, and the state after the piece."""
+        start, after = state.get("start", 0), {}
+        x, last = self.model.embed(tokens, start, state.get("last"))
         if "start" in state:
-            after["start"] = start + length
-        x, last = model.embed(tokens, start, state.get("last"))
+            after["start"] = start + tokens.shape[1]
         if "last" in state:
             after["last"] = last
-        for index, block in enumerate(model.blocks):
-            name, operation = f"memory_{index}", block.operation
-            if operation.has_keys:
-                inputs, memory = operation.prepare(x), state[name]
-                seen = min(self.context, block.reach or self.context)
-                before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
-                key_value = torch.cat([memory[:, :, :, before:], operation.attention.project_keys(inputs)], dim=3)
-                position = getattr(self, f"position_{index}")
-                position = None if position is None else position[:, -key_value.shape[3] :]
-                mixed = operation.attention.attend_masked(inputs, key_value, position, start % model.stride)
-                branch, after[name] = operation.finish(x, mixed), key_value[:, :, :, -min(seen, self.context - 1) :]
-            elif operation.carries_state:
-                memory = state[f"state_{index}"], state[name]
-                branch, (after[f"state_{index}"], after[name]) = operation.step(x, memory)
-            elif operation.step:
-                branch, after[name] = operation.step(x, state[name])
-            else:
-                branch = operation(x, None, None)
-            x = x + branch
-        log_p = model.head.log_probabilities(model.final_norm(x).flatten(0, 1))
-        return log_p.unflatten(0, tokens.shape), after
+        for index in range(len(self.model.blocks)):
+            x, own = self.read_block(index, x, state, start % self.model.stride)
+            after |= own
+        return self.model.final_norm(x), after
+
+    def read_block(self, index: int, x: Tensor, state: dict, start: int | Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The block's results [B, L, D] for the next positions x [B, L, D], and its part of the next state."""
+        name, operation, length = f"memory_{index}", self.model.blocks[index].operation, x.shape[1]
+        if operation.has_keys:
+            inputs, memory, attention = operation.prepare(x), state[name], operation.attention
+            seen = min(self.context, operation.reach or self.context)
+            before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
+            key_value = torch.cat([memory[:, :, :, before:], attention.project_keys(inputs)], dim=3)
+            position = getattr(self, f"position_{index}")
+            position = None if position is None else position[:, -key_value.shape[3] :]
+            branch = operation.finish(x, attention.attend_masked(inputs, key_value, position, start))
+            return x + branch, {name: key_value[:, :, :, -min(seen, self.context - 1) :]}
+        if operation.carries_state:
+            branch, (new, inputs) = operation.step(x, (state[f"state_{index}"], state[name]))
+            return x + branch, {f"state_{index}": new, name: inputs}
+        if operation.step:
+            branch, memory = operation.step(x, state[name])
+            return x + branch, {name: memory}
+        return x + operation(x, None, None), {}
 
 
 def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
@@ -106,7 +116,7 @@ def export_graph(network: StreamModel, file: Path, **about: int) -> None:
     example = {name: value.new_zeros([size or 3 for size in value.shape]) for name, value in state.items()}
     with quiet():
         program = torch.onnx.export(
-            network.eval(),
+            network,
             (torch.zeros(2, 5, dtype=torch.int64),),
             kwargs={"state": example},
             dynamo=True,

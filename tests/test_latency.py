@@ -166,9 +166,9 @@ def test_the_work_of_generation_is_a_token_with_full_memories(small_config, coun
     config = small_config("evaluate.segment=5", "evaluate.memory=7", "search.latency.timing=generation")
     (work,) = new_works([["attention", "window 3", "dense"]], config, counts, CPU)
     seen = []
-    for cache in work.decoder.caches[:2]:
-        extend = cache.extend
-        cache.extend = lambda new, extend=extend: seen.append(extend(new)) or seen[-1]
+    for cache in work.decoder.caches.values():
+        append = cache.append
+        cache.append = lambda new, append=append: seen.append(append(new)) or seen[-1]
     for _ in range(30):
         work()
     assert len(seen) == 60 and {x.shape[3] for x in seen} == {12, 4}  # positions of attention, and of the window
