@@ -93,9 +93,8 @@ def run_stage(command: str, *arguments) -> None:
         raise RunError(f"{command} failed; its message stands above")
 
 
-def write_usual(folder: Path) -> Path:
-    """Write the pattern of the usual network: the deepest interleaved one within the budget."""
-    from nas.core.config_checks import simplify
+def usual_blocks(folder: Path) -> list[str] | None:
+    """The blocks of the deepest interleaved network within the budget; None if there is none."""
     from nas.costs.baselines import deepest
     from nas.networks.choice import COSTS
     from nas.networks.costs import NetworkCosts
@@ -104,10 +103,16 @@ def write_usual(folder: Path) -> Path:
     choice, config = read_yaml(folder / "search" / CHOICE), load_config(folder / PLAN, [])
     costs = NetworkCosts.read(folder / "search" / TRIALS / COSTS)
     fits = within(costs.tables[costs.reference[:2]], choice["budget"] * costs.reference_cost)
-    blocks = deepest(interleaved, config.model.blocks, fits)
+    return deepest(interleaved, config.model.blocks, fits)
+
+
+def write_usual(folder: Path) -> Path:
+    """Write the pattern of the usual network."""
+    from nas.core.config_checks import simplify
+
+    file, config, blocks = folder / f"{USUAL}.yaml", load_config(folder / PLAN, []), usual_blocks(folder)
     if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
-    file = folder / f"{USUAL}.yaml"
     write_yaml(file, {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), config, "interleaved")})
     return file
 
@@ -133,17 +138,20 @@ def train_networks(folder: Path) -> None:
 
 
 def summarize(folder: Path) -> dict:
-    """Both networks on test, and their times for a text beside that of the reference, all from the same rounds."""
+    """Both networks on test, their times for a text beside that of the reference, all from the same rounds, and `use`:
+    the one of both that is better on valid and within the budget.
+    """
     from nas.costs.latency import ROUNDS, SECONDS, text_times
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
-    plan, networks, summary = load_config(folder / PLAN, []), {}, {}
+    plan, networks, summary, valid = load_config(folder / PLAN, []), {}, {}, {}
     context, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
     for name in reversed(NAMES):  # ratios are to the first one
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
+        valid[name] = results["valid"]["bits_per_byte"]
         networks[name] = results["pattern"], config, Corpus(prepare(config.data))
         summary[name] = {
             "vocab_size": networks[name][2].vocab_size,
@@ -160,7 +168,7 @@ def summarize(folder: Path) -> dict:
             "time_ratio_to_usual": times[name]["ratio"],
             "time_ratio_to_reference": times[name]["ratio"] / times["reference"]["ratio"],
         }
-    return summary
+    return summary | {"use": USUAL if valid[USUAL] < valid[FOUND] and usual_blocks(folder) else FOUND}
 
 
 def describe(folder: Path) -> str:
@@ -180,7 +188,9 @@ def describe(folder: Path) -> str:
     if (choice := read_yaml(folder / "search" / CHOICE))["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
     lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
-    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / FOUND}")
+    if summary["use"] == USUAL:
+        lines.append("NOTICE: the usual network is better on valid, so use that one; the trials misled the search")
+    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / summary['use']}")
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from nas.core.errors import InputError, check_onnx
 from nas.core.files import read_yaml
 from nas.inference import onnx_graph
 from nas.inference.harness import Harness, new_harness
-from nas.inference.onnx_graph import GraphReader, write_graph
+from nas.inference.onnx_graph import graph_reader, write_graph
 from tests.making import generator, sized
 from tests.processes import succeed
 
@@ -93,11 +93,18 @@ def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_
     (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     assert len(code.splitlines()) == 10
     exec(code.replace("FOLDER", str(out)), {})
-    reader, tokens, drawn = GraphReader(out), np.array([[0, 1, 2]]), []
+    reader, tokens, drawn = graph_reader(out), np.array([[0, 1, 2]]), []
     for _ in range(10):
         tokens = reader.read(tokens)[:, -1:].argmax(axis=-1)
         drawn.append(tokens.item())
     assert capsys.readouterr().out.split() == [str(token) for token in drawn]
+
+
+def test_a_model_without_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 0))
+    with pytest.raises(InputError, match="a model without memory begins anew after each segment"):
+        write_graph(SimpleNamespace(module=model_of(["attention"]), config=None), tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -45,6 +45,9 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         own, results = summary[name], yaml.safe_load((folder / name / "results.yaml").read_text())
         assert own["bits_per_byte"] == results["test"]["bits_per_byte"] and own["blocks"] == results["pattern"]
         assert f"\n{name} network: {own['vocab_size']} pieces, width 16" in shown
+    valid = {name: yaml.safe_load((folder / name / "results.yaml").read_text())["valid"] for name in ("found", "usual")}
+    best = min(valid, key=lambda name: valid[name]["bits_per_byte"])
+    assert summary["use"] == best and f"the network to use: {folder / best}\n" in shown
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown and " of the reference's time\n" in shown
@@ -54,6 +57,14 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
     assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
+    results = yaml.safe_load((folder / "usual" / "results.yaml").read_text())
+    results["valid"]["bits_per_byte"] = valid["found"]["bits_per_byte"] / 2
+    (folder / "usual" / "results.yaml").write_text(yaml.safe_dump(results))
+    for name in ("summary.yaml", "report.html"):
+        (folder / name).unlink()
+    shown = succeed("run", *whole)
+    assert "NOTICE: the usual network is better on valid" in shown and f"to use: {folder / 'usual'}\n" in shown
+    assert "<strong>The usual network is better on valid" in (folder / "report.html").read_text()
 
 
 def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):

@@ -46,9 +46,9 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         difference = write_graph(model, out)
         lines.append(f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens")
         if corpus:
-            lines.append(f"float32: {describe(judge_graph(out, model.config, corpus))}")
+            lines.append(f"float32: {describe(judge_graph(out, corpus))}")
             quantize_graph(out)
-            lines.append(f"int8: {describe(judge_graph(out, model.config, corpus))}")
+            lines.append(f"int8: {describe(judge_graph(out, corpus))}")
     else:
         weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
         with atomic_write(out / WEIGHTS) as file:

@@ -11,59 +11,29 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.stream import StreamModel
 from nas.core.errors import InputError
 from nas.data.vocabulary import VOCABULARY, Vocabulary
 from nas.inference.generation import TextWriter
-from nas.inference.language_model import LanguageModel, load_model
-from nas.inference.onnx_graph import GRAPH, GraphReader
+from nas.inference.language_model import load_model
+from nas.inference.onnx_graph import GRAPH, graph_reader, model_reader, stream_model
 from nas.inference.sampling import Sampling
-from nas.training.evaluation import evaluation_lengths
 
 TOKENS = 256  # of generated text, if a task gives no number
-
-
-class ModelReader:
-    """As GraphReader, with PyTorch."""
-
-    def __init__(self, model: LanguageModel):
-        self.segment, memory = evaluation_lengths(model.config)
-        self.network = StreamModel(model.module, self.segment + memory).eval()
-        self.restart()
-
-    def restart(self) -> None:
-        self.state = self.network.start(1)
-
-    @torch.inference_mode()
-    def read(self, tokens: np.ndarray) -> np.ndarray:
-        log_p, self.state = self.network(torch.from_numpy(tokens), self.state)
-        return log_p.numpy()
 
 
 class Harness:
     """The three requests of lm_eval. Each has `args`, as lm_eval.api.model.LM describes them.
 
     folder: the run folder of a training, or an exported folder, also of an ONNX graph. Raises InputError as
-    load_model().
+    load_model() and stream_model().
     """
 
     def __init__(self, folder: Path):
         self.vocabulary = Vocabulary.load(folder / VOCABULARY)
-        self.reader = GraphReader(folder) if (folder / GRAPH).exists() else ModelReader(load_model(folder, "cpu"))
-
-    def judge(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The log-probability of each of ids[1:] [N - 1], and whether it is the most probable token [N - 1].
-
-        By the evaluation protocol: the stream is read in segments.
-        """
-        self.reader.restart()
-        found, greedy, ids = [], [], ids.astype(np.int64)
-        for start in range(0, len(ids) - 1, self.reader.segment):
-            targets = ids[start + 1 : start + self.reader.segment + 1]
-            log_p = self.reader.read(ids[None, start : start + len(targets)])[0]  # [L, V]
-            found.append(log_p[np.arange(len(targets)), targets])
-            greedy.append(log_p.argmax(axis=-1) == targets)
-        return np.concatenate([np.empty(0), *found]), np.concatenate([np.empty(0, bool), *greedy])
+        if (folder / GRAPH).exists():
+            self.reader = graph_reader(folder)
+        else:
+            self.reader = model_reader(*stream_model(load_model(folder, "cpu")))
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text that begins after a line end, with this line end."""
@@ -76,7 +46,7 @@ class Harness:
     def loglikelihood(self, requests: list) -> list[tuple[float, bool]]:
         results = []
         for context, continuation in (request.args for request in requests):
-            log_p, greedy = self.judge(self.encode(context + continuation))
+            log_p, greedy = self.reader.judge(self.encode(context + continuation))
             before = len(self.encode(context)) - 1
             results.append((float(log_p[before:].sum(dtype=np.float64)), bool(greedy[before:].all())))
         return results
@@ -84,7 +54,7 @@ class Harness:
     def loglikelihood_rolling(self, requests: list) -> list[float]:
         """As nas.score, which predicts all tokens but the first."""
         texts = (request.args[0] for request in requests)
-        return [float(self.judge(self.vocabulary.encode(text))[0].sum(dtype=np.float64)) for text in texts]
+        return [float(self.reader.judge(self.vocabulary.encode(text))[0].sum(dtype=np.float64)) for text in texts]
 
     def generate_until(self, requests: list) -> list[str]:
         results = []

@@ -1,12 +1,12 @@
-"""A trained model as an ONNX graph, checked against PyTorch, and its reader in ONNX Runtime."""
+"""A trained model as an ONNX graph, checked against PyTorch, and the readers of both."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from models.stream import StreamModel, export_graph, open_graph, quiet
-from nas.core.config import Config
 from nas.core.errors import InputError, RunError
 from nas.costs.latency import timed_rounds
 from nas.data.corpus import Corpus
@@ -18,31 +18,15 @@ TIMED = 200  # tokens
 CHECKED, LARGEST = 1000, 1e-3  # tokens, and the largest difference to PyTorch in nats
 
 
-def write_graph(model: LanguageModel, folder: Path) -> float:
-    """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
+class StreamReader:
+    """Reads a stream of one row, by a graph or by PyTorch.
 
-    Raises InputError if the model reads no memory, and RunError if the graph computes something else.
+    step: a function of tokens [1, L] and a state -> log-probabilities [1, L, V] after each token, and the next state.
+    first: the state of a stream that begins. segment: tokens that an evaluation reads at once.
     """
-    segment, memory = evaluation_lengths(model.config)
-    if not memory:
-        raise InputError(
-            "a model without memory begins anew after each segment, which the graph cannot: train with one"
-        )
-    network = StreamModel(model.module, segment + memory)
-    export_graph(network, folder / GRAPH, segment=segment)
-    np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
-    difference = largest_difference(network, folder)
-    if difference > LARGEST:
-        raise RunError(f"{folder / GRAPH} differs from PyTorch by {difference:.2g} nats; please report this model")
-    return difference
 
-
-class GraphReader:
-    """Reads a stream of one row with an exported graph."""
-
-    def __init__(self, folder: Path, threads: int = 1):
-        self.session, self.first = open_graph(folder / GRAPH, threads), dict(np.load(folder / START))
-        self.segment = int(self.session.get_modelmeta().custom_metadata_map["segment"])  # of evaluation
+    def __init__(self, step: Callable, first: dict, segment: int):
+        self.step, self.first, self.segment = step, first, segment
         self.restart()
 
     def restart(self) -> None:
@@ -51,9 +35,81 @@ class GraphReader:
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""
-        log_p, *after = self.session.run(None, {"tokens": tokens, **self.state})
-        self.state = dict(zip(self.state, after, strict=True))
+        log_p, self.state = self.step(tokens, self.state)
         return log_p
+
+    def judge(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The log-probability of each of ids[1:] [N - 1], and whether it is the most probable token [N - 1].
+
+        By the evaluation protocol, as a new stream.
+        """
+        self.restart()
+        found, greedy, ids = [np.empty(0)], [np.empty(0, bool)], ids.astype(np.int64)
+        for start in range(0, len(ids) - 1, self.segment):
+            targets = ids[start + 1 : start + self.segment + 1]
+            log_p = self.read(ids[None, start : start + len(targets)])[0]  # [L, V]
+            found.append(log_p[np.arange(len(targets)), targets])
+            greedy.append(log_p.argmax(axis=-1) == targets)
+        return np.concatenate(found), np.concatenate(greedy)
+
+
+def graph_reader(folder: Path) -> StreamReader:
+    """The reader of an exported graph, on one thread."""
+    session = open_graph(folder / GRAPH, 1)
+
+    def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
+        log_p, *after = session.run(None, {"tokens": tokens, **state})
+        return log_p, dict(zip(state, after, strict=True))
+
+    segment = int(session.get_modelmeta().custom_metadata_map["segment"])
+    return StreamReader(step, dict(np.load(folder / START)), segment)
+
+
+def model_reader(network: StreamModel, segment: int) -> StreamReader:
+    """The reader of a model, on the CPU."""
+
+    @torch.inference_mode()
+    def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
+        log_p, after = network(torch.from_numpy(tokens), state)
+        return log_p.numpy(), after
+
+    return StreamReader(step, network.start(1), segment)
+
+
+def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
+    """The model as a function of a stream's state, and the segment of evaluation.
+
+    Raises InputError if the model reads no memory.
+    """
+    segment, memory = evaluation_lengths(model.config)
+    if not memory:
+        raise InputError("a model without memory begins anew after each segment, which a stream cannot: train with one")
+    return StreamModel(model.module, segment + memory), segment
+
+
+def write_graph(model: LanguageModel, folder: Path) -> float:
+    """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
+
+    Raises InputError as stream_model(), and RunError if the graph computes something else.
+    """
+    network, segment = stream_model(model)
+    export_graph(network, folder / GRAPH, segment=segment)
+    np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
+    difference = largest_difference(network, graph_reader(folder), model_reader(network, segment))
+    if difference > LARGEST:
+        raise RunError(f"{folder / GRAPH} differs from PyTorch by {difference:.2g} nats; please report this model")
+    return difference
+
+
+def largest_difference(network: StreamModel, *readers: StreamReader) -> float:
+    """Of two readers of the network, in nats, for a stream of random tokens, in pieces of several lengths."""
+    generator, done, largest = np.random.default_rng(0), 0, 0.0
+    while done < CHECKED:
+        length = min(int(generator.choice([1, 2, 7, 64, 128])), network.context, CHECKED - done)
+        tokens = generator.integers(len(network.model.embedding.weight), size=(1, length))
+        one, other = (reader.read(tokens) for reader in readers)
+        largest, done = max(largest, float(np.abs(one - other).max())), done + length
+    return largest
 
 
 def quantize_graph(folder: Path) -> None:
@@ -65,30 +121,14 @@ def quantize_graph(folder: Path) -> None:
     (folder / INT8).replace(folder / GRAPH)
 
 
-def judge_graph(folder: Path, config: Config, corpus: Corpus) -> dict:
+def judge_graph(folder: Path, corpus: Corpus) -> dict:
     """The figures of valid by the evaluation protocol, and `ms_per_token`: the median time of a token, on one thread.
 
     corpus: of the model's training.
     """
-    reader, tokens, total = GraphReader(folder), corpus.tokens("valid").astype(np.int64), 0.0
-    segment, _ = evaluation_lengths(config)
-    for start in range(0, len(tokens) - 1, segment):
-        targets = tokens[start + 1 : start + segment + 1]
-        log_p = reader.read(tokens[None, start : start + len(targets)])[0]  # [L, V]
-        total -= float(log_p[np.arange(len(targets)), targets].sum(dtype=np.float64))
-    seconds = timed_rounds({"token": lambda: reader.read(tokens[None, :1])}, TIMED)["token"]
-    found = figures(total, len(tokens) - 1, corpus.meta["splits"]["valid"])
+    reader, tokens = graph_reader(folder), corpus.tokens("valid")
+    nll = -float(reader.judge(tokens)[0].sum(dtype=np.float64))
+    token = tokens[None, :1].astype(np.int64)
+    seconds = timed_rounds({"token": lambda: reader.read(token)}, TIMED)["token"]
+    found = figures(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
     return found | {"ms_per_token": 1e3 * float(np.median(seconds))}
-
-
-@torch.no_grad()
-def largest_difference(network: StreamModel, folder: Path) -> float:
-    """To PyTorch, in nats, for a stream of random tokens, in pieces of several lengths."""
-    generator, reader, state, done, largest = np.random.default_rng(0), GraphReader(folder), network.start(1), 0, 0.0
-    while done < CHECKED:
-        length = min(int(generator.choice([1, 2, 7, 64, 128])), network.context, CHECKED - done)
-        tokens = generator.integers(len(network.model.embedding.weight), size=(1, length))
-        expected, state = network(torch.from_numpy(tokens), state)
-        largest = max(largest, float(np.abs(reader.read(tokens) - expected.numpy()).max()))
-        done += length
-    return largest
