@@ -42,7 +42,7 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.networks.choice import choose_network, chosen_tables
-    from nas.search.outcome import print_outcome, trials_outcome
+    from nas.search.outcome import make_outcome, print_outcome
     from nas.training.build import resolve_auto
 
     interrupt_on_signals()
@@ -52,7 +52,8 @@ def search_by_trials(config, folder: Path, context) -> None:
     tables = chosen_tables(given, config, corpus, folder, choice)
     start(run, config, corpus, context, tables)
     if not (run.path / OUTCOME).exists():
-        run.write(OUTCOME, trials_outcome(choice))
+        about = (choice[key] for key in ("train_steps", "train_tokens", "wall_time_s", "trainings"))
+        run.write(OUTCOME, make_outcome(choice["network"]["blocks"], choice["trial"]["valid"], *about))
     print_outcome(run)
 
 
@@ -91,7 +92,10 @@ def search_by_gumbel(config, folder: Path, context) -> None:
         phase = GumbelPhase(supernet, corpus, config, context, costs)
         trainer = Trainer(phase, run)
         trainer.fit()
-        run.write(OUTCOME, make_outcome(config, supernet.names(phase.path), seconds, trainer))
+        pattern = [options.operations[index] for index in phase.path]
+        tokens = trainer.step * config.train.batch_size * config.train.segment
+        cost = trainer.step, tokens, seconds + trainer.wall_seconds
+        run.write(OUTCOME, make_outcome(pattern, trainer.valid, *cost))
     if is_main():
         print_outcome(run)
 

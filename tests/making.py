@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from models.operations import OPERATIONS, BlockConfig
+from models.transformer_xl import TransformerXL
 from nas.core.config import Config, ModelOptions, TrainOptions
 from nas.core.operations import Shape, resolve_block
 from nas.core.pattern import interleaved
@@ -20,7 +21,7 @@ from nas.derivation.runs import SearchRun
 from nas.networks.space import Network, make_network
 from nas.retraining.phase import RetrainPhase
 from nas.search.gumbel import GumbelPhase
-from nas.search.supernet import SuperNet, build_supernet
+from nas.search.supernet import StochasticBlock, build_supernet
 from nas.training.build import build_fixed
 from nas.training.device import device_context
 
@@ -89,10 +90,10 @@ def flops_of(name: str, batch: int, segment: int, memory: int, relative=True, he
     return operation_flops(name, config)
 
 
-def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: int, **shape) -> SuperNet:
-    """shape: see shape_of()."""
-    operations = dict(zip(names, sized(names, **{"d_model": config.d_model} | shape)))
-    return SuperNet(blocks, operations, config, vocab_size)
+def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: int, **shape):
+    """A backbone of stochastic blocks. shape: see shape_of()."""
+    operations = sized(names, **{"d_model": config.d_model} | shape)
+    return TransformerXL([StochasticBlock(operations, config) for _ in range(blocks)], config, vocab_size)
 
 
 def generator(seed: int) -> torch.Generator:

@@ -12,7 +12,7 @@ import yaml
 
 from nas.comparison.claims import make_claims, read_claims, spread_notice, training_warning, verdict_of
 from nas.comparison.results import NetworkResult, choose_metric, read_results
-from nas.comparison.statistics import dominating, dunnett
+from nas.comparison.statistics import dunnett
 from nas.core.errors import InputError
 from nas.core.pattern import expand
 from nas.reporting import comparison_figures
@@ -146,12 +146,6 @@ def test_hardly_trained_networks_are_named():
     assert warning(41) is None
     assert warning(39.8).startswith("WARNING: hardly trained: one. The perplexity per token")
     assert warning(39).startswith("WARNING: hardly trained: one, two. ")
-
-
-def test_faster_or_better_networks_dominate_and_equal_ones_do_not():
-    for perplexity, ms, dominates in ((99.0, 10.0, False), (99.0, 9.0, True), (90.0, 10.0, True), (90.0, 10.1, False)):
-        own, other = row("own", [99.0]), row("other", [perplexity], ms=ms)
-        assert (dominating(own, [own, other], choose_metric([own])) == [other]) == dominates
 
 
 def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():

@@ -103,7 +103,7 @@ def test_the_period_is_the_least_common_multiple_over_blocks():
     assert period_of(blocks("dense", "sparse_fixed 6"), 10) == 30
     assert period_of(blocks("sparse_fixed 6", "sparse_fixed 4"), 10) == 60
     supernet = supernet_of(2, ["attention", "sparse_fixed 6"], BlockConfig(16), 30)
-    assert period_of(supernet.backbone.blocks) == 6
+    assert period_of(supernet.blocks) == 6
 
 
 def test_a_stream_of_one_token_is_refused():

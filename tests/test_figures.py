@@ -4,6 +4,7 @@ import pytest
 
 from nas.core.operations import OPERATIONS
 from nas.reporting import curves, pi_figures
+from nas.reporting.comparison_figures import front
 from nas.reporting.style import colours_of
 
 NAMES = ["attention", "dense", "identity"]
@@ -16,6 +17,11 @@ def history(steps, blocks=6):
     return [
         {"step": 10 * t, "temperature": 1 / (t + 1), "operations": NAMES, "pi": pi[t].tolist()} for t in range(steps)
     ]
+
+
+def test_the_front_leaves_out_points_that_another_one_reaches_in_both_coordinates():
+    assert front([(10.0, 99.0), (9.0, 99.0), (10.0, 90.0), (10.1, 90.0), (8.0, 120.0)]) == [(8, 120), (9, 99), (10, 90)]
+    assert front([(1.0, 2.0), (1.0, 2.0)]) == [(1.0, 2.0)]
 
 
 def test_frames_are_spread_and_include_both_ends():

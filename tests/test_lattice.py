@@ -41,17 +41,6 @@ def test_marginals_and_the_best_path_equal_those_of_enumeration(seed):
     assert tuple(lattice.best(logits)) == max(expected, key=expected.get)
 
 
-def test_samples_within_a_budget_have_the_conditional_frequencies():
-    draws, expected = 40_000, probabilities(COSTS, LOGITS, LIMIT)
-    noise = np.random.default_rng(1).gumbel(size=(draws, *LOGITS.shape))
-    drawn = [tuple(path) for path in PatternLattice(COSTS, BLOCKS, LIMIT).sample(LOGITS, noise).tolist()]
-    assert set(drawn) <= expected.keys()
-    observed = np.array([drawn.count(path) for path in expected])
-    wanted = draws * np.array(list(expected.values()))
-    chi_square, freedom = ((observed - wanted) ** 2 / wanted).sum(), len(expected) - 1
-    assert abs(chi_square - freedom) < 4 * np.sqrt(2 * freedom)
-
-
 def test_extreme_logits_neither_overflow_nor_leave_the_limit():
     logits = np.tile([900.0, 0.0, -900.0], (BLOCKS, 1))
     lattice = PatternLattice(COSTS, BLOCKS, LIMIT)

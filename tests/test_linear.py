@@ -8,6 +8,7 @@ import torch
 from models.linear import LinearAttention, gated_delta
 from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
+from nas.search.supernet import set_path
 from nas.training.evaluation import count_memory_blocks
 from tests import reference
 from tests.making import flops_of, sized, supernet_of
@@ -113,9 +114,10 @@ def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does()
     """With a memory of all previous positions. No gradient reaches what earlier segments wrote to the state."""
     torch.manual_seed(1)
     supernet = supernet_of(3, [LINEAR, "dense"], CONFIG, VOCAB).double()
-    supernet.set_path([0, 1, 0])
+    set_path(supernet, [0, 1, 0])
     fixed, index = model_of([LINEAR, "dense", LINEAR]).train(), "010"
-    assert count_memory_blocks(supernet.chosen_operations()) == 2  # no state, which would limit evaluation to one row
+    chosen = [block.candidates[place] for block, place in zip(supernet.blocks, [0, 1, 0], strict=True)]
+    assert count_memory_blocks(chosen) == 2  # no state, which would limit evaluation to one row
     assert count_memory_blocks(fixed.blocks) is None
 
     def name_in_supernet(name):
@@ -123,7 +125,7 @@ def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does()
             r"blocks.(.).operation", lambda match: f"blocks.{match[1]}.candidates.{index[int(match[1])]}", name
         )
 
-    weights = supernet.backbone.state_dict()
+    weights = supernet.state_dict()
     fixed.load_state_dict({name: weights[name_in_supernet(name)] for name in fixed.state_dict()})
     (tokens, targets), results = stream(25), []
     for network in (supernet, fixed):
@@ -132,7 +134,7 @@ def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does()
         second.sum().backward()
         results.append(torch.cat([first, second], dim=1))
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
-    gradients = {name: parameter.grad for name, parameter in supernet.backbone.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in supernet.named_parameters()}
     for name, parameter in fixed.named_parameters():
         torch.testing.assert_close(gradients[name_in_supernet(name)], parameter.grad, rtol=1e-9, atol=1e-9)
 

@@ -87,8 +87,8 @@ def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest(small_config):
 
 def test_only_sampled_matrices_of_a_supernet_move(small_config):
     phase = make_search(small_config(MUON, "search.sampling=hard"))  # step 1 trains the weights
-    before = {name: p.detach().clone() for name, p in phase.supernet.backbone.named_parameters()}
+    before = {name: p.detach().clone() for name, p in phase.supernet.named_parameters()}
     phase.step(1)
-    moved = {name for name, p in phase.supernet.backbone.named_parameters() if not torch.equal(before[name], p)}
-    with_gradient = {name for name, p in phase.supernet.backbone.named_parameters() if p.grad is not None}
+    moved = {name for name, p in phase.supernet.named_parameters() if not torch.equal(before[name], p)}
+    with_gradient = {name for name, p in phase.supernet.named_parameters() if p.grad is not None}
     assert moved and moved <= with_gradient < set(before)

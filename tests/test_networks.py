@@ -1,8 +1,6 @@
 """Candidates of the search by trials, and their costs."""
 
 import itertools
-from collections import Counter
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,19 +9,16 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.pattern import expand, interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
 from nas.networks import costs
 from nas.networks.costs import NetworkCosts, network_costs, shared_conditions
 from nas.networks.space import (
-    BAND,
     Network,
     candidate_sizes,
+    first_networks,
     neighbours,
-    networks_within,
     options_of,
-    random_networks,
     with_sizes,
 )
 from nas.training.device import device_context
@@ -51,29 +46,22 @@ def test_other_sizes_keep_the_channels_of_a_head(small_config):
     assert with_sizes(small_config(), 900, 16) == small_config()  # words are not pieces
 
 
-def test_candidates_are_interleaved_rules_and_random_networks_within_the_budget(small_config):
+def test_a_search_begins_with_interleaved_networks_or_else_with_those_of_one_operation(small_config):
     config = small_config("model.blocks=6", "search.method=trials", "search.operations=[attention,dense,d8x,identity]")
-    found = networks_within(config, {(100, 8): TABLE, (200, 8): TABLE}, 8.0)
-    assert len(found) == len({*found}) and all(TABLE.cost(network.blocks) <= 8 for network in found)
-    patterns = [network.blocks for network in found if network.vocab_size == 100]
-    assert {tuple(interleaved(count)) for count in range(1, 5)} < {*patterns}
-    assert tuple(expand("addddd")) in patterns  # one attention
-    assert any(TABLE.cost(blocks) > 6 and blocks.count("dense 8x") > 1 for blocks in patterns)
+    tables = {(100, 8): TABLE, (200, 8): TABLE}
+
+    def patterns(limit):
+        found = first_networks(config, tables, limit)
+        assert len(found) == 2 * len({network.blocks for network in found}) == len({*found})
+        return {"".join(name[0] for name in network.blocks) for network in found}
+
+    assert patterns(8.0) == {"a", "ad", "ada", "adad"}
+    assert patterns(2.5) == {"d"}  # no interleaved one
+    assert first_networks(config, tables, 1.5) == []
     config.search.operations.remove("identity")
-    assert {len(network.blocks) for network in networks_within(config, {(100, 8): TABLE}, 12.0)} == {6}
-
-
-def test_random_networks_are_of_the_budget_and_of_every_vocabulary_and_width(small_config):
-    config = small_config("model.blocks=6", "search.operations=[attention,dense,identity]", "search.method=trials")
-    blocks = {"attention": 2.0, "dense": 1.0, "identity": 0.0}
-    tables = {(size, 8): CostTable(FLOPS, size / 100, blocks) for size in (100, 200, 2000)}
-    found = list(islice(random_networks(config, tables, 10.0, BAND), 40))
-    sizes = Counter(network.vocab_size for network in found)
-    assert len({*found}) == 40 and sizes.keys() == {100, 200} and min(sizes.values()) > 10  # 2,000 are too costly
-    ratios = [tables[network[:2]].cost(network.blocks) / 10 for network in found]
-    assert BAND - 1e-9 <= min(ratios) < 0.85 and max(ratios) <= 1 + 1e-9
-    few = random_networks(config, {(100, 8): tables[100, 8]}, 2.0, BAND)
-    assert [network.blocks for network in few] == [("dense",)]
+    assert patterns(12.0) == {"adadad"} and patterns(9.5) == {"dddddd"}
+    config.search.operations.remove("dense")
+    assert patterns(13.0) == {"aaaaaa", "dddddd"}  # dense 8x
 
 
 def test_neighbours_are_one_change_away():

@@ -1,4 +1,3 @@
-import itertools
 import math
 from collections import Counter
 
@@ -67,10 +66,3 @@ def test_straight_through_gradient_is_the_closed_form():
         expected = torch.zeros_like(logits)
         expected[block] = chosen * (torch.nn.functional.one_hot(torch.tensor(choice), 3) - weights[block]) / temperature
         torch.testing.assert_close(gradient, expected)
-
-
-def test_temperature_falls_exponentially_from_start_to_exactly_end():
-    values = [sampling.temperature_at(step / 40, 1.7, 0.1) for step in range(-1, 41)]
-    assert values[:2] == [1.7, 1.7] and values[-1] == 0.1
-    assert values[21] == pytest.approx((1.7 * 0.1) ** 0.5)
-    assert all(high > low for high, low in itertools.pairwise(values[1:]))

@@ -3,6 +3,7 @@ import torch
 
 from models.attention import Positions, sinusoidal_encodings
 from models.operations import BlockConfig
+from nas.search.supernet import set_mixture, set_path
 from tests.making import generator, supernet_of
 
 CONFIG = BlockConfig(d_model=8)
@@ -21,13 +22,13 @@ def batch(length=6):
 
 
 def loss_along(supernet, path, gates=None):
-    supernet.set_path(path, gates)
+    set_path(supernet, path, gates)
     return supernet(*batch(), None, 4)[0].mean()
 
 
 @pytest.mark.usefixtures("each_device")
 def test_a_mixture_and_its_gradients_equal_the_weighted_sum_of_candidate_outputs():
-    block = small_supernet().backbone.blocks[0]
+    block = small_supernet().blocks[0]
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     positions = Positions(sinusoidal_encodings(5, 8, torch.float64))
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
@@ -53,27 +54,27 @@ def test_a_mixture_and_its_gradients_equal_the_weighted_sum_of_candidate_outputs
 
 def test_a_path_runs_only_its_operations_and_equals_the_fixed_model():
     supernet, ran = small_supernet(), []
-    for index, block in enumerate(supernet.backbone.blocks):
+    for index, block in enumerate(supernet.blocks):
         for name, candidate in zip(OPERATIONS, block.candidates, strict=True):
             candidate.register_forward_hook(lambda *_, label=(index, name): ran.append(label))
     with_path = loss_along(supernet, [1, 0])
     assert ran == [(0, "dense"), (1, "attention")]
     one_hot = torch.tensor([[0.0, 1, 0], [1, 0, 0]], dtype=torch.float64)
-    supernet.set_mixture(one_hot)
+    set_mixture(supernet, one_hot)
     torch.testing.assert_close(supernet(*batch(), None, 4)[0].mean(), with_path)
 
 
 def test_operations_that_did_not_run_get_no_gradient():
     supernet = small_supernet()
     loss_along(supernet, [1, 2]).backward()
-    first, second = (block.candidates for block in supernet.backbone.blocks)
+    first, second = (block.candidates for block in supernet.blocks)
     assert all(p.grad is not None for p in first[1].parameters())
     assert all(p.grad is None for p in [*first[0].parameters(), *second[0].parameters(), *second[1].parameters()])
 
 
 def test_memory_is_kept_with_every_operation():
     supernet = small_supernet()
-    supernet.set_path([2, 1])
+    set_path(supernet, [2, 1])
     _, memories = supernet(*batch(), None, 4)
     assert [memory.shape for memory in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
 
@@ -84,15 +85,15 @@ def test_recomputation_changes_neither_the_mixture_nor_the_gates():
     found = []
     for recompute in (False, True):
         supernet = small_supernet()
-        supernet.backbone.recompute = recompute
+        supernet.recompute = recompute
         results = []
         for choose in (
-            lambda net=supernet: net.set_mixture(weights.softmax(dim=-1)),
-            lambda net=supernet: net.set_path([0, 1], weights.diagonal()),
+            lambda net=supernet: set_mixture(net, weights.softmax(dim=-1)),
+            lambda net=supernet: set_path(net, [0, 1], weights.diagonal()),
         ):
             choose()
             loss = supernet(*batch(), None, 4)[0].mean()
-            inputs = [weights, *supernet.backbone.parameters()]
+            inputs = [weights, *supernet.parameters()]
             results += [loss, *torch.autograd.grad(loss, inputs, allow_unused=True)]
         found.append(results)
     for a, b in zip(*found, strict=True):

@@ -44,7 +44,7 @@ def make_config(timing: str, threads: int) -> Config:
     config = Config()
     config.model.blocks, config.model.cutoffs, config.model.ngram_rows = BLOCKS, [250, 2500], []
     config.search.latency.timing, config.search.operations = timing, OPERATIONS
-    resolve_defaults(config)
+    resolve_defaults(config.train)
     config.train.threads, config.train.device = threads, "cpu"
     return config
 

@@ -52,7 +52,7 @@ def make_config(blocks: int, d_model: int):
     model = ModelOptions(**sizes, cutoffs=CUTOFFS, tie_embeddings=True, ngram_rows=[])
     config = Config(model=model, train=TrainOptions(segment=192, memory=192))
     config.search.latency.timing = "training"  # FLOPs are counted at the sizes of training
-    resolve_defaults(config)
+    resolve_defaults(config.train)
     return config
 
 

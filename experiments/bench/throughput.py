@@ -72,7 +72,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6):
     config = Config(model=model)
     shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
     config.train = TrainOptions(steps=10**6, optimizer="adamw", short_share=0.0, device="cpu", **shape)
-    resolve_defaults(config)
+    resolve_defaults(config.train)
     config.evaluate.batch_size = shape["batch_size"]
     search = config.search
     search.method, search.split, search.warmup_steps = "gumbel", "shared", 0

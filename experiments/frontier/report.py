@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import print_row
 from nas.comparison.claims import describe, read_claims
 from nas.comparison.results import NetworkResult, choose_metric, read_results
-from nas.comparison.statistics import dominating
 from nas.core.errors import run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
+from nas.reporting.comparison_figures import front
 from nas.reporting.comparison_report import csv_records, csv_text
 from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
 
@@ -54,11 +54,8 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
                 )
             else:
                 others.append(result)
-    front = []
-    for result in sorted(others, key=lambda result: result.latency):
-        if not dominating(result, others, metric):
-            front.append((result.latency, float(result.values(metric).mean())))
-    axes.step(*zip(*front, strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
+    points = [(result.latency, float(result.values(metric).mean())) for result in others]
+    axes.step(*zip(*front(points), strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
     axes.set_yscale("log")
     axes.margins(0.1)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))

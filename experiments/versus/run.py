@@ -76,7 +76,7 @@ def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
 
 def draw_networks(config, costs, shapes, count: int) -> list:
     """Random networks of BAND to 1 of the budget."""
-    from nas.networks.space import random_networks
+    from experiments.versus.draws import random_networks
 
     tables, limit = (
         {shape: costs.tables[shape] for shape in shapes},
@@ -162,9 +162,9 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
 def train(trials, networks: list) -> list[dict]:
     """Train networks to the end, from their trials on if there are any. Returns their results."""
     from nas.retraining.tasks import run_tasks
-    from nas.retraining.trials import trial_task, workers
+    from nas.retraining.trials import workers
 
-    tasks = [trial_task(trials.trial(network, None), trials.folder / CONFIG, trials.folder) for network in networks]
+    tasks = [trials.task(network, None, trials.folder) for network in networks]
     if failed := run_tasks(tasks, workers(trials.context)):
         raise RunError(f"trainings failed: {failed}")
     return [read_yaml(task.result) for task in tasks]

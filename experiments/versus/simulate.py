@@ -19,6 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
+from experiments.versus.draws import random_networks
 from experiments.versus.prior import TEXTS, fitted_terms, read_grid, read_trainings
 from experiments.versus.run import BAND, FRONTIER, RandomHalving
 from nas.core.config_loading import load_config
@@ -27,7 +28,7 @@ from nas.networks.choice import COSTS
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point
-from nas.networks.space import Network, networks_within, random_networks
+from nas.networks.space import Network, first_networks
 from nas.networks.trials import RUNGS, Trials
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -94,10 +95,9 @@ def main() -> None:
     behind = {}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
-        truth, candidates = Truth(points[arguments.text], seed, neutral), networks_within(config, costs.tables, limit)
-        plain = [network for network in candidates if network.is_interleaved]
+        truth, plain = Truth(points[arguments.text], seed, neutral), first_networks(config, costs.tables, limit)
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
-        found, known = {"the best interleaved network": truth.losses(plain).min()}, {*candidates}
+        found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):
             kind, networks = (RandomHalving, drawn) if name == "random" else (Halving, plain)
             search = kind(SimulatedTrials(truth, config), costs, target, networks)

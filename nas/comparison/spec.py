@@ -1,7 +1,6 @@
 """The specification of a comparison: COMPARISON.yaml, and its contenders."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,30 +48,18 @@ class Settings:
     margin: float = 0.01
 
 
-def is_count(value) -> bool:
-    return type(value) is int and value >= 0
-
-
-def is_name(value) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def list_of(is_valid: Callable, least: int = 1) -> Callable:
-    """A check of a list of at least `least` different values."""
-
-    def check(values) -> bool:
-        valid = isinstance(values, list) and len(values) >= least and all(map(is_valid, values))
-        return valid and len(set(values)) == len(values)
-
-    return check
+def is_list(values, kind: type, least: int = 1) -> bool:
+    """Whether these are at least `least` different values of a type, no empty text and no number below 0."""
+    valid = isinstance(values, list) and all(type(value) is kind and value != "" for value in values)
+    return valid and len({*values}) == len(values) >= least and (kind is str or min(values) >= 0)
 
 
 NAMES = f"different names of {', '.join(RULES)}, or pattern files"
 CHECKS = {  # of the keys of COMPARISON.yaml: (is a value valid?, what is allowed)
-    "retrain": (is_name, "the name of a configuration file"),
-    "patterns": (list_of(is_name), f"at least one of {NAMES}"),
-    "seeds": (list_of(is_count), "different whole numbers from 0, such as [1, 2, 3]"),
-    "once": (list_of(is_name, 0), NAMES),
+    "retrain": (lambda value: is_list([value], str), "the name of a configuration file"),
+    "patterns": (lambda value: is_list(value, str), f"at least one of {NAMES}"),
+    "seeds": (lambda value: is_list(value, int), "different whole numbers from 0, such as [1, 2, 3]"),
+    "once": (lambda value: is_list(value, str, 0), NAMES),
     "margin": (lambda value: type(value) is float and 0 < value < 1, "a number between 0 and 1, such as 0.01"),
 }
 

@@ -1,8 +1,6 @@
-"""Statistics of a comparison: Dunnett's test of losses, and which networks dominate another."""
+"""Dunnett's test of losses."""
 
 import numpy as np
-
-from nas.comparison.results import Metric, NetworkResult
 
 CONFIDENCE = 0.95
 
@@ -25,10 +23,3 @@ def dunnett(control: np.ndarray, others: list[np.ndarray]) -> list[dict]:
     for result, low, high, p in zip(results, limits.low, limits.high, test.pvalue, strict=True):
         result |= {"interval": [-float(high), -float(low)], "p": float(p)}
     return results
-
-
-def dominating(result: NetworkResult, results: list[NetworkResult], metric: Metric) -> list[NetworkResult]:
-    """The results that are at least as fast and have at most its mean loss, and are better in one of the two."""
-    points = [(other, other.latency, other.losses(metric).mean()) for other in results]
-    latency, loss = result.latency, result.losses(metric).mean()
-    return [other for other, x, y in points if x <= latency and y <= loss and (x, y) != (latency, loss)]

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nas.core.config import OPTIMIZER_DEFAULTS, Config, default_of, flat_config, options
+from nas.core.config import OPTIMIZER_DEFAULTS, Config, TrainOptions, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_mistake
@@ -90,9 +89,16 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         elif steps is not None and epochs is None:
             config.train.epochs = None
     result = OmegaConf.to_object(config)
-    resolve_defaults(result)
+    resolve_defaults(result.train)
     check(result)
     return result
+
+
+def resolve_defaults(train: TrainOptions) -> None:
+    """Replace null by the value that it stands for, so that config.yaml records values."""
+    for name, value in OPTIMIZER_DEFAULTS.get(train.optimizer, {}).items():  # check() reports unknown ones
+        if getattr(train, name) is None:
+            setattr(train, name, value)
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
@@ -139,21 +145,3 @@ def mistake(error: Exception, values: dict) -> str:
         return SECTIONS
     kind = known[key].type
     return f"{key} must be {TYPE_NAMES.get(kind) or TYPE_NAMES[get_args(kind)[0]] + ' or null'}"
-
-
-def derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} that null stands for in options whose default depends on others.
-
-    values: {dotted key: value} of every option.
-    """
-    own = OPTIMIZER_DEFAULTS.get(values["train.optimizer"], {})  # check() reports unknown ones
-    return {f"train.{key}": value for key, value in own.items()}
-
-
-def resolve_defaults(config: Config) -> None:
-    """Replace null by the value of derived_defaults(), so that config.yaml records values."""
-    values = flat_config(asdict(config))
-    for key, value in derived_defaults(values).items():
-        if values[key] is None:
-            *sections, name = key.split(".")
-            setattr(reduce(getattr, sections, config), name, value)

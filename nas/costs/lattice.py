@@ -64,14 +64,6 @@ class PatternLattice:
             for row, edges, own, following in zip(logits, self.edges, totals[:-1], totals[1:], strict=True)
         ]
 
-    def sample(self, logits: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Patterns [K, N] drawn from pi within the limit. noise [K, N, O]: standard Gumbel noise."""
-        nodes, paths = np.zeros(len(noise), dtype=np.int64), []
-        for row, edges, block_noise in zip(self.conditional(logits), self.edges, noise.swapaxes(0, 1), strict=True):
-            paths.append(np.argmax(row[nodes] + block_noise, axis=1))  # arXiv 1611.01144, equation 1
-            nodes = edges[nodes, paths[-1]]
-        return np.stack(paths, axis=1)
-
     def marginals(self, logits: np.ndarray) -> np.ndarray:
         """Probability [N, O] of each operation in each block, of patterns drawn from pi within the limit."""
         reached, result = np.ones(1), []

@@ -1,7 +1,7 @@
 """The search among networks by trials: the first parts of trainings, and a law that tells which go on."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nas.core.config import Config
@@ -9,25 +9,17 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.provenance import PROVENANCE, check_text, provenance
-from nas.core.run_folder import CHOICE, CONFIG, PI, TRIALS, lock_folder, open_run
+from nas.core.provenance import provenance
+from nas.core.run_folder import CHOICE, PI, TRIALS, RunFolder, open_run
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import BATCH, Halving, batches
-from nas.networks.space import (
-    BAND,
-    candidate_sizes,
-    cheapest,
-    first_networks,
-    make_network,
-    read_network,
-    with_sizes,
-)
-from nas.networks.trials import Estimate, Trials
-from nas.retraining.trials import LOGS, workers
+from nas.networks.space import candidate_sizes, cheapest, first_networks, make_network, read_network, with_sizes
+from nas.networks.trials import LOGS, Estimate, Trials
+from nas.retraining.trials import workers
 from nas.training.build import open_streams, passes_warning, resolve_auto
 from nas.training.device import DeviceContext
 
@@ -41,11 +33,9 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
     within the budget, RunError if every trial of a rung fails, and InputError if another process runs them.
     """
-    folder = run / TRIALS
-    if (folder / CONFIG).exists():
-        open_run(folder, config, STAGE)  # an InputError, if an earlier call had other options
+    trials = open_run(run / TRIALS, config, STAGE)  # an InputError, if an earlier call had other options
     if not (run / CHOICE).exists():
-        record, history = search_networks(config, folder, context)
+        record, history = search_networks(config, trials, context)
         write_text(run / PI, "".join(json.dumps(line) + "\n" for line in history))
         write_yaml(run / CHOICE, record)
     choice = read_yaml(run / CHOICE)
@@ -83,23 +73,15 @@ def networks_table(choice: dict) -> str:
     return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
 
 
-def search_networks(config: Config, folder: Path, context: DeviceContext) -> tuple[dict, list[dict]]:
-    """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network()."""
-    begun = (folder / CONFIG).exists()
-    search = open_search(config, folder, context)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock_folder(folder)
-    if not begun and (folder / CONFIG).exists():
-        raise InputError(f"--run {folder.parent} was begun by another process meanwhile; use another folder")
-    size = search.costs.reference.vocab_size
-    record = provenance(config, search.trials.corpora[size].meta, context)
-    if (folder / PROVENANCE).exists():
-        check_text(folder, record)
-    else:
-        write_yaml(folder / PROVENANCE, record)
-    write_yaml(folder / COSTS, search.costs.to_dict())
-    write_yaml(folder / CONFIG, {"stage": STAGE, **asdict(config)})
-    trials = search.trials
+def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> tuple[dict, list[dict]]:
+    """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network().
+
+    run: the folder of the trials.
+    """
+    folder, search = run.path, open_search(config, run.path, context)
+    trials, size = search.trials, search.costs.reference.vocab_size
+    run.start(config, provenance(config, trials.corpora[size].meta, context))
+    run.write(COSTS, search.costs.to_dict())
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
     most = f"{sum(share * count for share, count in batches()):.3g}"
     print(
@@ -126,12 +108,11 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
     tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
     if (absolute := milliseconds(budget)) is not None:
         budget = absolute / costs.reference_cost
-    band = BAND
     if config.search.latency.source == "none":  # any network
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
-        budget, band = budget / costs.reference_cost, 0.0
+        budget /= costs.reference_cost
     limit = budget * costs.reference_cost
-    networks = first_networks(config, tables, limit, band)
+    networks = first_networks(config, tables, limit)
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(

@@ -1,23 +1,17 @@
 """Networks: vocabulary, width and blocks. Those of different vocabularies are compared by bytes of text."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from typing import NamedTuple
 
-import numpy as np
-
 from nas.core.config import Config
-from nas.core.errors import InputError
 from nas.core.pattern import file_name, interleaved, shape_options
-from nas.costs.baselines import random_patterns, rules_within
 from nas.costs.cost_table import CostTable
 
 BYTES_PER_PIECE = 300  # of the training text, in the largest vocabulary that `auto` tries
 VOCABULARIES = 1000, 2000, 4000, 8000, 16_000, 32_000
 WIDTHS = 1, 1.5, 2, 3, 4  # multiples of model.d_model
-BAND = 0.75  # least cost of random networks, as a share of the budget
-DRAWN = 60  # random networks, times the number of pairs of vocabulary and width
 
 
 class Network(NamedTuple):
@@ -70,62 +64,21 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
     return list(product(*(sorted({*auto, own} if it == "auto" else {*it}) or [own] for it, auto, own in given)))
 
 
-def interleaved_within(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
-    """Interleaved networks of at most a cost; none if attention or dense is not among the operations."""
-    operations, most = config.search.operations, config.model.blocks
-    depths = range(1, most + 1) if "identity" in operations else [most]
-    if not {*interleaved(2)} <= {*operations}:
-        return []
-    patterns = {shape: filter(within(table, limit), map(interleaved, depths)) for shape, table in tables.items()}
-    return [make_network(*shape, blocks) for shape, fitting in patterns.items() for blocks in fitting]
-
-
-def first_networks(
-    config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float = BAND
-) -> list[Network]:
-    """The candidates from which a search climbs: interleaved networks or, without both operations, networks_within().
-
-    Random networks among them do not help (experiments/versus/simulate.py).
-    """
-    return interleaved_within(config, tables, limit) or networks_within(config, tables, limit, band)
-
-
-def networks_within(
-    config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float = BAND
-) -> list[Network]:
-    """Candidates of at most a cost: interleaved networks, rules, and random networks of at least `band` of the cost.
+def first_networks(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
+    """The candidates of at most a cost from which a search climbs: interleaved networks or, if there are none, networks
+    of one operation.
 
     With identity among the operations, a network has at most model.blocks blocks, else exactly as many.
     tables: costs of each vocabulary and width.
     """
     operations, most = config.search.operations, config.model.blocks
-    found = interleaved_within(config, tables, limit)
-    for shape, table in tables.items():
-        rules = rules_within(most, operations, within(table, limit)).values()
-        found += [make_network(*shape, blocks) for blocks in rules]
-    found += islice(random_networks(config, tables, limit, band), DRAWN * len(tables))
-    return list(dict.fromkeys(network for network in found if network.blocks))
-
-
-def random_networks(
-    config: Config, tables: dict[tuple[int, int], CostTable], limit: float, band: float
-) -> Iterator[Network]:
-    """Different networks of `band` to 1 of a cost. Vocabulary and width are uniform, and then as in random_patterns().
-
-    tables: costs of each vocabulary and width. Those that have no network, or none left, are left out.
-    """
-    middle, tolerance = limit * (1 + band) / 2, (1 - band) / (1 + band)
-    about, generator = (config.model.blocks, config.search.operations), np.random.default_rng(config.seed)
-    draws = {
-        shape: random_patterns(*about, table, middle, tolerance, config.seed * len(tables) + number)
-        for number, (shape, table) in enumerate(tables.items())
-    }
-    while draws:
-        shape = list(draws)[generator.integers(len(draws))]
-        try:
-            yield make_network(*shape, next(draws[shape]))
-        except (InputError, StopIteration):
-            del draws[shape]
+    depths = range(1, most + 1) if "identity" in operations else [most]
+    plain = map(interleaved, depths) if {*interleaved(2)} <= {*operations} else []
+    for patterns in (list(plain), [[name] * depth for name in operations if name != "identity" for depth in depths]):
+        fitting = [(shape, filter(within(table, limit), patterns)) for shape, table in tables.items()]
+        if found := [make_network(*shape, blocks) for shape, fits in fitting for blocks in fits]:
+            return found
+    return []
 
 
 def cheapest(config: Config, table: CostTable) -> float:

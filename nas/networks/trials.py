@@ -13,16 +13,19 @@ import numpy as np
 
 from nas.core.config import Config
 from nas.core.files import write_yaml
-from nas.core.run_folder import CONFIG
+from nas.core.pattern import FORMAT
+from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
 from nas.retraining.forks import start_server
 from nas.retraining.phase import RetrainPhase
-from nas.retraining.trials import Trial, run_trials, workers
+from nas.retraining.tasks import Task, script_task
+from nas.retraining.trials import run_trials, workers
 from nas.training.build import build_fixed, count_steps, resolve_auto
 from nas.training.device import DeviceContext
 
+LOGS = "logs"  # folder of the output of trials
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 2)  # share of a training, and number of networks that get it
 
@@ -91,8 +94,8 @@ class Trials:
         start_server()
         with TemporaryDirectory() as folder, redirect_stdout(None):
             write_yaml(Path(folder) / CONFIG, config)
-            trials = [self.trial(network, 1) for network in networks[:at_once]]
-            start = timed(lambda: run_trials(trials, Path(folder) / CONFIG, Path(folder), self.context))
+            tasks = [self.task(network, 1, Path(folder)) for network in networks[:at_once]]
+            start = timed(lambda: run_trials(tasks, self.context))
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
@@ -102,10 +105,16 @@ class Trials:
                 seconds.append(phase.total_steps * step_seconds(phase))
         return Estimate(start, float(np.mean(seconds)), at_once)
 
-    def trial(self, network: Network, until: int | None) -> Trial:
-        """The training of a network until a step; None: to the end."""
-        options = options_of(network, self.config)
-        return Trial(str(network), list(network.blocks), self.steps[network.vocab_size], until, options)
+    def task(self, network: Network, until: int | None, folder: Path) -> Task:
+        """The training of a network until a step (None: to the end), in a folder that has the configuration."""
+        name, steps, run = str(network), self.steps[network.vocab_size], folder / str(network)
+        pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
+        pattern.parent.mkdir(parents=True, exist_ok=True)
+        write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
+        arguments = [pattern, folder / CONFIG, *run_options(run), f"train.steps={steps}", "train.evaluate_every=0"]
+        arguments += [*options_of(network, self.config), *([] if until is None else ["--until", until])]
+        result = RESULTS if until is None else trial_file(until)
+        return script_task(name, "retrain.py", arguments, run / result, log)
 
     def until(self, network: Network, share: float) -> int:
         """The steps after which a trial stops."""
@@ -124,6 +133,6 @@ class Trials:
 
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
         """The content of the trial's file of each network whose trial has not failed."""
-        trials = [self.trial(network, self.until(network, share)) for network in networks]
-        found = run_trials(trials, self.folder / CONFIG, self.folder, self.context)
+        tasks = [self.task(network, self.until(network, share), self.folder) for network in networks]
+        found = run_trials(tasks, self.context)
         return {network: found[str(network)] for network in networks if str(network) in found}

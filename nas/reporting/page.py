@@ -9,8 +9,7 @@ from pathlib import Path
 from nas.comparison.claims import read_claims, spread_notice, training_warning
 from nas.comparison.results import read_results
 from nas.comparison.spec import SETTINGS
-from nas.core.config import flat_config
-from nas.core.config_loading import derived_defaults
+from nas.core.config import OPTIMIZER_DEFAULTS, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.operations import OPERATIONS, unit_of
@@ -30,7 +29,7 @@ from nas.core.run_folder import (
     read_metrics,
     read_pi,
 )
-from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
+from nas.costs.cost_table import MILLISECONDS, latency_report, read_costs
 from nas.derivation.runs import current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
 
@@ -64,17 +63,13 @@ def origin(run: Path) -> dict:
 
 def changed_options(own: dict) -> dict:
     """The options of a run, as flat_config returns them, that differ from their defaults and from derived values."""
-    defaults = flat_config({}) | derived_defaults(own)
+    defaults = flat_config({})
+    defaults |= {f"train.{key}": value for key, value in OPTIMIZER_DEFAULTS[own["train.optimizer"]].items()}
     return {
         key: value
         for key, value in own.items()
         if value not in (None, defaults[key]) and key not in MAY_CHANGE  # train.epochs makes train.steps null
     }
-
-
-def cost_table(run: Path) -> CostTable | None:
-    """The run's latency table, or None if it has none."""
-    return read_costs(run / LATENCY, []) if (run / LATENCY).exists() else None
 
 
 def curves_uri(run: Path) -> str | None:
@@ -102,7 +97,7 @@ def search_section(run: Path) -> dict:
         "gif": data_uri(animate, history, kind="gif") if len(history) > 1 else None,
         "over_time": data_uri(pi_over_time, history),
         "curves": curves_uri(run),
-        "table": cost_table(run),
+        "table": read_costs(run / LATENCY, []) if (run / LATENCY).exists() else None,
         "origin": origin(run),
     }
 

@@ -37,6 +37,7 @@ class RetrainPhase(Phase):
         self.stream = open_stream(tokens, config, context)
         self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short_share(config))
+        self.parts = {"model": model, "train_weights": self.train_weights, "stream": self.stream}
         self.best_nll = math.inf
         self.begin_trial(until)
 
@@ -73,18 +74,11 @@ class RetrainPhase(Phase):
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 
     def state_dict(self) -> dict:
-        return {
-            "model": self.model.state_dict(),
-            "train_weights": self.train_weights.state_dict(),
-            "stream": self.stream.state_dict(),
-            "best_nll": self.best_nll,
-            "trial": {"until": self.until, "average": self.trial_average.state_dict()},
-        }
+        trial = {"until": self.until, "average": self.trial_average.state_dict()}
+        return super().state_dict() | {"best_nll": self.best_nll, "trial": trial}
 
     def load_state_dict(self, state: dict) -> None:
-        self.model.load_state_dict(state["model"])
-        self.train_weights.load_state_dict(state["train_weights"])
-        self.stream.load_state_dict(state["stream"])
+        super().load_state_dict(state)
         self.best_nll = state["best_nll"]
         if state["trial"]["until"] == self.until:
             self.trial_average.load_state_dict(state["trial"]["average"])

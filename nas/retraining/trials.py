@@ -1,43 +1,30 @@
 """Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
 from nas.core.errors import RunError
-from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import FORMAT, abbreviate
+from nas.core.files import read_yaml
+from nas.core.pattern import abbreviate
 from nas.core.provenance import DIGESTS, PROVENANCE
-from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RESULTS, RunFolder, run_options, trial_file
+from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RunFolder
 from nas.retraining.phase import BEST
-from nas.retraining.tasks import Task, run_tasks, script_task
+from nas.retraining.tasks import Task, run_tasks
 from nas.training.device import DeviceContext, count_cores
 from nas.training.distributed import is_main
 
-LOGS = "logs"
 MAY_DIFFER = ("model.blocks", "train.steps", "train.epochs", "train.threads", "evaluate.")  # in a trial
 MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A training of `steps` steps that stops after `until` of them (None: all). options: section.key=value."""
-
-    name: str
-    blocks: list[str]
-    steps: int
-    until: int | None
-    options: list[str]
-
-
-def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceContext) -> dict[str, dict]:
+def run_trials(tasks: list[Task], context: DeviceContext) -> dict[str, dict]:
     """{name: content of the trial's file}. On a CPU as many run at a time as there are cores for their threads.
 
-    Each trial has a run folder below `folder`; those that have run already are read. A trial that fails is left out
-    with a notice, because its weights may have diverged. Raises RunError if all fail.
+    Those that have run already are read. A trial that fails is left out with a notice, because its weights may have
+    diverged. Raises RunError if all fail.
     """
-    tasks = [trial_task(trial, config, folder) for trial in trials]
     failed = run_tasks(tasks, workers(context))
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
     if len(failed) == len(tasks):
@@ -50,17 +37,6 @@ def run_trials(trials: list[Trial], config: Path, folder: Path, context: DeviceC
 def workers(context: DeviceContext) -> int:
     """Trials at a time: one on a GPU; on a CPU as many as its cores have room for."""
     return 1 if context.is_gpu else max(1, count_cores() // context.threads)
-
-
-def trial_task(trial: Trial, config: Path, folder: Path) -> Task:
-    pattern, run = folder / "patterns" / f"{trial.name}.yaml", folder / trial.name
-    pattern.parent.mkdir(parents=True, exist_ok=True)
-    if not pattern.exists():
-        write_yaml(pattern, {"format": FORMAT, "blocks": trial.blocks})
-    arguments = [pattern, config, *run_options(run), f"train.steps={trial.steps}", "train.evaluate_every=0"]
-    arguments += [*trial.options, *([] if trial.until is None else ["--until", trial.until])]
-    result, log = RESULTS if trial.until is None else trial_file(trial.until), folder / LOGS / f"{trial.name}.txt"
-    return script_task(trial.name, "retrain.py", arguments, run / result, log)
 
 
 def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: dict, total_steps: int) -> None:

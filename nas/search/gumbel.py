@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
@@ -27,14 +28,15 @@ from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import CostTable
 from nas.data.corpus import Corpus
 from nas.search.history import entropy, pi_line
-from nas.search.sampling import gumbel_like, relax, sampling_generator, straight_through, temperature_at
-from nas.search.supernet import SuperNet, evaluate_path
+from nas.search.sampling import gumbel_like, relax, straight_through
+from nas.search.supernet import evaluate_path, set_mixture, set_path
 from nas.training import distributed
 from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext
 from nas.training.train_step import BatchRunner, TrainStep
 from nas.training.trainer import Phase
 
+SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
@@ -44,8 +46,10 @@ class GumbelPhase(Phase):
     Raises InputError if no step is left to train the logits.
     """
 
-    def __init__(self, supernet: SuperNet, corpus: Corpus, config: Config, context: DeviceContext, costs: CostTable):
-        self.supernet, self.corpus, self.config, self.context = supernet, corpus, config, context
+    def __init__(
+        self, supernet: TransformerXL, corpus: Corpus, config: Config, context: DeviceContext, costs: CostTable
+    ):
+        self.supernet, self.corpus, self.config, self.context = supernet.to(context.device), corpus, config, context
         self.options, self.costs = config.search, costs
         self.stream, self.heldout_stream = open_streams(corpus, config, context)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
@@ -56,15 +60,17 @@ class GumbelPhase(Phase):
                 f"search.warmup_steps={self.warmup_steps} leaves no step of {self.total_steps} to train the logits: "
                 "use a smaller search.warmup_steps or more train.steps"
             )
-        supernet.backbone.to(context.device)
         hard = self.options.sampling == "hard"
-        self.train_weights = TrainStep(supernet.backbone, config.train, self.total_steps, context, sampled=hard)
+        self.train_weights = TrainStep(supernet, config.train, self.total_steps, context, sampled=hard)
         self.run_batch = BatchRunner(supernet, config.train, context)
-        self.logits = nn.Parameter(torch.zeros(supernet.blocks, len(supernet.operations)))  # on the CPU
+        self.logits = nn.Parameter(torch.zeros(len(supernet.blocks), len(self.options.operations)))  # on the CPU
         adam = self.options.optimizer
         self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
-        self.generator = sampling_generator(config.seed)
+        # On the CPU, so that samples are equal on all devices and ranks
+        self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         self.temperature, self.heldout_nll = self.options.temperature.start, None
+        self.parts = {"supernet": supernet, "train_weights": self.train_weights, "logits_optimizer": self.optimizer}
+        self.parts |= {"stream": self.stream} | ({"heldout_stream": self.heldout_stream} if self.heldout_stream else {})
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         self.temperature, learn = self.annealed(step), self.logits_learn(step)
@@ -88,9 +94,9 @@ class GumbelPhase(Phase):
         return step > self.warmup_steps and math.floor(step * share) > math.floor((step - 1) * share)
 
     def annealed(self, step: int) -> float:
-        """The temperature at a step."""
-        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return temperature_at(progress, self.options.temperature.start, self.options.temperature.end)
+        """The temperature at a step: exactly `start` in the warm-up, then an exponential curve to exactly `end`."""
+        progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
 
     def sample(self, learn: bool) -> tuple[Tensor, Tensor]:
         """Set the SuperNet to a sample.
@@ -103,11 +109,11 @@ class GumbelPhase(Phase):
         if self.options.sampling == "hard":
             path, sample = straight_through(self.logits, noise, self.temperature)
             gates = sample.detach().requires_grad_(learn)
-            self.supernet.set_path(path, gates)
+            set_path(self.supernet, path, gates)
         else:
             sample = relax(self.logits, noise, self.temperature)
             gates = sample.detach().requires_grad_(learn)
-            self.supernet.set_mixture(gates)
+            set_mixture(self.supernet, gates)
         return sample, gates
 
     def update_logits(self, sample: Tensor, gates: Tensor) -> None:
@@ -124,12 +130,12 @@ class GumbelPhase(Phase):
     def latency_loss(self) -> Tensor:
         """search.latency.weight * max(0, expected cost / interleaved cost - target), in nats. It is exact."""
         latency = self.options.latency
-        ratio = self.costs.expected_ratio(self.logits.softmax(dim=-1), self.supernet.operations)
+        ratio = self.costs.expected_ratio(self.logits.softmax(dim=-1), self.options.operations)
         return latency.weight * (ratio - latency.target).clamp_min(0)
 
     def line(self, step: int) -> dict:
         pi = self.logits.detach().double().softmax(dim=-1).numpy()
-        line = pi_line(step, self.supernet.operations, pi, self.costs)
+        line = pi_line(step, self.options.operations, pi, self.costs)
         return line | {"of_steps": self.total_steps, "temperature": self.temperature}
 
     def record(self, run: RunFolder, step: int) -> None:
@@ -145,7 +151,7 @@ class GumbelPhase(Phase):
         return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}
 
     def note(self, step: int) -> str:
-        return f"likeliest pattern {abbreviate(self.supernet.names(self.path))}"
+        return f"likeliest pattern {abbreviate([self.options.operations[index] for index in self.path])}"
 
     @property
     def path(self) -> list[int]:
@@ -162,24 +168,11 @@ class GumbelPhase(Phase):
         return own | super().replicated_state()
 
     def state_dict(self) -> dict:
-        return {
-            "supernet": self.supernet.state_dict(),
-            "train_weights": self.train_weights.state_dict(),
-            "logits": self.logits.detach(),
-            "logits_optimizer": self.optimizer.state_dict(),
-            "stream": self.stream.state_dict(),
-            "heldout_stream": self.heldout_stream.state_dict() if self.heldout_stream else None,
-            "generator": self.generator.get_state(),
-            "heldout_nll": self.heldout_nll,
-        }
+        own = {"logits": self.logits.detach(), "generator": self.generator.get_state(), "heldout_nll": self.heldout_nll}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: dict) -> None:
-        self.supernet.load_state_dict(state["supernet"])
-        self.train_weights.load_state_dict(state["train_weights"])
+        super().load_state_dict(state)
         self.logits.data.copy_(state["logits"])
-        self.optimizer.load_state_dict(state["logits_optimizer"])
-        self.stream.load_state_dict(state["stream"])
-        if self.heldout_stream:
-            self.heldout_stream.load_state_dict(state["heldout_stream"])
         self.generator.set_state(state["generator"])
         self.heldout_nll = state["heldout_nll"]

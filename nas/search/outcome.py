@@ -1,42 +1,19 @@
 """The record of a search: outcome.yaml."""
 
-from nas.core.config import Config
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
 from nas.core.run_folder import CHOICE, OUTCOME, RunFolder, read_pi
 from nas.search.history import pi_warnings
-from nas.training.trainer import Trainer, say
+from nas.training.trainer import say
 
 
-def make_outcome(config: Config, pattern: list[str], seconds: float, trainer: Trainer) -> dict:
-    """The content of outcome.yaml after the paper's method.
+def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:
+    """The content of outcome.yaml.
 
-    Args:
-        pattern: the likeliest one; the trainer has its figures on valid, with the SuperNet's weights.
-        seconds: of the search before the training.
+    valid: figures of the pattern, with the weights of its trial or of the SuperNet. trainings: the cost of trials.
     """
-    return {
-        "format": "par-outcome/2",
-        "pattern": pattern,
-        "valid": trainer.valid,
-        "train_steps": trainer.step,
-        "train_tokens": trainer.step * config.train.batch_size * config.train.segment,
-        "wall_time_s": seconds + trainer.wall_seconds,
-        "cost_in_trainings": None,
-    }
-
-
-def trials_outcome(choice: dict) -> dict:
-    """The content of outcome.yaml after trials. choice: the content of choice.yaml."""
-    return {
-        "format": "par-outcome/2",
-        "pattern": choice["network"]["blocks"],
-        "valid": choice["trial"]["valid"],
-        "train_steps": choice["train_steps"],
-        "train_tokens": choice["train_tokens"],
-        "wall_time_s": choice["wall_time_s"],
-        "cost_in_trainings": choice["trainings"],
-    }
+    figures = {"train_steps": steps, "train_tokens": tokens, "wall_time_s": seconds, "cost_in_trainings": trainings}
+    return {"format": "par-outcome/2", "pattern": pattern, "valid": valid, **figures}
 
 
 def print_outcome(run: RunFolder) -> None:

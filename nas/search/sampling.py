@@ -1,17 +1,10 @@
-"""Samples from pi = softmax(logits), and their temperature.
+"""Samples from pi = softmax(logits).
 
 Jang et al. 2016 (arXiv 1611.01144), Maddison et al. 2016 (arXiv 1611.00712). N blocks, O candidate operations.
 """
 
 import torch
 from torch import Tensor
-
-SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
-
-
-def sampling_generator(seed: int) -> torch.Generator:
-    """The generator of a search's samples. It is on the CPU, so samples are equal on all devices and ranks."""
-    return torch.Generator().manual_seed(seed ^ SAMPLING_SEED)
 
 
 def gumbel(uniform: Tensor) -> Tensor:
@@ -43,10 +36,3 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
     path = weights.detach().argmax(dim=-1)  # [N]
     chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
     return path.tolist(), 1 + (chosen - chosen.detach())
-
-
-def temperature_at(progress: float, start: float, end: float) -> float:
-    """The temperature at a progress from 0 to 1, an exponential curve. It is exactly `start` at 0 and `end` at 1."""
-    if progress <= 0:
-        return start
-    return end if progress >= 1 else start * (end / start) ** progress

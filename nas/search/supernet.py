@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from models.attention import Positions
 from models.operations import OPERATIONS, BlockConfig
-from models.transformer_xl import Memories, TransformerXL, extend_memory
+from models.transformer_xl import TransformerXL, extend_memory
 from nas.core.config import Config
 from nas.core.operations import resolve_block
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
-from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 
 Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
@@ -49,7 +48,7 @@ class StochasticBlock(nn.Module):
 
     def mix(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         if self.choice is None:
-            raise RuntimeError("no operation is chosen; call SuperNet.set_mixture() or SuperNet.set_path() first")
+            raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
         chosen, weights = self.choice
         branches = [self.candidates[index](x, memory, positions) for index in chosen]
         if weights is None:
@@ -59,60 +58,32 @@ class StochasticBlock(nn.Module):
         return x
 
 
-class SuperNet(nn.Module):
+def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
     """A backbone of stochastic blocks."""
-
-    def __init__(
-        self,
-        blocks: int,
-        operations: dict[str, tuple[str, dict[str, int]]],
-        config: BlockConfig,
-        vocab_size: int,
-        **options,
-    ):
-        """operations: names and sizes, by their spelling. options: of TransformerXL."""
-        super().__init__()
-        self.blocks, self.operations = blocks, list(operations)
-        layers = [StochasticBlock(list(operations.values()), config) for _ in range(blocks)]
-        self.backbone = TransformerXL(layers, config, vocab_size, **options)
-
-    def names(self, path: list[int]) -> list[str]:
-        """The operations of a path of indices."""
-        return [self.operations[index] for index in path]
-
-    def chosen_operations(self) -> list[nn.Module]:
-        """The operations that the blocks run."""
-        return [block.candidates[index] for block in self.backbone.blocks for index in block.choice[0]]
-
-    def set_mixture(self, weights: Tensor) -> None:
-        """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
-        weights = weights.to(self.backbone.embedding.weight.device)
-        for block, row in zip(self.backbone.blocks, weights, strict=True):
-            block.choice = list(range(len(row))), row
-
-    def set_path(self, path: list[int], gates: Tensor | None = None) -> None:
-        """Make the next forward passes run one operation per block.
-
-        gates [N]: factors of the branches, which pass gradients to the logits in straight-through estimation.
-        """
-        rows = [None] * len(path) if gates is None else gates.to(self.backbone.embedding.weight.device).split(1)
-        for block, index, row in zip(self.backbone.blocks, path, rows, strict=True):
-            block.choice = [index], row
-
-    def forward(
-        self, tokens: Tensor, targets: Tensor, memories: Memories | None, memory_length: int
-    ) -> tuple[Tensor, Memories]:
-        """As TransformerXL.forward, with the last choice of set_mixture() or set_path()."""
-        return self.backbone(tokens, targets, memories, memory_length)
+    operations, block = [resolve_block(name, config.shape) for name in config.search.operations], block_config(config)
+    layers = [StochasticBlock(operations, block) for _ in range(config.model.blocks)]
+    return TransformerXL(layers, block, corpus.vocab_size, **backbone_options(config, corpus.vocab_size))
 
 
-def build_supernet(config: Config, corpus: Corpus) -> SuperNet:
-    names, options = config.search.operations, backbone_options(config, corpus.vocab_size)
-    operations = {name: resolve_block(name, config.shape) for name in names}
-    return SuperNet(config.model.blocks, operations, block_config(config), corpus.vocab_size, **options)
+def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
+    """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+    weights = weights.to(supernet.embedding.weight.device)
+    for block, row in zip(supernet.blocks, weights, strict=True):
+        block.choice = list(range(len(row))), row
 
 
-def evaluate_path(supernet: SuperNet, path: list[int], corpus: Corpus, config: Config, context: DeviceContext) -> dict:
-    """The figures of a path on valid."""
-    supernet.set_path(path)
-    return evaluate_split(config, supernet, supernet.chosen_operations(), corpus, "valid", context)
+def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = None) -> None:
+    """Make the next forward passes run one operation per block.
+
+    gates [N]: factors of the branches, which pass gradients to the logits in straight-through estimation.
+    """
+    rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
+    for block, index, row in zip(supernet.blocks, path, rows, strict=True):
+        block.choice = [index], row
+
+
+def evaluate_path(supernet: TransformerXL, path: list[int], corpus: Corpus, config: Config, context) -> dict:
+    """The figures of a path on valid. context: a DeviceContext."""
+    set_path(supernet, path)
+    chosen = [block.candidates[index] for block, index in zip(supernet.blocks, path, strict=True)]
+    return evaluate_split(config, supernet, chosen, corpus, "valid", context)

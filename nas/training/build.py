@@ -140,6 +140,18 @@ def warmup_warning(config: Config, steps: int) -> str | None:
     return f"WARNING: the learning rate does not reach its peak: give train.warmup_steps below the {steps:,} steps"
 
 
+def rising_warning(metrics: list[dict]) -> str:
+    """A warning if the last two evaluations on valid each had a higher loss than the one before, or an empty text."""
+    last = [line["nll"] for line in metrics if line["split"] == "valid"][-3:]
+    if len(last) < 3 or not last[0] < last[1] < last[2]:
+        return ""
+    losses = " -> ".join(f"{nll:.4f}" for nll in last)
+    return (
+        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "
+        "or model.dropout=0.2 train.weight_decay=0.5"
+    )
+
+
 def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:
     """The part of the tokens that this rank reads. Raises InputError if they are too few for the batch."""
     train, rows = config.train, rank_rows(config.train.batch_size, config.train.grad_accum_steps)

@@ -16,18 +16,23 @@ from nas.core.config import Config
 from nas.core.errors import Interrupted, RunError, StopSignal
 from nas.core.run_folder import RunFolder, perplexity, read_metrics
 from nas.training import distributed
+from nas.training.build import rising_warning
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.train_step import TrainStep
 
 
 class Phase:
-    """The base class of phases. The state_dict holds everything that an exact continuation needs."""
+    """The base class of phases. The state_dict holds everything that an exact continuation needs.
+
+    parts: what has a state_dict of its own, by its name in the checkpoint.
+    """
 
     total_steps: int
     config: Config
     context: DeviceContext
     train_weights: TrainStep
+    parts: dict
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         """Run training step `step`, from 1; return the mean nll in nats and the number of tokens read by all ranks.
@@ -61,22 +66,11 @@ class Phase:
 
     def state_dict(self) -> dict:
         """The whole state, complete on rank 0; every rank calls it."""
-        raise NotImplementedError
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict) -> None:
-        raise NotImplementedError
-
-
-def rising_warning(metrics: list[dict]) -> str:
-    """A warning if the last two evaluations on valid each had a higher loss than the one before, or an empty text."""
-    last = [line["nll"] for line in metrics if line["split"] == "valid"][-3:]
-    if len(last) < 3 or not last[0] < last[1] < last[2]:
-        return ""
-    losses = " -> ".join(f"{nll:.4f}" for nll in last)
-    return (
-        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "
-        "or model.dropout=0.2 train.weight_decay=0.5"
-    )
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
 
 
 class Trainer:
