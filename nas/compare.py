@@ -75,7 +75,7 @@ def report(comparison, measure: bool) -> None:
 def main() -> None:
     arguments = parse_arguments()
     comparison, failed = open_comparison(arguments), {}
-    if arguments.report and not comparison.run.begun:
+    if arguments.report and not comparison.run.recorded:
         raise InputError(f"--report: {arguments.run} holds no comparison yet; leave --report out to begin one")
     interrupt_on_signals()
     try:

@@ -46,6 +46,16 @@ def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_confi
         check_folder(Path("/proc/run"), False)
 
 
+def test_a_run_that_another_process_began_meanwhile_is_refused(tmp_path, small_config):
+    late = open_run(tmp_path / "run", small_config("train.lr=0.5"), "search")
+    first = start(tmp_path / "run", small_config())
+    os.close(first.lock)  # it has ended
+    before = (tmp_path / "run/config.yaml").read_text()
+    with pytest.raises(InputError, match="was begun by another process meanwhile; use another folder"):
+        late.start(small_config("train.lr=0.5"), {"seed": 1})
+    assert (tmp_path / "run/config.yaml").read_text() == before
+
+
 def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_config):
     start(tmp_path / "run", small_config(), extra={"pattern": ["dense"]})
     changed = small_config("train.lr=0.5", "search.arch_fraction=0.3", "data.cache=/elsewhere")

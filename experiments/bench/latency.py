@@ -1,6 +1,6 @@
 """Does the latency table predict whole models? `python experiments/bench/latency.py --threads 1`.
 
-Regime: 20 random patterns of 12 blocks with the operations and sizes below, width 128 and 8,000 words. Each is
+Regime: random patterns with the operations and sizes below, width 128 and 8,000 words. Each is
 measured, and predicted as a sum over a table of nas/costs/latency.py that is measured right before. The last line is
 JSON: the mean and the worst relative error of the predictions, and the mean error of the ratios to interleaved. The
 clock drifts between the two measurements, which changes milliseconds more than ratios.
@@ -25,7 +25,7 @@ from nas.costs.flops import batch_shape
 from nas.costs.latency import measure_costs, measure_models
 from nas.training.device import set_up_device
 
-BLOCKS, PATTERNS, VOCABULARY = 12, 20, 8000
+VOCABULARY = 8000
 OPERATIONS = [
     "attention",
     "attention heads=2",
@@ -40,10 +40,11 @@ OPERATIONS = [
 ]
 
 
-def make_config(timing: str, threads: int) -> Config:
+def make_config(timing: str, threads: int, blocks: int, source: str) -> Config:
     config = Config()
-    config.model.blocks, config.model.cutoffs, config.model.ngram_rows = BLOCKS, [250, 2500], []
+    config.model.blocks, config.model.cutoffs, config.model.ngram_rows = blocks, [250, 2500], []
     config.search.latency.timing, config.search.operations = timing, OPERATIONS
+    config.search.latency.source = source
     resolve_defaults(config.train)
     config.train.threads, config.train.device = threads, "cpu"
     return config
@@ -55,16 +56,20 @@ def main() -> None:
     parser.add_argument(
         "--timing", choices=["inference", "training", "generation"], default="inference", help="what is timed"
     )
+    parser.add_argument("--source", choices=["measured", "onnx"], default="measured", help="PyTorch or ONNX Runtime")
+    parser.add_argument("--blocks", type=int, default=12, help="of each pattern (default 12)")
+    parser.add_argument("--patterns", type=int, default=20, help="number of random patterns (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random patterns (default 0)")
     arguments = parser.parse_args()
-    config = make_config(arguments.timing, arguments.threads)
+    blocks = arguments.blocks
+    config = make_config(arguments.timing, arguments.threads, blocks, arguments.source)
     context = set_up_device(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source, names = np.random.default_rng(arguments.seed), config.search.operations
-    patterns = [[names[i] for i in source.integers(len(names), size=BLOCKS)] for _ in range(PATTERNS)]
+    patterns = [[names[i] for i in source.integers(len(names), size=blocks)] for _ in range(arguments.patterns)]
 
     table = measure_costs(config, counts, context)
-    results = measure_models([interleaved(BLOCKS), *patterns], config, counts, context)
+    results = measure_models([interleaved(blocks), *patterns], config, counts, context)
     baseline_ms, *measured_ms = (result["median_ms"] for result in results)
     batch, segment, memory = batch_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
@@ -80,7 +85,7 @@ def main() -> None:
     sizes = np.abs(errors)
     summary = {"mean_absolute_error": round(sizes.mean(), 4), "worst": round(sizes.max(), 4)}
     summary["mean_absolute_error_of_ratios"] = round(np.abs(ratios).mean(), 4)
-    print(json.dumps({"patterns": PATTERNS, **summary}))
+    print(json.dumps({"patterns": arguments.patterns, **summary}))
 
 
 if __name__ == "__main__":

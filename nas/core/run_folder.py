@@ -57,9 +57,7 @@ class RunFolder:
     def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
         self.path, self.stage, self.extra, self.checkpoint = path, stage, extra, path / CHECKPOINT
         self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
-        file = path / CONFIG
-        self.recorded = read_yaml(file) if file.exists() else None  # config.yaml of an earlier call
-        self.begun = self.recorded is not None
+        self.recorded = read_yaml(path / CONFIG) if (path / CONFIG).exists() else None  # config.yaml of an earlier call
 
     @on_rank_0
     def start(self, config: Config, provenance: dict) -> None:
@@ -69,8 +67,10 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(self.path)
-        if self.begun:
+        if self.recorded:
             self.check_config(config)
+        elif (self.path / CONFIG).exists():
+            raise InputError(f"--run {self.path} was begun by another process meanwhile; use another folder")
         else:
             write_yaml(self.path / CONFIG, {"stage": self.stage, **asdict(config), **self.extra})
         if (self.path / PROVENANCE).exists():
@@ -153,7 +153,7 @@ def open_run(
     another value on --resume.
     """
     run = RunFolder(Path(path), stage, extra or {}, may_change)
-    if run.begun:
+    if run.recorded:
         run.check_config(config)
     return run
 
