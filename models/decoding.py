@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.operations import Attention, Operation
+from models.operations import Attention, Identity, Operation
 from models.stream import StreamModel
 from models.transformer_xl import TransformerXL
 
@@ -142,6 +142,8 @@ class Decoder:
             return residual(operation, cache.read_one)
         if operation.one:
             return residual(operation, partial(self.branch_one, name, operation.one))
+        if isinstance(operation, Identity):
+            return lambda x, start: x
         return partial(self.read_block, index)
 
     def branch_one(self, name: str, one: Callable, x: Tensor, start: int) -> Tensor:

@@ -79,7 +79,8 @@ class StreamModel(nn.Module):
             inputs, memory, attention = operation.prepare(x), state[name], operation.attention
             seen = min(self.context, operation.reach or self.context)
             before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
-            key_value = torch.cat([memory[:, :, :, before:], attention.project_keys(inputs)], dim=3)
+            new = attention.project_keys(inputs)
+            key_value = torch.cat([memory[:, :, :, before:].to(new.dtype), new], dim=3)
             position = getattr(self, f"position_{index}")
             position = None if position is None else position[:, -key_value.shape[3] :]
             branch = operation.finish(x, attention.attend_masked(inputs, key_value, position, start))

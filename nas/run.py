@@ -139,11 +139,12 @@ def train_networks(folder: Path) -> None:
 
 def summarize(folder: Path) -> dict:
     """Both networks on test, their times for a text beside that of the reference, all from the same rounds, and `use`:
-    the one of both that is better on valid and within the budget.
+    the usual one if it is better on valid and within the budget, else the found one.
     """
     from nas.costs.latency import ROUNDS, SECONDS, text_times
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.networks.halving import TIE
     from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
@@ -168,7 +169,8 @@ def summarize(folder: Path) -> dict:
             "time_ratio_to_usual": times[name]["ratio"],
             "time_ratio_to_reference": times[name]["ratio"] / times["reference"]["ratio"],
         }
-    return summary | {"use": USUAL if valid[USUAL] < valid[FOUND] and usual_blocks(folder) else FOUND}
+    better = (1 + TIE) * valid[USUAL] < valid[FOUND] and usual_blocks(folder)
+    return summary | {"use": USUAL if better else FOUND}
 
 
 def describe(folder: Path) -> str:
@@ -189,7 +191,7 @@ def describe(folder: Path) -> str:
         budget += f", and the budget is {choice['budget']:.3g}"
     lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
     if summary["use"] == USUAL:
-        lines.append("NOTICE: the usual network is better on valid, so use that one; the trials misled the search")
+        lines.append("NOTICE: the usual network is better on valid, so use that one")
     lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / summary['use']}")
     return "\n".join(lines)
 

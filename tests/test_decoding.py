@@ -25,12 +25,12 @@ PIECES = {
 }
 
 
-def model_of(pattern, grid=(), cutoffs=(), **options):
+def model_of(pattern, norm="pre", grid=(), **options):
     torch.manual_seed(3)
-    config = BlockConfig(16, **options, relative=not grid)
-    model = build_pattern(sized(pattern), config, VOCAB, grid=grid, cutoffs=cutoffs).double().eval()
+    config = BlockConfig(16, norm=norm, relative=not grid)
+    model = build_pattern(sized(pattern), config, VOCAB, grid=grid, **options).double().eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith("bias") or name.startswith("ngrams."):
             torch.nn.init.normal_(parameter, std=0.3)
     return model
 
@@ -75,13 +75,14 @@ OTHERS = {
     "post": {"norm": "post"},
     "images": {"grid": (2, 3, 1)},
     "adaptive softmax": {"cutoffs": (4, 11)},
+    "n-grams": {"ngram_rows": (13, 11)},
 }
 
 
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
 @torch.no_grad()
 def test_the_decoder_equals_the_model_with_other_options(options):
-    names = [block for block in BLOCKS if not (options.get("grid") and "linear" in block)]
+    names = [block for block in [*BLOCKS, "attention key_heads=1"] if not (options.get("grid") and "linear" in block)]
     model, tokens, pieces = model_of(names, **options), stream(), PIECES["unequal"]
     expected = by_the_model(model, tokens, pieces, 24)
     torch.testing.assert_close(by_the_decoder(model, tokens, pieces, 24), expected, rtol=0, atol=1e-10)

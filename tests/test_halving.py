@@ -230,7 +230,8 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
     assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
     assert 1.5 < choice["trainings"] < 2.76
-    command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS]
+    text, moved = shutil.copytree(text_folder, tmp_path / "text"), tmp_path / "moved"
+    command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS, f"data.source={text}"]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(killed.glob("trials/*/trial-*.yaml")):
@@ -239,10 +240,10 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     process.kill()
     process.wait()
     assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *OPTIONS)
-    resume = "search", small_yaml, "--run", killed, "--resume", *OPTIONS
+    resume = "search", small_yaml, "--run", killed, "--resume", *OPTIONS, f"data.source={text.rename(moved)}"
     changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")
     assert "another configuration: train.lr (0.003 -> 0.5), search.latency.target (0.9 -> 1" in changed
-    other = shutil.copytree(text_folder, tmp_path / "text")
+    other = shutil.copytree(text_folder, tmp_path / "other")
     (other / "train.txt").write_text("Another first line .\n" + (other / "train.txt").read_text())
     assert "trained on another text: data_sha256 differs" in refuse(*resume, f"data.source={other}").replace("'", "")
     succeed(*resume)

@@ -19,7 +19,7 @@ from nas.core.errors import InputError, check_onnx
 from nas.core.files import read_yaml
 from nas.inference import onnx_graph
 from nas.inference.harness import Harness, new_harness
-from nas.inference.onnx_graph import graph_reader, write_graph
+from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, write_graph
 from tests.making import generator, sized
 from tests.processes import succeed
 
@@ -46,12 +46,9 @@ def model_of(pattern, norm="pre", grid=(), **options):
 @torch.no_grad()
 def test_the_function_of_the_graph_equals_the_decoder(pattern, options):
     model = model_of(pattern, **options).double()
-    tokens, network, place = torch.randint(VOCAB, (2, 60), generator=generator(5)), StreamModel(model, CONTEXT), 0
-    floating = {
-        name: value.double() if value.is_floating_point() else value for name, value in network.start(2).items()
-    }
-    for length in (3, 8):
-        decoder, state, place = Decoder(model, CONTEXT), floating, 0
+    tokens, network = torch.randint(VOCAB, (2, 60), generator=generator(5)), StreamModel(model, CONTEXT)
+    for length in (1, 3, 8):
+        decoder, state, place = Decoder(model, CONTEXT), network.start(2), 0
         while place + length <= 60:
             piece = tokens[:, place : place + length]
             log_p, state = network(piece, state)
@@ -105,6 +102,13 @@ def test_a_model_without_memory_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="a model without memory begins anew after each segment"):
         write_graph(SimpleNamespace(module=model_of(["attention"]), config=None), tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_graph_that_gives_nan_differs():
+    network = StreamModel(model_of(["dense"]), CONTEXT)
+    damaged = SimpleNamespace(read=lambda tokens: np.full((*tokens.shape, VOCAB), np.nan))
+    assert np.isnan(largest_difference(network, damaged, model_reader(network, 8)))
+    assert largest_difference(network, model_reader(network, 8), model_reader(network, 8)) == 0
 
 
 def test_a_missing_package_is_named(monkeypatch):

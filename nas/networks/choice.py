@@ -1,7 +1,7 @@
 """The search among networks by trials: the first parts of trainings, and a law that tells which go on."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config import Config
@@ -10,7 +10,7 @@ from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_text, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.provenance import provenance
-from nas.core.run_folder import CHOICE, PI, TRIALS, RunFolder, open_run
+from nas.core.run_folder import CHOICE, CONFIG, PI, TRIALS, RunFolder, open_run
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
@@ -81,6 +81,7 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     folder, search = run.path, open_search(config, run.path, context)
     trials, size = search.trials, search.costs.reference.vocab_size
     run.start(config, provenance(config, trials.corpora[size].meta, context))
+    run.write(CONFIG, {"stage": STAGE, **asdict(config)})  # with the present text and device, which trials read
     run.write(COSTS, search.costs.to_dict())
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
     most = f"{sum(share * count for share, count in batches()):.3g}"
