@@ -11,7 +11,7 @@ from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.operations import resolve_block
-from nas.core.pattern import SHAPE_OPTIONS, abbreviate, differing_shape, read_pattern, shape_options
+from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_of, shape_options
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import CONFIG, RESULTS, trial_file
 from nas.costs.cost_table import latency_report
@@ -92,10 +92,9 @@ def main() -> None:
     arguments = parse_arguments()
     pattern_file = read_pattern(arguments.pattern)
     config = load_config(arguments.config, [*shape_options(pattern_file), *arguments.overrides])
-    values = flat_config(asdict(config))
-    for key in differing_shape(pattern_file, values):
-        option = SHAPE_OPTIONS[key]
-        print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {option}={values[option]}")
+    for key, value in shape_of(flat_config(asdict(config))).items():
+        if pattern_file.get(key) not in (None, value):
+            print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {SHAPE_OPTIONS[key]}={value}")
     pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: block")
     notice_other_sizes(pattern_file, config)
 

@@ -1,6 +1,6 @@
 """Read a stream token by token.
 
-A single position passes functions of the bare weights, because calls of modules would take longer than its products.
+A single position passes through functions of the bare weights, because calls of modules take longer than its products.
 
 Shape letters as in models/attention.py.
 """
@@ -22,7 +22,8 @@ class KeyValueCache:
 
     They stand in a buffer with room for the next positions, so that they move only when it is full.
 
-    position [H, K, E]: the projected encodings of the distances context - 1, ..., 0, or None. context: as in Decoder.
+    position [H, K, E]: the projected encodings of the distances context - 1, ..., 0, or None. context: as in
+    StreamModel.
     """
 
     def __init__(self, operation: Attention, position: Tensor | None, context: int):
@@ -84,8 +85,10 @@ class KeyValueCache:
 
 
 class Decoder:
-    """Reads a stream with a model of fixed blocks, and predicts the next token. As StreamModel, but a single position
-    takes a shorter way.
+    """Reads a stream with a model of fixed blocks, and predicts the next token.
+
+    It computes what StreamModel computes, keeps the state itself, and reads a single position in fewer calls.
+    context: as in StreamModel.
     """
 
     @torch.no_grad()
@@ -109,7 +112,7 @@ class Decoder:
         if not 1 <= length <= self.context:
             raise ValueError(f"a piece of {length} tokens must have 1 to {self.context}")
         if self.state is None:
-            self.keep(self.network.start(rows) | self.memories())
+            self.set_state(self.network.start(rows) | self.memories())
         if length == 1:
             x, last = self.model.embed(tokens, self.offset, self.state.get("last"))
             x, start = x[:, 0], self.offset % self.model.stride  # [B, D]
@@ -121,11 +124,11 @@ class Decoder:
         else:
             x, state = self.network.read(tokens, self.state | self.memories() | {"start": self.offset})
             x = x[:, -1]
-            self.keep(state)
+            self.set_state(state)
         self.offset += length
         return self.model.head.log_probabilities(x)
 
-    def keep(self, state: dict[str, Tensor]) -> None:
+    def set_state(self, state: dict[str, Tensor]) -> None:
         """Continue from a state of StreamModel."""
         for name, cache in self.caches.items():
             cache.load(state[name])

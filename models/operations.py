@@ -172,9 +172,8 @@ class ShortConvolution(Operation):
         branch, products = self.mix(self.prepare(x), x.shape[1], state)
         return self.finish(x, branch), products[:, products.shape[1] - self.reach :].detach()
 
-    def one(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def one(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         a, b, value = F.linear(x, self.project.weight).chunk(3, dim=-1)
-        state = x.new_zeros(len(x), self.reach, x.shape[1]) if state is None else state
         products = torch.cat([state, (a * value)[:, None]], dim=1)  # [B, T + 1, D]
         mixed = (products * self.kernel[:, 0]).sum(dim=1)  # [B, D]
         return F.linear(b * mixed, self.output.weight), products[:, 1:]

@@ -206,7 +206,7 @@ class SparseAttention(RelativeAttention):
             context = F.pad(context, (0, 0, layout.before, layout.after))  # [B, S * l, D]
         asking = context[:, -layout.query_rows * self.stride :]  # [B, R * l, D]
         (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, self.stride))  # [H, B, R, l, E]
-        key_value = self.repeat_keys(split_heads(self.key_value(context), self.key_heads, 2))
+        key_value = self.repeat_keys(self.project_keys(context))
         key_value = key_value.unflatten(3, (-1, self.stride))  # [2, H, B, S, l, E]
 
         near, *others = self.key_sets

@@ -3,8 +3,9 @@
 It projects each position to keys and values only once. Shape letters as in models/attention.py. A state has:
 
 - start: the number of positions read; last [B, T]: the last tokens, for n-grams; only if the model needs them.
-- memory_N: of block N, its keys and values [2, G, B, M, E], the state of a convolution, or the last inputs of linear
-  attention, whose state is state_N.
+- memory_N, of block N: keys and values [2, G, B, M, E]; of a convolution its state [B, T, D]; of linear attention its
+  last inputs [B, T, D].
+- state_N [B, H, E, E]: the state of linear attention.
 """
 
 import contextlib
@@ -61,12 +62,10 @@ class StreamModel(nn.Module):
 
     def read(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The inputs [B, L, D] of the output layer, and the state after the piece."""
-        start, after = state.get("start", 0), {}
+        start = state.get("start", 0)
         x, last = self.model.embed(tokens, start, state.get("last"))
-        if "start" in state:
-            after["start"] = start + tokens.shape[1]
-        if "last" in state:
-            after["last"] = last
+        after = {"start": start + tokens.shape[1], "last": last}
+        after = {name: value for name, value in after.items() if name in state}
         for index in range(len(self.model.blocks)):
             x, own = self.read_block(index, x, state, start % self.model.stride)
             after |= own
@@ -80,6 +79,7 @@ class StreamModel(nn.Module):
             seen = min(self.context, operation.reach or self.context)
             before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
             new = attention.project_keys(inputs)
+            # Under autocast, new keys have another type than the empty ones of start().
             key_value = torch.cat([memory[:, :, :, before:].to(new.dtype), new], dim=3)
             position = getattr(self, f"position_{index}")
             position = None if position is None else position[:, -key_value.shape[3] :]

@@ -1,7 +1,8 @@
 """All stages in one command: search, derive, train, animate and report.
 
 The search finds the best network within the budget. Beside it, the usual network is trained: interleaved attention and
-dense blocks of the sizes in CONFIG.yaml, as many as the budget allows. At the end both are measured in one round.
+dense blocks of the sizes in CONFIG.yaml, as many as the budget allows. At the end both are timed in the same rounds.
+The last line names the network to use: the usual one if it is better on valid.
 Repeat the command after an interruption: finished stages are not repeated.
 """
 
@@ -138,8 +139,10 @@ def train_networks(folder: Path) -> None:
 
 
 def summarize(folder: Path) -> dict:
-    """Both networks on test, their times for a text beside that of the reference, all from the same rounds, and `use`:
-    the usual one if it is better on valid and within the budget, else the found one.
+    """The content of summary.yaml: both networks on test, and their times for a text beside that of the reference.
+
+    All times are from the same rounds. use: the usual network if it is better on valid and within the budget, else the
+    found one.
     """
     from nas.costs.latency import ROUNDS, SECONDS, text_times
     from nas.data.corpus import Corpus

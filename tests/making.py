@@ -91,7 +91,7 @@ def flops_of(name: str, batch: int, segment: int, memory: int, relative=True, he
 
 
 def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: int, **shape):
-    """A backbone of stochastic blocks. shape: see shape_of()."""
+    """A SuperNet. shape: see shape_of()."""
     operations = sized(names, **{"d_model": config.d_model} | shape)
     return TransformerXL([StochasticBlock(operations, config) for _ in range(blocks)], config, vocab_size)
 

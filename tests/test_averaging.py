@@ -78,10 +78,10 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         if step == 6:
             with trial.trial_average.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.figures(trial.trial_average)["nll"] != plain.valid_figures()["nll"]
+            assert trial.figures(trial.trial_average)["nll"] != plain.figures(plain.train_weights.average)["nll"]
             longer = continued(trial, 8)
             assert longer.trial_average.count == 0  # the mean of a shorter trial is not part of it
-        assert trial.valid_figures()["nll"] == plain.valid_figures()["nll"]
+        assert trial.figures(trial.train_weights.average)["nll"] == plain.figures(plain.train_weights.average)["nll"]
 
 
 def test_training_without_a_run_folder_ends_with_the_mean(small_config):

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.claims import make_claims, read_claims, spread_notice, training_warning, verdict_of
+from nas.comparison.claims import dunnett, make_claims, read_claims, spread_notice, training_warning, verdict_of
 from nas.comparison.results import NetworkResult, choose_metric, read_results
-from nas.comparison.statistics import dunnett
 from nas.core.errors import InputError
 from nas.core.pattern import expand
 from nas.reporting import comparison_figures

@@ -36,7 +36,7 @@ def test_paths_are_relative_to_the_file_and_the_command_line_wins(written, tmp_p
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"format": "par-pattern/1"}, "is not a comparison: it needs `format: par-comparison/2`"),
+        ({"format": "par-pattern/1"}, "is no comparison: it needs `format: par-comparison/2`"),
         ({"sedes": [1]}, "unknown key 'sedes'; the nearest is 'seeds'"),
         ({"retrain": None}, "retrain=None must be the name of a configuration file"),
         ({"retrain": 5}, "retrain=5 must be the name of a configuration file"),

@@ -60,8 +60,8 @@ def test_the_logits_get_their_share_of_the_steps(gumbel_phase, fraction):
 
 def test_temperature_starts_after_the_warm_up_and_ends_exactly(gumbel_phase):
     phase = gumbel_phase("search.temperature.start=2.0", "search.temperature.end=0.3")
-    assert [phase.annealed(step) for step in (1, 6)] == [2.0, 2.0]
-    values = [phase.annealed(step) for step in range(6, 25)]
+    assert [phase.temperature_at(step) for step in (1, 6)] == [2.0, 2.0]
+    values = [phase.temperature_at(step) for step in range(6, 25)]
     assert values[-1] == 0.3 and values[9] == pytest.approx((2.0 * 0.3) ** 0.5)
     assert all(high > low for high, low in itertools.pairwise(values))
 
@@ -135,7 +135,7 @@ def test_evaluation_follows_the_argmax_path_without_noise(gumbel_phase):
     phase.logits.data[:, 1] += 1
     assert phase.evaluate(None, 0) == phase.evaluate(None, 0)
     assert [block.choice for block in phase.supernet.blocks] == [([1], None)] * 3
-    assert phase.note(0) == "likeliest pattern ddd"
+    assert phase.note() == "likeliest pattern ddd"
 
 
 @KINDS

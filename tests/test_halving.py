@@ -18,7 +18,7 @@ from nas.networks import halving
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import TERMS, Point
-from nas.networks.space import Network, first_networks, neighbours
+from nas.networks.space import Network, first_candidates, neighbours
 from nas.networks.trials import Trials
 from tests.making import load_script, plain
 from tests.processes import ROOT, refuse, succeed
@@ -87,7 +87,7 @@ def known_search(small_config):
         }
         own = plain(2000, 64, 8)
         about = trials.config, tables, tables[2000, 64].cost(own.blocks)
-        networks = [*first_networks(*about), *itertools.islice(random_networks(*about, 0.75), 60 * len(shapes))]
+        networks = [*first_candidates(*about), *itertools.islice(random_networks(*about, 0.75), 60 * len(shapes))]
         search = kind(trials, NetworkCosts(tables, own), 1.0, networks)
         search.terms = terms
         return search

@@ -10,7 +10,7 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import latency
-from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, read_costs
+from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, least_ratio, read_costs
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.latency import (
     calibration_patterns,
@@ -237,8 +237,8 @@ def test_expected_costs_are_sums_over_pi():
     assert table.expected(pi, ["attention", "dense", "identity"]) == pytest.approx(4 + 1.5 + 0.25 + 1)
     assert table.expected_ratio(pi, ["attention", "dense", "identity"]) == pytest.approx(6.75 / 8)
     assert table.cheapest(["attention", "dense"], 2) == ["dense", "dense"]
-    assert table.least_budget(["dense", "identity"]) == "0.625"
-    assert CostTable(MILLISECONDS, 0.0, {"attention": 3.0, "dense": 1.0}).least_budget(["dense"]) == "0.334"
+    assert least_ratio(table.ratio(["dense", "identity"])) == "0.625"
+    assert least_ratio(1 / 3) == "0.334"
 
 
 def test_latency_files_hold_predicted_and_measured_values(small_config, counts, timed):

@@ -44,7 +44,6 @@ WITHOUT_TORCH = (  # rooms and files that --help and error messages import
     "nas.comparison.claims",
     "nas.comparison.results",
     "nas.comparison.spec",
-    "nas.comparison.statistics",
     "nas.retraining.tasks",
     "nas.reporting",
 )

@@ -16,7 +16,7 @@ from nas.networks.costs import NetworkCosts, network_costs, shared_conditions
 from nas.networks.space import (
     Network,
     candidate_sizes,
-    first_networks,
+    first_candidates,
     neighbours,
     options_of,
     with_sizes,
@@ -51,13 +51,13 @@ def test_a_search_begins_with_interleaved_networks_or_else_with_those_of_one_ope
     tables = {(100, 8): TABLE, (200, 8): TABLE}
 
     def patterns(limit):
-        found = first_networks(config, tables, limit)
+        found = first_candidates(config, tables, limit)
         assert len(found) == 2 * len({network.blocks for network in found}) == len({*found})
         return {"".join(name[0] for name in network.blocks) for network in found}
 
     assert patterns(8.0) == {"a", "ad", "ada", "adad"}
     assert patterns(2.5) == {"d"}  # no interleaved one
-    assert first_networks(config, tables, 1.5) == []
+    assert first_candidates(config, tables, 1.5) == []
     config.search.operations.remove("identity")
     assert patterns(12.0) == {"adadad"} and patterns(9.5) == {"dddddd"}
     config.search.operations.remove("dense")

@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--patterns", type=int, default=20, help="number of random patterns (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random patterns (default 0)")
     arguments = parser.parse_args()
+    if arguments.source == "onnx" and arguments.timing != "generation":
+        parser.error("--source onnx needs --timing generation")
     blocks = arguments.blocks
     config = make_config(arguments.timing, arguments.threads, blocks, arguments.source)
     context = set_up_device(config.seed, config.train)

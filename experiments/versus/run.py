@@ -78,10 +78,8 @@ def draw_networks(config, costs, shapes, count: int) -> list:
     """Random networks of BAND to 1 of the budget."""
     from experiments.versus.draws import random_networks
 
-    tables, limit = (
-        {shape: costs.tables[shape] for shape in shapes},
-        config.search.latency.target * costs.reference_cost,
-    )
+    tables = {shape: costs.tables[shape] for shape in shapes}
+    limit = config.search.latency.target * costs.reference_cost
     return list(islice(random_networks(config, tables, limit, BAND), count))
 
 

@@ -28,7 +28,7 @@ from nas.networks.choice import COSTS
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point
-from nas.networks.space import Network, first_networks
+from nas.networks.space import Network, first_candidates
 from nas.networks.trials import RUNGS, Trials
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -95,7 +95,7 @@ def main() -> None:
     behind = {}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
-        truth, plain = Truth(points[arguments.text], seed, neutral), first_networks(config, costs.tables, limit)
+        truth, plain = Truth(points[arguments.text], seed, neutral), first_candidates(config, costs.tables, limit)
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):

@@ -10,10 +10,9 @@ import numpy as np
 
 from nas.comparison.results import Metric, NetworkResult, choose_metric
 from nas.comparison.spec import SETTINGS
-from nas.comparison.statistics import CONFIDENCE, dunnett
 from nas.core.files import read_yaml
 
-CLAIMS_FORMAT = "par-claims/4"
+CLAIMS_FORMAT, CONFIDENCE = "par-claims/4", 0.95
 BETTER, WORSE, NO_WORSE, NOT_SHOWN = "better", "worse", "no worse", "not shown"
 UNEQUAL = 0.01  # p of Bartlett's test, below which variances differ
 UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
@@ -81,9 +80,7 @@ def spread_notice(results: list[NetworkResult]) -> str | None:
     p = float(stats.bartlett(*samples.values()).pvalue)
     if p >= UNEQUAL:
         return None
-    return (
-        f"NOTICE: networks differ in their spread over seeds (p = {p:.2g}), so p and intervals below may be too small."
-    )
+    return f"NOTICE: networks differ in their spread over seeds (p = {p:.2g}), so p and intervals may be too small."
 
 
 def training_warning(results: list[NetworkResult]) -> str | None:
@@ -96,3 +93,21 @@ def training_warning(results: list[NetworkResult]) -> str | None:
         f"WARNING: hardly trained: {', '.join(untrained)}. The perplexity per token on valid is above a quarter of the "
         "vocabulary's size, so the claims mean little; train for more steps."
     )
+
+
+def dunnett(control: np.ndarray, others: list[np.ndarray]) -> list[dict]:
+    """Dunnett's two-sided test of each other mean against the control's (Dunnett 1955), with a pooled variance.
+
+    For each one: the difference control - other, its interval [low, high], which holds for all at once, and p. Interval
+    and p are None if no sample has two values, or if nothing varies. One value is enough for the others.
+    """
+    results = [{"loss_difference": float(control.mean() - one.mean()), "interval": None, "p": None} for one in others]
+    if max(sample.std() for sample in (control, *others)) < 1e-12:
+        return results
+    from scipy import stats  # this import takes half a second
+
+    test = stats.dunnett(*others, control=control, rng=0)
+    limits = test.confidence_interval(CONFIDENCE)  # of other - control
+    for result, low, high, p in zip(results, limits.low, limits.high, test.pvalue, strict=True):
+        result |= {"interval": [-float(high), -float(low)], "p": float(p)}
+    return results

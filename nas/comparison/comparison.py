@@ -56,9 +56,7 @@ class Comparison:
         file, own = self.pattern_file(contender), contender.content
         recorded = read_pattern(file)
         if recorded["blocks"] != own["blocks"] or shape_options(recorded) != shape_options(own):
-            raise InputError(
-                f"{file} differs from {contender.key} now; rename the pattern, or give another --run folder"
-            )
+            raise InputError(f"{file} differs from {contender.key} now; rename the pattern, or give another folder")
 
     def start(self) -> None:
         """Prepare the data, lock the folder, and write the settings and the pattern files."""

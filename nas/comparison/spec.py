@@ -72,9 +72,7 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     """
     content = read_user_yaml(path, "the comparison")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise InputError(
-            f"{path} is not a comparison: it needs `format: {FORMAT}`, `retrain: FILE.yaml` and `patterns`"
-        )
+        raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}`, `retrain: FILE.yaml` and `patterns`")
     content = {"retrain": None, "patterns": None} | content | overrides
     for key, value in content.items():
         if key not in CHECKS:

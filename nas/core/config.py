@@ -128,6 +128,7 @@ class LatencyOptions:
 
 @dataclass
 class SearchOptions:
+    # The help of an option that only one method has begins with its name: check_method() reads it.
     # text, or mappings of a name to its sizes: simplify_block() checks them
     operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
     # lists or "auto": check_sizes() checks them

@@ -5,17 +5,7 @@ import operator
 import re
 from dataclasses import asdict
 
-from nas.core.config import (
-    PIECES,
-    SHORT_PARTS,
-    Config,
-    LatencyOptions,
-    ModelOptions,
-    TrainOptions,
-    default_of,
-    flat_config,
-    options,
-)
+from nas.core.config import PIECES, SHORT_PARTS, Config, ModelOptions, TrainOptions, default_of, flat_config, options
 from nas.core.errors import InputError, nearest
 from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
 
@@ -43,7 +33,7 @@ def check(config: Config) -> None:
     if config.train.short_share and (conflict := short_segments_conflict(config)):
         raise InputError(conflict)
     check_method(values)
-    check_budget(config.search.latency)
+    check_budget(config)
     check_sizes(config)
     given = config.search.operations
     config.search.operations = simplify(given, config, "search.operations: entry")
@@ -150,19 +140,20 @@ def milliseconds(budget: float | str) -> float | None:
     return float(absolute[1]) if absolute else None
 
 
-def check_budget(options: LatencyOptions) -> None:
-    budget, absolute = options.target, milliseconds(options.target)
+def check_budget(config: Config) -> None:
+    latency, budget = config.search.latency, config.search.latency.target
+    absolute = milliseconds(budget)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
-    if not (options.table or options.source in (known := ("none", "flops", "measured", "onnx"))):
+    if not (latency.table or latency.source in (known := ("none", "flops", "measured", "onnx"))):
         raise InputError(
-            f"search.latency.source={options.source} must be {', '.join(known)}, or a file such as table.yaml"
+            f"search.latency.source={latency.source} must be {', '.join(known)}, or a file such as table.yaml"
         )
-    if absolute and not options.in_milliseconds:
+    if absolute and not latency.in_milliseconds:
         raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
-    if options.timing == "generation" and options.source == "flops":
+    if latency.timing == "generation" and latency.source == "flops":
         raise InputError("search.latency.timing=generation needs search.latency.source=measured")
-    if options.source == "onnx" and options.timing != "generation":
+    if latency.source == "onnx" and latency.timing != "generation":
         raise InputError("search.latency.source=onnx needs search.latency.timing=generation")
 
 
@@ -194,18 +185,13 @@ def check_same_text(config: Config) -> None:
         )
 
 
-ONLY_GUMBEL = ("arch_fraction", "warmup_steps", "sampling", "split", "latency.weight")
-ONLY_GUMBEL += ("temperature.start", "temperature.end", "optimizer.lr", "optimizer.weight_decay")
-ONLY_TRIALS = ("vocab_size", "d_model")
-
-
 def check_method(values: dict) -> None:
     """Raises InputError that names the first option that needs another search method. values: of all options."""
-    groups = {"gumbel": ONLY_GUMBEL, "trials": ONLY_TRIALS}
-    needs = {f"search.{name}": method for method, names in groups.items() for name in names}
+    methods = dict(options())["search.method"].metadata["choices"]
     for key, item in options():
-        if values[key] != default_of(item) and needs.get(key, values["search.method"]) != values["search.method"]:
-            raise InputError(f"{key}={values[key]} needs search.method={needs[key]}")
+        needed = item.metadata["help"].partition(": ")[0]
+        if needed in methods and needed != values["search.method"] and values[key] != default_of(item):
+            raise InputError(f"{key}={values[key]} needs search.method={needed}")
 
 
 def check_search(config: Config, given: list) -> None:

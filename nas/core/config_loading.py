@@ -53,9 +53,7 @@ def options_help() -> str:
         choices = item.metadata.get("choices")
         allowed = f"  [{' | '.join(choices)}]" if choices else ""
         lines.append(f"  {f'{key}={default}':<34} {item.metadata['help']}{allowed}")
-    lines.append(
-        "\noperations with their letters, and sizes with their defaults, as in `dense 8x`, `window 32 heads=2`:"
-    )
+    lines.append("\noperations with their letters, sizes with their defaults, as in `dense 8x`, `window 32 heads=2`:")
     for name, kind in OPERATIONS.items():
         lines.append(f"  {f'{name} ({kind.letter})':<34} {kind.help}")
         lines += [

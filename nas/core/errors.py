@@ -68,9 +68,8 @@ class StopSignal:
             signal.signal(number, handler)
 
     def handle(self, number, frame) -> None:
-        if (
-            number == signal.SIGINT and self.received and world_size() == 1
-        ):  # under torchrun a second signal may come from torchrun
+        # Under torchrun a second signal may come from torchrun.
+        if number == signal.SIGINT and self.received and world_size() == 1:
             raise KeyboardInterrupt
         self.received = True
 

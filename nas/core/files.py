@@ -111,3 +111,7 @@ def read_jsonl(path: Path) -> list[dict]:
             if number < len(texts):
                 raise InputError(f"{path} is damaged: line {number} is not JSON") from None
     return lines
+
+
+def write_jsonl(path: Path, lines: list[dict]) -> None:
+    write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))

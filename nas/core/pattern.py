@@ -68,11 +68,6 @@ def shape_of(values: dict) -> dict:
     return {key: values[option] for key, option in SHAPE_OPTIONS.items() if values[option] is not None}
 
 
-def differing_shape(content: dict, values: dict) -> list[str]:
-    """The keys of a pattern file's shape that differ from the configuration. values: as in shape_of()."""
-    return [key for key, value in shape_of(values).items() if content.get(key) not in (None, value)]
-
-
 def shape_options(content: dict) -> list[str]:
     """The options section.key=value that a pattern file replaces in a configuration."""
     return [f"{option}={content[key]}" for key, option in SHAPE_OPTIONS.items() if key in content]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nas.core.config import Config, flat_config, known_values, options
 from nas.core.errors import InputError, nearest, rank
-from nas.core.files import read_jsonl, read_yaml, write_text, write_yaml
+from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
 from nas.core.provenance import PROVENANCE, check_text
 
 LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
@@ -117,11 +117,6 @@ class RunFolder:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     @on_rank_0
-    def write_lines(self, name: str, lines: list[dict]) -> None:
-        """Write a JSON lines file."""
-        write_text(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-
-    @on_rank_0
     def log(self, text: str) -> None:
         """Append a line to train.log."""
         with open(self.path / "train.log", "a", encoding="utf-8") as file:
@@ -132,12 +127,14 @@ class RunFolder:
         finite = min(perplexity(nll), sys.float_info.max)  # JSON has no infinity
         self.append(METRICS, {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": finite, **more})
 
+    @on_rank_0
     def cut_after(self, step: int) -> None:
         """Remove the lines that a resumed run writes again: those after `step`, incomplete lines, and that of test."""
         for name in (METRICS, PI):
             if (self.path / name).exists():
                 lines = read_jsonl(self.path / name)
-                self.write_lines(name, [x for x in lines if x["step"] <= step and x.get("split") != "test"])
+                kept = [line for line in lines if line["step"] <= step and line.get("split") != "test"]
+                write_jsonl(self.path / name, kept)
 
 
 def open_run(

@@ -6,7 +6,7 @@ from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError
 from nas.core.operations import kind_of
 from nas.core.pattern import abbreviate, interleaved
-from nas.costs.cost_table import CostTable
+from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.lattice import PatternLattice
 
 LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
@@ -39,7 +39,7 @@ def patterns_within(budget: float, blocks: int, operations: list[str], costs: Co
     except ValueError:
         cheapest = costs.cheapest(operations, blocks)
         raise InputError(
-            f"no pattern fits a budget of {budget:.4g}: the cheapest costs {costs.least_budget(cheapest)} of the "
+            f"no pattern fits a budget of {budget:.4g}: the cheapest costs {least_ratio(costs.ratio(cheapest))} of the "
             "reference; give at least that"
         ) from None
 
@@ -70,7 +70,7 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
     if others and costs.ratio(second := [*costs.cheapest(others, 1), *cheapest[1:]]) > budget:
         raise InputError(
             f"only {abbreviate(cheapest)} is within search.latency.target={budget:.4g}, so there is nothing to search; "
-            f"give {costs.least_budget(second)} or more"
+            f"give {least_ratio(costs.ratio(second))} or more"
         )
     reference, baseline = costs.reference(blocks), costs.cost(interleaved(blocks))
     share = (budget * reference - costs.overhead) / (baseline - costs.overhead)
@@ -84,6 +84,6 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
         if costs.ratio(pattern) > budget:
             lines.append(
                 f"WARNING: no pattern within search.latency.target={budget:.4g} has an attention block; give "
-                f"search.latency.target={costs.least_budget(pattern)} or more"
+                f"search.latency.target={least_ratio(costs.ratio(pattern))} or more"
             )
     return lines

@@ -71,10 +71,6 @@ class CostTable:
         """Cost relative to the interleaved pattern with the same number of blocks."""
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
-    def least_budget(self, blocks: list[str]) -> str:
-        """The least budget that allows these blocks: ratio(), rounded up to three decimals."""
-        return least_ratio(self.ratio(blocks))
-
     def cheapest(self, operations: list[str], blocks: int) -> list[str]:
         """The pattern of the lowest cost."""
         return [min(operations, key=self.blocks.__getitem__)] * blocks

@@ -146,13 +146,11 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
             return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
         if attempt < ATTEMPTS:
             print(f"NOTICE: {reason}; measuring again", flush=True)
-    larger = {
-        "training": ", or give a larger train.batch_size,",
-        "inference": ", or give a larger evaluate.batch_size,",
-    }
+    section = {"training": "train", "inference": "evaluate"}.get(timing)  # generation has one row
+    larger = f", or give a larger {section}.batch_size," if section else ""
     raise InputError(
-        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs"
-        f"{larger.get(timing, '')} and repeat the command; or count FLOPs instead: search.latency.source=flops"
+        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
+        "the command; or count FLOPs instead: search.latency.source=flops"
     )
 
 
@@ -171,19 +169,15 @@ def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, fi
 
     With a table from another device: that one. Raises InputError if it is for other sizes.
     """
-    if given := config.search.latency.table:
-        table = read_costs(file if file.exists() else Path(given), config.search.operations)
-        wanted = {"timing": config.search.latency.timing}
-        wanted |= cost_options(config, len(counts), config.search.operations)
-        if other := changed_conditions(table.holds_for, wanted):
-            raise InputError(f"search.latency.source={given} does not fit this search: it was measured with {other}")
-        return table
-    if file.exists():
-        table = read_costs(file, config.search.operations)
-        conditions = measurement_conditions(config, len(counts), config.search.operations, context)
-        changed = changed_conditions(table.holds_for, conditions)
+    given, names = config.search.latency.table, config.search.operations
+    if file.exists() or given:
+        table = read_costs(file if file.exists() else Path(given), names)
+        device = {"timing": config.search.latency.timing} if given else device_conditions(config, context)
+        changed = changed_conditions(table.holds_for, device | cost_options(config, len(counts), names))
         if not changed:
             return table
+        if given:
+            raise InputError(f"search.latency.source={given} does not fit this search: it was measured with {changed}")
         print(f"NOTICE: {file} was measured with {changed}, which differs now; measuring again")
     return measure_costs(config, counts, context)
 

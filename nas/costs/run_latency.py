@@ -18,8 +18,7 @@ from nas.training.device import set_up_device
 class RunLatency:
     """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
 
-    If the run's text is not available or has changed, or if the table is of another device, it is used without a check,
-    and nothing is measured.
+    Nothing is measured if the run's text is missing or has changed, or if the table is of another device.
     """
 
     def __init__(self, run: Path):

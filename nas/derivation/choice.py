@@ -11,10 +11,10 @@ from nas.core.run_folder import CONFIG
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun, average_pi
+from nas.derivation.runs import SearchRun
 from nas.networks.halving import block_probabilities, probabilities, with_neighbours
 from nas.networks.law import Law, Point
-from nas.networks.space import cheapest, first_networks, read_network, within
+from nas.networks.space import cheapest, first_candidates, read_network, within
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
@@ -29,7 +29,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     tried = [read_network(one) for one in trials]
     limit = budget * costs.reference(len(run.pi))
     fitting = [one for one in tried if one[:2] == shape and within(costs, limit)(one.blocks)]
-    networks = list(dict.fromkeys([*first_networks(config, {shape: costs}, limit), *fitting]))
+    networks = list(dict.fromkeys([*first_candidates(config, {shape: costs}, limit), *fitting]))
     if not networks:
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
@@ -43,5 +43,6 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
 
 def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | None) -> Choice:
     """The likeliest pattern by pi, averaged over the runs."""
-    path = likeliest_path(average_pi(runs), runs[0].operations, costs, budget)
+    pi = np.mean([run.pi for run in runs], axis=0)
+    path = likeliest_path(pi, runs[0].operations, costs, budget)
     return Choice([runs[0].operations[index] for index in path], budget, runs)

@@ -59,11 +59,6 @@ class SearchRun:
         return read_costs(self.path / LATENCY, self.operations) if measured else self.flops
 
 
-def average_pi(runs: list[SearchRun]) -> np.ndarray:
-    """pi [N, O], averaged over runs."""
-    return np.mean([run.pi for run in runs], axis=0)
-
-
 def read_run(path: Path) -> SearchRun:
     """Read a search run. Raises InputError if the folder is not a search run, or is damaged, or if its logits have not
     learned.

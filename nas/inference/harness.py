@@ -38,9 +38,7 @@ class Harness:
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text that begins after a line end, with this line end."""
         if self.vocabulary.line_end is None:
-            raise InputError(
-                "the vocabulary has no line end, which stands before each text; train with data.newline=keep"
-            )
+            raise InputError("the vocabulary has no line end, which begins each text; train with data.newline=keep")
         return np.append(self.vocabulary.line_end, self.vocabulary.encode(text))
 
     def loglikelihood(self, requests: list) -> list[tuple[float, bool]]:

@@ -83,7 +83,9 @@ def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
     """
     segment, memory = evaluation_lengths(model.config)
     if not memory:
-        raise InputError("a model without memory begins anew after each segment, which a stream cannot: train with one")
+        raise InputError(
+            "a model without memory begins anew after each segment, which a stream cannot; give a train.memory above 0"
+        )
     return StreamModel(model.module, segment + memory), segment
 
 

@@ -31,10 +31,8 @@ class Score:
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
 
     def __repr__(self) -> str:
-        rows, counts = (
-            [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"],
-            np.bincount(self.line_of, minlength=len(self.lines)),
-        )
+        rows = [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
+        counts = np.bincount(self.line_of, minlength=len(self.lines))
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
             shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,13 +1,12 @@
 """The search among networks by trials: the first parts of trainings, and a law that tells which go on."""
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
-from nas.core.files import read_yaml, write_text, write_yaml
+from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.provenance import provenance
 from nas.core.run_folder import CHOICE, CONFIG, PI, TRIALS, RunFolder, open_run
@@ -17,7 +16,7 @@ from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import BATCH, Halving, batches
-from nas.networks.space import candidate_sizes, cheapest, first_networks, make_network, read_network, with_sizes
+from nas.networks.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.networks.trials import LOGS, Estimate, Trials
 from nas.retraining.trials import workers
 from nas.training.build import open_streams, passes_warning, resolve_auto
@@ -31,12 +30,12 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     """The configuration with the sizes of the best network, and the content of choice.yaml.
 
     Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
-    within the budget, RunError if every trial of a rung fails, and InputError if another process runs them.
+    within the budget or another process runs the trials, and RunError if every trial of a rung fails.
     """
-    trials = open_run(run / TRIALS, config, STAGE)  # an InputError, if an earlier call had other options
+    opened = open_run(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
     if not (run / CHOICE).exists():
-        record, history = search_networks(config, trials, context)
-        write_text(run / PI, "".join(json.dumps(line) + "\n" for line in history))
+        record, history = search_networks(config, opened, context)
+        write_jsonl(run / PI, history)
         write_yaml(run / CHOICE, record)
     choice = read_yaml(run / CHOICE)
     print(networks_table(choice))
@@ -85,9 +84,7 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     run.write(COSTS, search.costs.to_dict())
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
     most = f"{sum(share * count for share, count in batches()):.3g}"
-    print(
-        f"{len(search.networks)} networks are {within} at first; the trials take the steps of at most {most} trainings"
-    )
+    print(f"{len(search.networks)} networks are {within} at first; trials take the steps of at most {most} trainings")
     if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
         print(warning)
     if not (folder / LOGS).exists():
@@ -113,7 +110,7 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
         budget /= costs.reference_cost
     limit = budget * costs.reference_cost
-    networks = first_networks(config, tables, limit)
+    networks = first_candidates(config, tables, limit)
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         raise InputError(

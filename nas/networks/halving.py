@@ -121,7 +121,7 @@ class Halving:
 
     def history(self) -> list[dict]:
         """The lines of pi.jsonl, one for each trial and one before them."""
-        operations, most = searched_operations(self.config), self.config.model.blocks
+        operations = sorted(self.config.search.operations, key="identity".__eq__)  # identity last
         ratios = np.array([self.costs.ratio(network) for network in self.networks])
         lines, steps, reached = [], 0, {}
         for count in range(len(self.trials.points) + 1):
@@ -131,7 +131,7 @@ class Halving:
                 steps, reached[point.network] = steps + until - reached.get(point.network, 0), until
             chances = probabilities(self.law(count), self.networks)
             line = {"step": steps, "temperature": 1.0, "operations": operations}
-            line["pi"] = block_probabilities(self.networks, chances, operations, most).tolist()
+            line["pi"] = block_probabilities(self.networks, chances, operations, self.config.model.blocks).tolist()
             lines.append(line | {"expected_latency_ms": None, "expected_cost_ratio": float(chances @ ratios)})
         return [line | {"of_steps": steps} for line in lines]
 
@@ -219,12 +219,6 @@ def probabilities(law: Law, networks: list[Network]) -> np.ndarray:
     """The probability [P] of each network to be the best of these, by the law."""
     winners = law.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
     return np.bincount(winners, minlength=len(networks)) / DRAWS
-
-
-def searched_operations(config: Config) -> list[str]:
-    """The operations of pi: those of the search, with identity last if a network may have fewer blocks."""
-    names = config.search.operations
-    return [name for name in names if name != "identity"] + ["identity"] * ("identity" in names)
 
 
 def block_probabilities(networks: list[Network], chances: np.ndarray, operations: list[str], most: int) -> np.ndarray:

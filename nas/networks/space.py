@@ -64,7 +64,7 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
     return list(product(*(sorted({*auto, own} if it == "auto" else {*it}) or [own] for it, auto, own in given)))
 
 
-def first_networks(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
+def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
     """The candidates of at most a cost from which a search climbs: interleaved networks or, if there are none, networks
     of one operation.
 

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from nas.core.config import Config
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
+from nas.costs.latency import timed_rounds
 from nas.data.corpus import Corpus
 from nas.networks.law import Point
 from nas.networks.space import Network, options_of, with_sizes
@@ -52,25 +52,14 @@ class Estimate(NamedTuple):
         return sum(count * (share * self.training + self.start) for count, share in rounds)
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds of a call."""
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
-
-
 def step_seconds(phase: RetrainPhase) -> float:
-    """Seconds of a training step, after a first one."""
+    """Seconds of a training step."""
 
     def step() -> None:
         phase.step(1)
         phase.context.synchronize()
 
-    step()
-    taken = []
-    while sum(taken) < TIMED_SECONDS:
-        taken.append(timed(step))
-    return float(np.median(taken))
+    return float(np.median(timed_rounds({"step": step}, 1, TIMED_SECONDS)["step"]))
 
 
 class Trials:
@@ -95,7 +84,9 @@ class Trials:
         with TemporaryDirectory() as folder, redirect_stdout(None):
             write_yaml(Path(folder) / CONFIG, config)
             tasks = [self.task(network, 1, Path(folder)) for network in networks[:at_once]]
-            start = timed(lambda: run_trials(tasks, self.context))
+            began = time.monotonic()
+            run_trials(tasks, self.context)
+            start = time.monotonic() - began
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
@@ -106,7 +97,10 @@ class Trials:
         return Estimate(start, float(np.mean(seconds)), at_once)
 
     def task(self, network: Network, until: int | None, folder: Path) -> Task:
-        """The training of a network until a step (None: to the end), in a folder that has the configuration."""
+        """The task that trains a network until a step (None: to the end).
+
+        Writes its pattern file into the folder, which has the configuration.
+        """
         name, steps, run = str(network), self.steps[network.vocab_size], folder / str(network)
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)

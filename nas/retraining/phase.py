@@ -56,7 +56,7 @@ class RetrainPhase(Phase):
         return nll, batch.targets.numel() * distributed.world_size()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        figures = self.valid_figures()
+        figures = self.figures(self.train_weights.average)
         if figures["nll_per_token"] < self.best_nll:
             self.best_nll = figures["nll_per_token"]
             if distributed.is_main():
@@ -64,12 +64,8 @@ class RetrainPhase(Phase):
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
         return figures
 
-    def valid_figures(self) -> dict:
-        """Figures on valid, of the mean of the weights if there is one."""
-        return self.figures(self.train_weights.average)
-
     def figures(self, average: TailAverage) -> dict:
-        """Figures on valid of a mean of the weights; self.trial_average: that of a trial."""
+        """Figures on valid of a mean of the weights, or of the weights if it has none yet."""
         with average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 

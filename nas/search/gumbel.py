@@ -25,14 +25,15 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
 from nas.core.run_folder import PI, RunFolder
-from nas.costs.cost_table import CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.data.corpus import Corpus
-from nas.search.history import entropy, pi_line
+from nas.search.history import entropy
 from nas.search.sampling import gumbel_like, relax, straight_through
-from nas.search.supernet import evaluate_path, set_mixture, set_path
+from nas.search.supernet import set_mixture, set_path
 from nas.training import distributed
 from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext
+from nas.training.evaluation import evaluate_split
 from nas.training.train_step import BatchRunner, TrainStep
 from nas.training.trainer import Phase
 
@@ -73,7 +74,7 @@ class GumbelPhase(Phase):
         self.parts |= {"stream": self.stream} | ({"heldout_stream": self.heldout_stream} if self.heldout_stream else {})
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
-        self.temperature, learn = self.annealed(step), self.logits_learn(step)
+        self.temperature, learn = self.temperature_at(step), self.logits_learn(step)
         sample, gates = self.sample(learn)
         if learn and self.heldout_stream:
             nll, batch = None, self.heldout_stream.next()
@@ -93,7 +94,7 @@ class GumbelPhase(Phase):
         share = self.options.arch_fraction if self.heldout_stream else 1.0
         return step > self.warmup_steps and math.floor(step * share) > math.floor((step - 1) * share)
 
-    def annealed(self, step: int) -> float:
+    def temperature_at(self, step: int) -> float:
         """The temperature at a step: exactly `start` in the warm-up, then an exponential curve to exactly `end`."""
         progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
@@ -134,8 +135,11 @@ class GumbelPhase(Phase):
         return latency.weight * (ratio - latency.target).clamp_min(0)
 
     def line(self, step: int) -> dict:
-        pi = self.logits.detach().double().softmax(dim=-1).numpy()
-        line = pi_line(step, self.options.operations, pi, self.costs)
+        """A line of pi.jsonl."""
+        pi, names = self.logits.detach().double().softmax(dim=-1).numpy(), self.options.operations
+        ms = float(self.costs.expected(pi, names)) if self.costs.unit == MILLISECONDS else None
+        costs = {"expected_latency_ms": ms, "expected_cost_ratio": float(self.costs.expected_ratio(pi, names))}
+        line = {"step": step, "operations": names, "pi": pi.tolist(), **costs}
         return line | {"of_steps": self.total_steps, "temperature": self.temperature}
 
     def record(self, run: RunFolder, step: int) -> None:
@@ -150,7 +154,7 @@ class GumbelPhase(Phase):
         }
         return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}
 
-    def note(self, step: int) -> str:
+    def note(self) -> str:
         return f"likeliest pattern {abbreviate([self.options.operations[index] for index in self.path])}"
 
     @property
@@ -160,8 +164,10 @@ class GumbelPhase(Phase):
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Figures on valid of the argmax path, without noise."""
+        set_path(self.supernet, self.path)
+        chosen = [block.candidates[index] for block, index in zip(self.supernet.blocks, self.path, strict=True)]
         with self.train_weights.average.in_use():
-            return evaluate_path(self.supernet, self.path, self.corpus, self.config, self.context)
+            return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.context)
 
     def replicated_state(self) -> dict[str, Tensor]:
         own = {"the logits": self.logits, "the state of the sampling": self.generator.get_state()}

@@ -7,22 +7,9 @@ import math
 
 import numpy as np
 
-from nas.costs.cost_table import MILLISECONDS, CostTable
-
 TIE = 1e-6  # smaller margins are ties
 MARGIN = 0.1  # smaller margins are undecided
 IDENTITY_SHARE, LATE = 0.5, 0.1  # see pi_warnings()
-
-
-def pi_line(step: int, operations: list[str], pi: np.ndarray, costs: CostTable) -> dict:
-    """A line of pi.jsonl. pi: [N, O]."""
-    return {
-        "step": step,
-        "operations": operations,
-        "pi": pi.tolist(),
-        "expected_latency_ms": float(costs.expected(pi, operations)) if costs.unit == MILLISECONDS else None,
-        "expected_cost_ratio": float(costs.expected_ratio(pi, operations)),
-    }
 
 
 def pi_warnings(history: list[dict]) -> list[str]:

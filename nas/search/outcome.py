@@ -10,7 +10,8 @@ from nas.training.trainer import say
 def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:
     """The content of outcome.yaml.
 
-    valid: figures of the pattern, with the weights of its trial or of the SuperNet. trainings: the cost of trials.
+    valid: figures of the pattern, with the weights of its trial or of the SuperNet. trainings: the steps of all
+    trials, in whole trainings; None: no trials.
     """
     figures = {"train_steps": steps, "train_tokens": tokens, "wall_time_s": seconds, "cost_in_trainings": trainings}
     return {"format": "par-outcome/2", "pattern": pattern, "valid": valid, **figures}

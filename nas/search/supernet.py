@@ -15,7 +15,6 @@ from nas.core.config import Config
 from nas.core.operations import resolve_block
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
-from nas.training.evaluation import evaluate_split
 
 Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
@@ -44,22 +43,20 @@ class StochasticBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
     ) -> tuple[Tensor, Tensor | None]:
-        return self.mix(x, memory, positions), extend_memory(self.reach, memory, x, memory_length)
-
-    def mix(self, x: Tensor, memory: Tensor | None, positions: Positions) -> Tensor:
         if self.choice is None:
             raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
         chosen, weights = self.choice
         branches = [self.candidates[index](x, memory, positions) for index in chosen]
+        memory = extend_memory(self.reach, memory, x, memory_length)
         if weights is None:
-            return sum(branches, start=x)
+            return sum(branches, start=x), memory
         for weight, branch in zip(weights, branches, strict=True):
             x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
-        return x
+        return x, memory
 
 
 def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
-    """A backbone of stochastic blocks."""
+    """The SuperNet of a configuration."""
     operations, block = [resolve_block(name, config.shape) for name in config.search.operations], block_config(config)
     layers = [StochasticBlock(operations, block) for _ in range(config.model.blocks)]
     return TransformerXL(layers, block, corpus.vocab_size, **backbone_options(config, corpus.vocab_size))
@@ -80,10 +77,3 @@ def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = No
     rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
     for block, index, row in zip(supernet.blocks, path, rows, strict=True):
         block.choice = [index], row
-
-
-def evaluate_path(supernet: TransformerXL, path: list[int], corpus: Corpus, config: Config, context) -> dict:
-    """The figures of a path on valid. context: a DeviceContext."""
-    set_path(supernet, path)
-    chosen = [block.candidates[index] for block, index in zip(supernet.blocks, path, strict=True)]
-    return evaluate_split(config, supernet, chosen, corpus, "valid", context)

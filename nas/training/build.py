@@ -1,4 +1,4 @@
-"""Networks, numbers of steps and streams of all phases, built from a configuration and a corpus."""
+"""Networks, numbers of steps and streams of all phases, from a configuration and a corpus, and warnings about them."""
 
 import math
 from collections.abc import Callable
@@ -140,11 +140,11 @@ def warmup_warning(config: Config, steps: int) -> str | None:
     return f"WARNING: the learning rate does not reach its peak: give train.warmup_steps below the {steps:,} steps"
 
 
-def rising_warning(metrics: list[dict]) -> str:
-    """A warning if the last two evaluations on valid each had a higher loss than the one before, or an empty text."""
+def rising_warning(metrics: list[dict]) -> str | None:
+    """A warning if the last two evaluations on valid each had a higher loss than the one before."""
     last = [line["nll"] for line in metrics if line["split"] == "valid"][-3:]
     if len(last) < 3 or not last[0] < last[1] < last[2]:
-        return ""
+        return None
     losses = " -> ".join(f"{nll:.4f}" for nll in last)
     return (
         f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "

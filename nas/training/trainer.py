@@ -49,7 +49,7 @@ class Phase:
         """The values that the log line of a step shows in addition to the loss."""
         return {"lr": self.train_weights.optimizer.lr}
 
-    def note(self, step: int) -> str:
+    def note(self) -> str:
         """Text at the end of a log line, such as the likeliest pattern; "" for none."""
         return ""
 
@@ -155,7 +155,7 @@ class Trainer:
         nll = self.window_nll / self.window_tokens
         self.run.metrics(self.step, self.tokens, "train", nll, **scalars)
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
-        shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note(self.step)]
+        shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note()]
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
         say(
             self.run,
@@ -189,7 +189,7 @@ class Trainer:
     def failure(self, step: int, reason: str) -> RunError:
         saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
         return RunError(
-            f"step {step}: {reason}; {saved}; start another run with a smaller train.lr or more train.warmup_steps"
+            f"step {step}: {reason}; {saved}; start anew with a smaller train.lr or more train.warmup_steps"
         )
 
     def save(self) -> None:
