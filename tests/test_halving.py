@@ -223,7 +223,7 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
 ):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
-    assert "the trials take the steps of at most 2.75 trainings" in shown and "\n0.5 of a training of 3" in shown
+    assert "trials take the steps of at most 2.75 trainings" in shown and "\n0.5 of a training of 3" in shown
     minutes = re.search(r"the trials take about (\S+) minutes", shown)
     assert 0.1 < float(minutes[1]) < 10  # 20 starts of PyTorch
     choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
