@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.operations import OPERATIONS, BlockConfig
-from models.transformer_xl import TransformerXL
+from models.transformer_xl import TransformerXL, build_pattern
 from nas.core.config import Config, ModelOptions, TrainOptions
 from nas.core.operations import Shape, resolve_block
 from nas.core.pattern import interleaved
@@ -94,6 +94,17 @@ def supernet_of(blocks: int, names: list[str], config: BlockConfig, vocab_size: 
     """A SuperNet. shape: see shape_of()."""
     operations = sized(names, **{"d_model": config.d_model} | shape)
     return TransformerXL([StochasticBlock(operations, config) for _ in range(blocks)], config, vocab_size)
+
+
+def streaming_model(pattern: list[str], vocab_size: int, norm="pre", grid=(), **options) -> TransformerXL:
+    """A model of width 16 whose biases and n-grams are not zero, for the tests of streams."""
+    torch.manual_seed(3)
+    config = BlockConfig(16, norm=norm, relative=not grid)
+    model = build_pattern(sized(pattern), config, vocab_size, grid=grid, **options)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or name.startswith("ngrams."):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
 
 
 def generator(seed: int) -> torch.Generator:

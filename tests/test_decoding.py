@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from models.decoding import Decoder
-from models.operations import BlockConfig
-from models.transformer_xl import build_pattern
 from nas.core.operations import OPERATIONS
-from tests.making import generator, sized
+from tests.making import generator, streaming_model
 
 VOCAB, STREAM = 23, 40
 SIZES = {
@@ -25,14 +23,8 @@ PIECES = {
 }
 
 
-def model_of(pattern, norm="pre", grid=(), **options):
-    torch.manual_seed(3)
-    config = BlockConfig(16, norm=norm, relative=not grid)
-    model = build_pattern(sized(pattern), config, VOCAB, grid=grid, **options).double().eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias") or name.startswith("ngrams."):
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model
+def model_of(pattern, **options):
+    return streaming_model(pattern, VOCAB, **options).double()
 
 
 def stream(rows=2):

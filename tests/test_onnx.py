@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from models.decoding import Decoder
-from models.operations import BlockConfig
 from models.stream import StreamModel
-from models.transformer_xl import build_pattern
 from nas import load_model
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx
@@ -20,7 +18,7 @@ from nas.core.files import read_yaml
 from nas.inference import onnx_graph
 from nas.inference.harness import Harness, new_harness
 from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, write_graph
-from tests.making import generator, sized
+from tests.making import generator, streaming_model
 from tests.processes import succeed
 
 VOCAB, CONTEXT = 23, 14
@@ -33,13 +31,8 @@ OTHERS = {
 }
 
 
-def model_of(pattern, norm="pre", grid=(), **options):
-    torch.manual_seed(3)
-    model = build_pattern(sized(pattern), BlockConfig(16, norm=norm, relative=not grid), VOCAB, grid=grid, **options)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias") or name.startswith("ngrams."):
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+def model_of(pattern, **options):
+    return streaming_model(pattern, VOCAB, **options)
 
 
 @pytest.mark.parametrize(("pattern", "options"), OTHERS.values(), ids=OTHERS)

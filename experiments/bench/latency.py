@@ -1,9 +1,9 @@
 """Does the latency table predict whole models? `python experiments/bench/latency.py --threads 1`.
 
-Regime: random patterns with the operations and sizes below, width 128 and 8,000 words. Each is
-measured, and predicted as a sum over a table of nas/costs/latency.py that is measured right before. The last line is
-JSON: the mean and the worst relative error of the predictions, and the mean error of the ratios to interleaved. The
-clock drifts between the two measurements, which changes milliseconds more than ratios.
+Regime: random patterns with the operations and sizes below, width 128 and 8,000 words. Each is measured, and predicted
+as a sum over a table of nas/costs/latency.py that is measured right before. The last line is JSON: the mean and the
+worst relative error of the predictions, and the mean error of the ratios to interleaved. The clock drifts between the
+two measurements, which changes milliseconds more than ratios.
 """
 
 import argparse
