@@ -68,7 +68,7 @@ def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_pa
     patterns = {
         name: network.to_dict() | {"heads": 2} for name, network in zip(("searched", "random-1"), deepest, strict=True)
     }
-    opponents.write_comparison(tmp_path, patterns)
+    opponents.write_comparison(tmp_path, patterns, 5)
     file = tmp_path / "compare.yaml"
     first, second = read_contenders(read_settings(file, {}), file, [])
     assert (first.name, first.key, first.seeds) == ("searched", "2000-16-h2-cdcdad", [1, 2, 3, 4, 5])

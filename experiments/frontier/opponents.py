@@ -3,7 +3,7 @@
 For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then trains with the same recipe:
 
 - searched: what search.py finds. gumbel: the paper's method at its vocabulary and width, for as many seconds.
-- Each of the rules at its best vocabulary, width and depth, by successive halving with the law of the search.
+- Rules, each at its best vocabulary, width and depth, by successive halving with the law of the search.
 - fewer, narrower: the reference with fewer blocks, and with a smaller width if one is fast enough.
 - random-1 to random-5: random networks.
 
@@ -38,9 +38,10 @@ from nas.costs.baselines import RULES, deepest
 from nas.networks.choice import COSTS
 from nas.networks.halving import Halving
 
-OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global"  # rules
+OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
+ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}
 OPERATIONS = "search.operations=[attention,dense,dense 8x,conv,window,identity]"  # unless the overrides give others
-SEED, SEEDS, RANDOM = 1, [1, 2, 3, 4, 5], 5  # of the searches; of the trainings; the number of random networks
+SEED, RANDOM = 1, 5  # of the searches; the number of random networks
 WIDTHS, ROUNDS = range(16, 72, 8), 20  # up to that of the reference
 
 
@@ -58,7 +59,7 @@ def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> l
     found = []
     for shape in shapes:
         fits = within(costs.tables[shape], budget * costs.reference_cost)
-        if blocks := deepest(RULES[rule], most, fits):
+        if blocks := deepest(ALL_RULES[rule], most, fits):
             found.append(make_network(*shape, blocks))
     return found
 
@@ -85,53 +86,65 @@ def measure_narrow(overrides: list[str]) -> dict:
     return {str(width): found["ratio"] for width, found in text_times(opened, context, ROUNDS).items()}
 
 
-def patterns_of(jobs: Jobs, budget: str, rules: list[str], folder: Path, overrides: list[str]) -> dict[str, dict]:
-    """The content of each pattern file, the searched network first. Leaves out those whose jobs have not finished."""
+def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrides: list[str]) -> dict[str, dict]:
+    """The content of each pattern file, the searched network first. Leaves out those whose jobs have not finished.
+
+    names: of OPPONENTS and ALL_RULES.
+    """
     from nas.networks.space import make_network, read_network, with_sizes
 
     config, _, shapes, costs, _ = open_space(folder, seeded(overrides, SEED))
     trials = jobs.do(f"{budget}-searched", lambda: search_by_trials(folder, overrides, SEED))
     found = {"searched": trials}
-    for rule in rules:
-        found[rule] = jobs.do(f"{budget}-{rule}", lambda: choose_sizes(folder, seeded(overrides, SEED), rule))  # noqa: B023
-    if trials:
-        found["gumbel"] = jobs.do(f"{budget}-gumbel", lambda: search_by_gumbel(folder, overrides, SEED, trials))
-    for number, network in enumerate(draw_networks(config, costs, shapes, RANDOM), start=1):
-        found[f"random-{number}"] = {"network": network.to_dict()}
+    for name in names:
+        if name in ALL_RULES:
+            found[name] = jobs.do(f"{budget}-{name}", lambda: choose_sizes(folder, seeded(overrides, SEED), name))  # noqa: B023
+        elif name == "gumbel" and trials:
+            found[name] = jobs.do(f"{budget}-{name}", lambda: search_by_gumbel(folder, overrides, SEED, trials))
+        elif name == "random":
+            for number, network in enumerate(draw_networks(config, costs, shapes, RANDOM), start=1):
+                found[f"random-{number}"] = {"network": network.to_dict()}
     fewer = rule_networks("interleaved", costs, [costs.reference[:2]], float(budget), config.model.blocks)
-    found |= {"fewer": {"network": fewer[0].to_dict()}}
+    if "fewer" in names:
+        found["fewer"] = {"network": fewer[0].to_dict()}
     patterns = {}
     for name, result in found.items():
         if result and result["network"]["blocks"]:  # the paper's method may leave none
             network = read_network(result["network"])
             patterns[name] = network.to_dict() | {"heads": with_sizes(config, *network[:2]).model.heads}
             patterns[name] |= {"derived_from": {"trial": result["trial"]}} if "trial" in result else {}
-    width = max((int(width) for width, ratio in jobs.get("narrow").items() if ratio <= float(budget)), default=None)
-    narrow = width and make_network(costs.reference.vocab_size, width, costs.reference.blocks)
-    if narrow and [narrow] != fewer:  # both are the reference if the budget leaves room for it
-        patterns["narrower"] = narrow.to_dict() | {"heads": config.model.heads}
+    times = jobs.get("narrow") or {}
+    if widths := [int(width) for width, ratio in times.items() if ratio <= float(budget)]:
+        narrow = make_network(costs.reference.vocab_size, max(widths), costs.reference.blocks)
+        if [narrow] != fewer:  # both are the reference if the budget leaves room for it
+            patterns["narrower"] = narrow.to_dict() | {"heads": config.model.heads}
     return patterns
 
 
-def write_comparison(folder: Path, patterns: dict[str, dict]) -> None:
-    """Write the pattern files, and compare.yaml."""
+def write_comparison(folder: Path, patterns: dict[str, dict], seeds: int) -> None:
+    """Write the pattern files, and compare.yaml. seeds: number of trainings of each network."""
     for name, content in patterns.items():
         (folder / "patterns").mkdir(exist_ok=True)
         write_yaml(folder / "patterns" / f"{name}.yaml", {"format": FORMAT, **content})
     once = [f"patterns/{name}.yaml" for name in patterns if name.startswith("random")]
     others = [f"patterns/{name}.yaml" for name in patterns if not name.startswith("random")]
-    about = {"format": COMPARISON, "retrain": os.path.relpath(FRONTIER, folder), "seeds": SEEDS}
+    about = {"format": COMPARISON, "retrain": os.path.relpath(FRONTIER, folder), "seeds": [*range(1, seeds + 1)]}
     write_yaml(folder / "compare.yaml", about | {"patterns": others, "once": once})
 
 
 def main() -> None:
     parser = job_parser(__doc__, "runs/frontier", "0.65-*")
     parser.add_argument("--budgets", default="0.4,0.65,1.0", help="separated by commas (default: %(default)s)")
-    parser.add_argument("--rules", default=OPPONENTS, help="separated by commas (default: %(default)s)")
+    parser.add_argument("--opponents", default=OPPONENTS, help="separated by commas (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="of the trainings (default: %(default)s)")
     arguments = parser.parse_intermixed_args()
-    out, given = arguments.out, arguments.overrides
+    out, given, names = arguments.out, arguments.overrides, arguments.opponents.split(",")
+    known = dict.fromkeys([*OPPONENTS.split(","), *ALL_RULES])
+    if unknown := next((name for name in names if name not in known), None):
+        parser.error(f"--opponents: {unknown} is none of {', '.join(known)}")
     jobs, overrides = Jobs(out, given, arguments.only), [OPERATIONS, *given]
-    jobs.do("narrow", lambda: measure_narrow(given))
+    if "narrower" in names:
+        jobs.do("narrow", lambda: measure_narrow(given))
     open_space(out, overrides)  # measures the costs
     counts = {}
     print_row("budget", "name", "network", "time, ratio", "seconds", header=True)
@@ -140,8 +153,8 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         shutil.copy(out / COSTS, folder)
         own = [*overrides, f"search.latency.target={budget}"]
-        patterns = patterns_of(jobs, budget, arguments.rules.split(","), folder, own)
-        write_comparison(folder, patterns)
+        patterns = patterns_of(jobs, budget, names, folder, own)
+        write_comparison(folder, patterns, arguments.seeds)
         counts[budget] = len(patterns)
         for name, content in patterns.items():
             result = jobs.get(f"{budget}-{name}") or {}
