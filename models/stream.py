@@ -106,7 +106,7 @@ def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
 
 
 @torch.no_grad()
-def export_graph(network: StreamModel, file: Path, **about: int) -> None:
+def export_graph(network: StreamModel, file: Path, **about: int | str) -> None:
     """Write an ONNX graph. Needs onnx and onnxscript.
 
     Its inputs are `tokens` and the names of the state, in the order of start(), for any number of rows and tokens. The
@@ -114,11 +114,12 @@ def export_graph(network: StreamModel, file: Path, **about: int) -> None:
     """
     state = network.start(2)
     # Sizes of 0 and 1 would become constants.
-    example = {name: value.new_zeros([size or 3 for size in value.shape]) for name, value in state.items()}
+    length, memory = min(5, network.context), min(3, network.context - 1)
+    example = {name: value.new_zeros([size or memory for size in value.shape]) for name, value in state.items()}
     with quiet():
         program = torch.onnx.export(
             network,
-            (torch.zeros(2, 5, dtype=torch.int64),),
+            (torch.zeros(2, length, dtype=torch.int64),),
             kwargs={"state": example},
             dynamo=True,
             verbose=False,

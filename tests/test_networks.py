@@ -1,6 +1,7 @@
 """Candidates of the search by trials, and their costs."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -114,6 +115,12 @@ def test_the_costs_of_segments_are_those_for_a_text(small_config, tmp_path):
     measured = NetworkCosts({(40, 16): table}, network, {"processor": "another"})
     write_yaml(tmp_path / "costs.yaml", measured.to_dict())
     assert NetworkCosts.read(tmp_path / "costs.yaml") == measured
+    for damage in ({"overhead": -1.0}, {"overhead": math.nan}, {"blocks": None}, {"sizes": 7}, {"costs": 1}):
+        content = measured.to_dict()
+        content["tables"][0] |= damage
+        write_yaml(tmp_path / "damaged.yaml", content)
+        with pytest.raises(InputError, match=r"damaged.yaml is damaged: each table needs sizes"):
+            NetworkCosts.read(tmp_path / "damaged.yaml")
     found = measured.of_segments(network, config, corpus)
     assert found.cost(network.blocks) == pytest.approx(3.25 * 16 * 8 * 3 / 1000)  # 16 x 8 tokens of 3 bytes
     assert found.per_kilobyte(found.cost(network.blocks)) == pytest.approx(table.cost(network.blocks))
@@ -145,6 +152,16 @@ def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_
     assert reason(known, *table_of, "model.cutoffs=[7]", "model.norm=post") == (
         "it was measured with norm pre, cutoffs []"
     )
+    assert (
+        reason(known, *table_of, "model.heads=1") == "it was measured with head_width 8, attention heads=2 key_heads=2"
+    )
+    more = ArrayCorpus(40, train=np.arange(41) % 40, valid=np.arange(9))  # another tokenizer
+    options = small_config(*table_of, "data.vocab_size=40")
+    assert known.differ(options, [(40, 16)], network, more) == "it was measured with train_tokens 40"
+    training = [*table_of, "search.latency.timing=training"]
+    trained = shared_conditions(small_config(*training, "data.vocab_size=40", "model.dropout=0.5"), corpus)
+    slow = NetworkCosts({(40, 16): table}, network, {"timing": "training"} | trained)
+    assert reason(slow, *training) == "it was measured with dropout 0.5"
     onnx = ["search.latency.source=onnx", "search.latency.timing=generation"]
     generation = NetworkCosts({(40, 16): table}, network, {"timing": "generation"})
     assert reason(generation, *onnx) == "it was measured in another runtime"

@@ -1,10 +1,13 @@
 """Exported ONNX graphs against PyTorch."""
 
+import math
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -14,10 +17,13 @@ from models.stream import StreamModel
 from nas import load_model
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx
-from nas.core.files import read_yaml
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
 from nas.inference import onnx_graph
-from nas.inference.harness import Harness, new_harness
-from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, write_graph
+from nas.inference.harness import Harness, generation_options, new_harness
+from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph
+from nas.inference.sampling import Sampling
+from nas.training.evaluation import token_nll
 from tests.making import generator, streaming_model
 from tests.processes import succeed
 
@@ -72,15 +78,20 @@ def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
 def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_of_the_training(
     trained, tmp_path, capsys
 ):
-    out, valid = tmp_path / "out", read_yaml(trained["words"] / "results.yaml")["valid"]
+    out, model = tmp_path / "out", load_model(trained["words"], "cpu")
     told = succeed("export", trained["words"], "--out", out, "--format", "onnx-int8")
     assert "ONNX Runtime differs from PyTorch by at most" in told
     judged = dict(re.findall(r"(float32|int8): word perplexity ([\d.]+) on valid", told))
-    assert judged["float32"] == f"{valid['word_perplexity']:.4g}" and judged.keys() == {"float32", "int8"}
-    assert 0 < abs(float(judged["int8"]) / valid["word_perplexity"] - 1) < 0.05
+    corpus, reader = Corpus(prepare(model.config.data)), model_reader(stream_model(model)[0], 1)
+    nll, meta = -reader.judge(corpus.tokens("valid"))[0].sum(), corpus.meta["splits"]["valid"]
+    expected = math.exp(nll / meta["words"])
+    assert float(judged["float32"]) == pytest.approx(expected, rel=1e-3) and judged.keys() == {"float32", "int8"}
+    assert 0 < abs(float(judged["int8"]) / expected - 1) < 0.05
+    card = (out / "README.md").read_text()
+    assert f"- int8: word perplexity {judged['int8']} on valid" in card
     files = {path.name for path in out.iterdir()}
     assert files == {"model.onnx", "start.npz", "pattern.yaml", "pattern.png", "vocabulary", "README.md"}
-    (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
     assert len(code.splitlines()) == 10
     exec(code.replace("FOLDER", str(out)), {})
     reader, tokens, drawn = graph_reader(out), np.array([[0, 1, 2]]), []
@@ -88,6 +99,32 @@ def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_
         tokens = reader.read(tokens)[:, -1:].argmax(axis=-1)
         drawn.append(tokens.item())
     assert capsys.readouterr().out.split() == [str(token) for token in drawn]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_int8_quantises_nearly_all_weights_and_reads_single_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 6))
+    model = streaming_model(["dense", "conv"], 500, cutoffs=(50, 200), tie_embeddings=False)
+    write_graph(SimpleNamespace(module=model, config=None), tmp_path)
+    ids, exact = np.arange(30) * 7, graph_reader(tmp_path)
+    onnx_graph.quantize_graph(tmp_path)
+    weights = onnx.load(tmp_path / "model.onnx").graph.initializer
+    floats = sum(np.prod(one.dims) for one in weights if one.data_type == onnx.TensorProto.FLOAT)
+    assert floats < 0.1 * sum(parameter.numel() for parameter in model.parameters())
+    rounded = graph_reader(tmp_path)
+    assert rounded.segment == 1 and exact.segment == 8
+    assert 0 < np.abs(exact.judge(ids)[0] - rounded.judge(ids)[0]).max() < 0.2
+
+
+@torch.no_grad()
+def test_a_text_is_judged_by_the_evaluation_protocol_up_to_its_last_token():
+    model = model_of(BLOCKS, ngram_rows=(13, 11)).double()
+    for length in (29, 33):  # 3.5 and 4 segments
+        ids = np.random.default_rng(length).integers(VOCAB, size=length)
+        found, greedy = model_reader(StreamModel(model, CONTEXT), 8).judge(ids)
+        np.testing.assert_allclose(-found, token_nll(model, ids, 1, 8, 6, None, 20), rtol=0, atol=1e-10)
+        assert len(greedy) == length - 1
 
 
 def test_a_model_without_memory_is_refused(tmp_path, monkeypatch):
@@ -102,6 +139,21 @@ def test_a_graph_that_gives_nan_differs():
     damaged = SimpleNamespace(read=lambda tokens: np.full((*tokens.shape, VOCAB), np.nan))
     assert np.isnan(largest_difference(network, damaged, model_reader(network, 8)))
     assert largest_difference(network, model_reader(network, 8), model_reader(network, 8)) == 0
+
+
+@pytest.mark.slow
+def test_files_of_several_exports_are_refused(trained, graph, tmp_path):
+    mixed, other = tmp_path / "mixed", trained["words"] / "vocabulary"
+    for name, damage in {
+        "vocabulary": lambda: shutil.copytree(other, mixed / "vocabulary", dirs_exist_ok=True),
+        "start.npz": lambda: np.savez(mixed / "start.npz", start=0),
+        "no ONNX folder": lambda: (mixed / "model.onnx").write_bytes(b"damaged"),
+    }.items():
+        shutil.copytree(graph, mixed)
+        damage()
+        with pytest.raises(InputError, match=f"{name}.*" + ("damaged" if "no" in name else "export the run again")):
+            Harness(mixed)
+        shutil.rmtree(mixed)
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -129,15 +181,21 @@ def test_the_harness_judges_and_generates_as_the_model_does(form, trained, graph
         load_model(trained["sentencepiece"]),
     )
     text = (text_folder / "test.txt").read_text()
-    (rolling,) = harness.loglikelihood_rolling(requests_of((text,)))
-    assert rolling == pytest.approx(-model.score(text).figures["nll"], rel=1e-6)
+    for part in ("\n" + text, text, text[:-3]):
+        (rolling,) = harness.loglikelihood_rolling(requests_of((part,)))
+        assert rolling == pytest.approx(-model.score("\n" + part.removeprefix("\n")).figures["nll"], rel=1e-6)
     context, continuation = "my sister sees", " the river ."
     whole, part = model.score("\n" + context + continuation), model.score("\n" + context)
     expected = part.figures["nll"] - whole.figures["nll"]
     count, greedy = len(whole.ids) - len(part.ids), model.generate("\n" + context, 20, temperature=0)
-    found = harness.loglikelihood(requests_of((context, continuation), (context, greedy[:1]), ("", "the")))
+    split = f"{context} ", continuation[1:]  # the same: the space belongs to the continuation
+    found = harness.loglikelihood(
+        requests_of((context, continuation), (context, greedy), ("", "the"), split, ("th", "e"))
+    )
     assert found[0][0] == pytest.approx(expected, rel=1e-4) and count > 1 and not found[0][1]
+    assert found[1][1] and found[3] == found[0]
     assert found[2][0] == pytest.approx(-model.score("\nthe").figures["nll"], rel=1e-4)
+    assert len(model.tokenizer.encode("the")) == 1 and found[4] == found[2]  # no token is left of "th"
     options = {"until": ["xyz"], "max_gen_toks": 20}
     assert harness.generate_until(requests_of((context, options))) == [greedy]
     stop = greedy[3:5]
@@ -145,7 +203,18 @@ def test_the_harness_judges_and_generates_as_the_model_does(form, trained, graph
     assert cut == greedy[: greedy.index(stop)]
 
 
+def test_options_of_generation_are_those_of_lm_eval():
+    for options, expected in (
+        ({}, (Sampling(0), [], 256)),
+        ({"until": "q\n", "do_sample": None, "max_gen_toks": None}, (Sampling(0), ["q\n"], 256)),
+        ({"until": ["", "a"], "temperature": 0.5, "max_new_tokens": 3}, (Sampling(0.5), ["a"], 3)),
+        ({"until": None, "do_sample": False, "temperature": 0.5, "max_gen_toks": 0}, (Sampling(0), [], 0)),
+        ({"do_sample": True, "top_k": 3, "top_p": 0.5}, (Sampling(1.0, 3, 0.5), [], 256)),
+    ):
+        assert generation_options(options) == expected
+
+
 def test_the_harness_names_a_missing_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    with pytest.raises(InputError, match="needs the package lm_eval, which is not installed: pip install lm_eval"):
+    with pytest.raises(InputError, match=r"needs the package lm_eval, which is not installed: pip install -e"):
         new_harness(tmp_path)

@@ -31,9 +31,9 @@ def nearest(name, known: Iterable[str]) -> str:
     return difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
 
 
-def check_onnx() -> None:
-    """Raises InputError if a package of the extra is not installed."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
+def check_onnx(*names: str) -> None:
+    """Raises InputError if one of these packages is not installed; by default all of the extra."""
+    for name in names or ("onnx", "onnxscript", "onnxruntime"):
         if not find_spec(name):
             raise InputError(f"ONNX needs the package {name}, which is not installed: pip install -e '.[onnx]'")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nas.core.config import Config
-from nas.core.errors import InputError
+from nas.core.errors import InputError, check_onnx
 from nas.core.pattern import interleaved
 from nas.core.provenance import processor
 from nas.core.run_folder import LATENCY
@@ -37,6 +37,7 @@ def device_conditions(config: Config, context: DeviceContext) -> dict:
     """The timing and the device of measured costs."""
     timing = config.search.latency.timing
     if config.search.latency.source == "onnx":  # it runs on the CPU
+        check_onnx()
         runtime = {"processor": processor(), "precision": "fp32", "onnxruntime": version("onnxruntime")}
         return {"timing": timing, "threads": context.threads, **runtime}
     return {

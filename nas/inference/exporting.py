@@ -12,7 +12,7 @@ from nas.core.errors import InputError, check_onnx
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.operations import resolve_block
 from nas.core.pattern import FORMAT, abbreviate, shape_of
-from nas.core.provenance import PROVENANCE
+from nas.core.provenance import PROVENANCE, check_text, data_digests
 from nas.core.run_folder import PATTERN, RESULTS
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
@@ -31,7 +31,8 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 def export(run: Path, out: Path, form: str = "par") -> list[str]:
     """Export a finished training. form: par, onnx, or onnx-int8, which needs the text. Returns lines about the graph.
 
-    Raises InputError if the run has not finished, if the folder is not empty, or as write_graph() and prepare().
+    Raises InputError if the run has not finished, if the folder is not empty, if the text has changed, or as
+    write_graph() and prepare().
     """
     if not (run / RESULTS).exists():
         raise InputError(f"{run} holds no {RESULTS}; give the run folder of a finished training")
@@ -40,12 +41,15 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if form != "par":
         check_onnx()
     model, lines = load_model(run, "cpu"), []
-    corpus = Corpus(prepare(model.config.data)) if form == "onnx-int8" else None
+    if form == "onnx-int8":
+        corpus = Corpus(prepare(model.config.data))
+        check_text(run, data_digests(corpus.meta))
     out.mkdir(parents=True, exist_ok=True)
+    model.tokenizer.save(out / VOCABULARY)
     if form != "par":
         difference = write_graph(model, out)
         lines.append(f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens")
-        if corpus:
+        if form == "onnx-int8":
             lines.append(f"float32: {describe(judge_graph(out, corpus))}")
             quantize_graph(out)
             lines.append(f"int8: {describe(judge_graph(out, corpus))}")
@@ -56,8 +60,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
     write_yaml(out / PATTERN, pattern_record(model))
     pattern_strip(model.pattern, out / PICTURE)
-    model.tokenizer.save(out / VOCABULARY)
-    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form))
+    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form, lines))
     return lines
 
 
@@ -92,11 +95,12 @@ def without_folder(path: str | None) -> str | None:
     return path and Path(path).name
 
 
-def model_card(model: LanguageModel, results: dict, provenance: dict, form: str) -> str:
-    """The text of README.md. form: as in export()."""
+def model_card(model: LanguageModel, results: dict, provenance: dict, form: str, lines: list[str]) -> str:
+    """The text of README.md. form: as in export(). lines: about the graph."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
     return jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined).render(
         form=form,
+        lines=lines,
         context=sum(evaluation_lengths(config)),
         letters=abbreviate(model.pattern),
         blocks=len(model.pattern),

@@ -1,4 +1,4 @@
-"""A trained model behind the interface of lm_eval, the language model evaluation harness (`pip install lm_eval`).
+"""A trained model behind the interface of lm_eval, the language model evaluation harness (`pip install -e '.[eval]'`).
 
 from lm_eval import simple_evaluate
 from nas.inference.harness import new_harness
@@ -36,34 +36,40 @@ class Harness:
             self.reader = model_reader(*stream_model(load_model(folder, "cpu")))
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text that begins after a line end, with this line end."""
+        """The tokens of a text that begins with a line end, or to which one is added."""
         if self.vocabulary.line_end is None:
             raise InputError("the vocabulary has no line end, which begins each text; train with data.newline=keep")
-        return np.append(self.vocabulary.line_end, self.vocabulary.encode(text))
+        ids = self.vocabulary.encode(text)
+        begun = len(ids) and ids[0] == self.vocabulary.line_end
+        return ids if begun else np.append(self.vocabulary.line_end, ids)
 
     def loglikelihood(self, requests: list) -> list[tuple[float, bool]]:
         results = []
         for context, continuation in (request.args for request in requests):
-            log_p, greedy = self.reader.judge(self.encode(context + continuation))
-            before = len(self.encode(context)) - 1
-            results.append((float(log_p[before:].sum(dtype=np.float64)), bool(greedy[before:].all())))
+            ids = self.encode(context + continuation)
+            # A token that has letters of both counts. White space between them belongs to the continuation.
+            before = self.encode(context.rstrip())[: len(ids)]
+            same = int((before == ids[: len(before)]).cumprod().sum())
+            log_p, greedy = self.reader.judge(ids)
+            results.append((float(log_p[same - 1 :].sum(dtype=np.float64)), bool(greedy[same - 1 :].all())))
         return results
 
     def loglikelihood_rolling(self, requests: list) -> list[float]:
-        """As nas.score, which predicts all tokens but the first."""
+        """As nas.score of texts that begin with a line end."""
+        encode = self.vocabulary.encode if self.vocabulary.line_end is None else self.encode
         texts = (request.args[0] for request in requests)
-        return [float(self.reader.judge(self.vocabulary.encode(text))[0].sum(dtype=np.float64)) for text in texts]
+        return [float(self.reader.judge(encode(text))[0].sum(dtype=np.float64)) for text in texts]
 
     def generate_until(self, requests: list) -> list[str]:
-        results = []
+        results, generator = [], torch.Generator().manual_seed(0)
         for context, options in (request.args for request in requests):
-            stops, ids, text = options.get("until", []), self.encode(context).astype(np.int64), ""
-            sampling = Sampling(options.get("temperature", 1.0) if options.get("do_sample") else 0.0)
-            writer, generator, written = TextWriter(self.vocabulary, ids), torch.Generator().manual_seed(0), b""
+            sampling, stops, count = generation_options(options)
+            ids, text = self.encode(context).astype(np.int64), ""
+            writer, written = TextWriter(self.vocabulary, ids), b""
             self.reader.restart()
             for start in range(0, len(ids), self.reader.segment):
                 log_p = self.reader.read(ids[None, start : start + self.reader.segment])
-            for _ in range(options.get("max_gen_toks", TOKENS)):
+            for _ in range(count):
                 (token,) = sampling.draw(torch.from_numpy(log_p[:, -1]), generator).tolist()
                 written += writer.write(token)
                 text = written.decode(errors="replace")
@@ -75,12 +81,26 @@ class Harness:
         return results
 
 
+def generation_options(options: dict) -> tuple[Sampling, list[str], int]:
+    """How tokens are drawn, the texts at which generation stops, and the most tokens.
+
+    options: `do_sample`, `temperature`, `top_k`, `top_p`, `until` and `max_gen_toks` or `max_new_tokens`, as tasks of
+    lm_eval give them. Without temperature and do_sample, the most probable token is drawn.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    temperature, until = given.get("temperature", 1.0), given.get("until", [])
+    drawn = given.get("do_sample", "temperature" in given)
+    sampling = Sampling(temperature, given.get("top_k"), given.get("top_p")) if drawn else Sampling(0)
+    stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    return sampling, stops, given.get("max_gen_toks", given.get("max_new_tokens", TOKENS))
+
+
 def new_harness(folder: str | Path):
     """An lm_eval.api.model.LM of a trained model. Raises InputError if lm_eval is not installed, and as Harness."""
     try:
         from lm_eval.api.model import LM
     except ImportError:
-        raise InputError("this needs the package lm_eval, which is not installed: pip install lm_eval") from None
+        raise InputError("this needs the package lm_eval, which is not installed: pip install -e '.[eval]'") from None
 
     class Model(Harness, LM):
         def __init__(self):

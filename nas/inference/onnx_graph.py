@@ -7,9 +7,11 @@ import numpy as np
 import torch
 
 from models.stream import StreamModel, export_graph, open_graph, quiet
-from nas.core.errors import InputError, RunError
+from nas.core.errors import InputError, RunError, check_onnx
 from nas.costs.latency import timed_rounds
 from nas.data.corpus import Corpus
+from nas.data.text_files import sha256_of
+from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.inference.language_model import LanguageModel
 from nas.training.evaluation import evaluation_lengths, figures
 
@@ -45,24 +47,41 @@ class StreamReader:
         """
         self.restart()
         found, greedy, ids = [np.empty(0)], [np.empty(0, bool)], ids.astype(np.int64)
-        for start in range(0, len(ids) - 1, self.segment):
+        # The last piece is as long as the others, because a shorter one would see more positions before it.
+        inputs = np.pad(ids[:-1], (0, -(len(ids) - 1) % self.segment))
+        for start in range(0, len(inputs), self.segment):
             targets = ids[start + 1 : start + self.segment + 1]
-            log_p = self.read(ids[None, start : start + len(targets)])[0]  # [L, V]
+            log_p = self.read(inputs[None, start : start + self.segment])[0]  # [L, V]
             found.append(log_p[np.arange(len(targets)), targets])
-            greedy.append(log_p.argmax(axis=-1) == targets)
+            greedy.append(log_p[: len(targets)].argmax(axis=-1) == targets)
         return np.concatenate(found), np.concatenate(greedy)
 
 
+def vocabulary_digest(folder: Path) -> str:
+    """The SHA-256 of an exported vocabulary; "" if there is none."""
+    file = folder / VOCABULARY / VOCABULARY_FILE
+    return sha256_of(file) if file.exists() else ""
+
+
 def graph_reader(folder: Path) -> StreamReader:
-    """The reader of an exported graph, on one thread."""
-    session = open_graph(folder / GRAPH, 1)
+    """The reader of an exported graph, on one thread. Raises InputError if its files are not those of one export."""
+    check_onnx("onnxruntime")
+    try:
+        session, first = open_graph(folder / GRAPH, 1), dict(np.load(folder / START))
+    except Exception as error:  # those of ONNX Runtime have no base of their own
+        raise InputError(f"{folder} is no ONNX folder of nas.export, or is damaged: {error}") from None
+    about = session.get_modelmeta().custom_metadata_map
+    names = {one.name for one in session.get_inputs()} - {"tokens"}
+    if names != first.keys() or about.get("vocabulary") != vocabulary_digest(folder):
+        raise InputError(f"{folder / GRAPH}, {START} and {VOCABULARY} are not of one export; export the run again")
 
     def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
-        log_p, *after = session.run(None, {"tokens": tokens, **state})
+        log_p, *after = session.run(
+            ["log_probabilities", *(f"next_{name}" for name in state)], {"tokens": tokens} | state
+        )
         return log_p, dict(zip(state, after, strict=True))
 
-    segment = int(session.get_modelmeta().custom_metadata_map["segment"])
-    return StreamReader(step, dict(np.load(folder / START)), segment)
+    return StreamReader(step, first, int(about["segment"]))
 
 
 def model_reader(network: StreamModel, segment: int) -> StreamReader:
@@ -82,9 +101,9 @@ def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
     Raises InputError if the model reads no memory.
     """
     segment, memory = evaluation_lengths(model.config)
-    if not memory:
+    if not memory or segment + memory < 3:
         raise InputError(
-            "a model without memory begins anew after each segment, which a stream cannot; give a train.memory above 0"
+            "a model without memory begins anew after each segment, which a stream cannot; give a train.memory above 1"
         )
     return StreamModel(model.module, segment + memory), segment
 
@@ -92,10 +111,11 @@ def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
 def write_graph(model: LanguageModel, folder: Path) -> float:
     """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
 
-    Raises InputError as stream_model(), and RunError if the graph computes something else.
+    folder: holds the vocabulary. Raises InputError as stream_model(), and RunError if the graph computes something
+    else.
     """
     network, segment = stream_model(model)
-    export_graph(network, folder / GRAPH, segment=segment)
+    export_graph(network, folder / GRAPH, segment=segment, vocabulary=vocabulary_digest(folder))
     np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
     difference = largest_difference(network, graph_reader(folder), model_reader(network, segment))
     if not difference <= LARGEST:
@@ -115,20 +135,34 @@ def largest_difference(network: StreamModel, *readers: StreamReader) -> float:
 
 
 def quantize_graph(folder: Path) -> None:
-    """Replace the graph by one with weights and products of int8 (dynamic quantisation)."""
-    from onnxruntime.quantization import quantize_dynamic
+    """Replace the graph by one with weights and products of int8 (dynamic quantisation).
 
+    The inputs of a product share a scale, so the other tokens of a call would change a result. Therefore readers give
+    it single tokens.
+    """
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    graph, int8 = folder / GRAPH, folder / INT8
     with quiet():
-        quantize_dynamic(folder / GRAPH, folder / INT8)
-    (folder / INT8).replace(folder / GRAPH)
+        # The weights of clusters are parts of one matrix. They are quantised only if they stand in the graph.
+        quant_pre_process(graph, int8, skip_symbolic_shape=True)
+        quantize_dynamic(int8, int8)
+    model = onnx.load(int8)
+    about = {one.key: one.value for one in onnx.load(graph).metadata_props} | {"segment": "1"}
+    onnx.helper.set_model_props(model, about)
+    onnx.save(model, int8)
+    int8.replace(graph)
 
 
 def judge_graph(folder: Path, corpus: Corpus) -> dict:
-    """The figures of valid by the evaluation protocol, and `ms_per_token`: the median time of a token, on one thread.
+    """The figures of valid, read token by token, and `ms_per_token`: the median time of a token, on one thread.
 
     corpus: of the model's training.
     """
     reader, tokens = graph_reader(folder), corpus.tokens("valid")
+    reader.segment = 1
     nll = -float(reader.judge(tokens)[0].sum(dtype=np.float64))
     token = tokens[None, :1].astype(np.int64)
     seconds = timed_rounds({"token": lambda: reader.read(token)}, TIMED)["token"]

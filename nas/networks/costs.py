@@ -9,6 +9,7 @@ import numpy as np
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
+from nas.core.operations import describe_sizes
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, cost_options, count_flops
@@ -47,8 +48,16 @@ class NetworkCosts:
         content = read_yaml(path)
         if not {"tables", "reference", "device"} <= content.keys():
             raise InputError(f"{path} is no table of networks; python -m nas.latency --networks writes one")
-        tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
-        return cls(tables, read_network(content["reference"]), content["device"])
+        try:
+            tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
+            found = [cost for table in tables.values() for cost in (table.overhead, *table.blocks.values())]
+            costs = cls(tables, read_network(content["reference"]), content["device"])
+            damaged = min(found) < 0 or not math.isfinite(sum(found)) or costs.reference_cost <= 0
+        except (AttributeError, KeyError, TypeError, ValueError):
+            damaged = True
+        if damaged:
+            raise InputError(f"{path} is damaged: each table needs sizes, and costs of 0 or more")
+        return costs
 
     def differ(self, config: Config, shapes: list[tuple[int, int]], reference: Network, corpus: Corpus) -> str:
         """Why they do not fit these vocabularies and widths, this reference and a configuration; "" if they do.
@@ -63,12 +72,12 @@ class NetworkCosts:
             return f"it has costs in {self.unit}"
         if not options.table and ("onnxruntime" in self.device) != (options.source == "onnx"):
             return "it was measured in another runtime"
+        if lacking := {*config.search.operations, *interleaved(2)} - names:
+            return f"it lacks {min(lacking)}"
         if changed := changed_conditions(self.device, wanted):
             return f"it was measured with {changed}"
         if reference != self.reference:
             return f"its reference is {self.reference}"
-        if lacking := {*config.search.operations, *interleaved(2)} - names:
-            return f"it lacks {min(lacking)}"
         shape = next((shape for shape in shapes if shape not in self.tables), None)
         return f"it lacks a vocabulary of {shape[0]} with a width of {shape[1]}" if shape else ""
 
@@ -102,12 +111,23 @@ class NetworkCosts:
 
 
 def shared_conditions(config: Config, corpus: Corpus) -> dict:
-    """What measured costs of all vocabularies and widths depend on. corpus: in the vocabulary of the reference."""
+    """What measured costs of all vocabularies and widths depend on. corpus: in the vocabulary of the reference.
+
+    Another tokenizer has another number of tokens for the same text.
+    """
     sizes = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
     keys = "d_ffn", "norm", "activation", "cutoffs", "div_value", "tie_embeddings", "ngram_rows", "grid"
     model = {key: getattr(config.model, key) for key in keys}
-    text = {"train_sha256": corpus.meta["splits"]["train"].get("sha256")}
-    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text
+    train = corpus.meta["splits"]["train"]
+    text = {"train_sha256": train.get("sha256"), "train_tokens": train["tokens"]}
+    blocks = {name: describe_sizes(name, config.shape) for name in config.search.operations}
+    training = {
+        "optimizer": config.train.optimizer,
+        "dropout": config.model.dropout,
+        "recompute": config.model.recompute,
+    }
+    own = training if config.search.latency.timing == "training" else {}
+    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text | blocks | own
 
 
 def network_costs(
