@@ -189,9 +189,10 @@ def test_the_harness_judges_and_generates_as_the_model_does(form, trained, graph
     expected = part.figures["nll"] - whole.figures["nll"]
     count, greedy = len(whole.ids) - len(part.ids), model.generate("\n" + context, 20, temperature=0)
     split = f"{context} ", continuation[1:]  # the same: the space belongs to the continuation
-    found = harness.loglikelihood(
-        requests_of((context, continuation), (context, greedy), ("", "the"), split, ("th", "e"))
-    )
+    line = model.score("\n" + context + "\nthe").figures["nll"] - part.figures["nll"]
+    pairs = (context, continuation), (context, greedy), ("", "the"), split, ("th", "e"), (context + "\n", "the")
+    found = harness.loglikelihood(requests_of(*pairs))
+    assert found[5][0] == pytest.approx(-line, rel=1e-4)  # with the line end
     assert found[0][0] == pytest.approx(expected, rel=1e-4) and count > 1 and not found[0][1]
     assert found[1][1] and found[3] == found[0]
     assert found[2][0] == pytest.approx(-model.score("\nthe").figures["nll"], rel=1e-4)
