@@ -1,7 +1,8 @@
 """Networks of several searches at the costs of each: `python experiments/frontier/crossed.py RUN RUN`.
 
-RUNs are folders of search.py with measured costs of the same reference. Prints a row for each search: its network, and
-the network's cost by the table of each search, as a ratio to the reference. The last line is JSON.
+RUNs are folders of search.py with measured costs, the same reference and the same sizes. Prints a row for each search:
+its network, the loss of its trial on valid, and the network's cost by the table of each search, as a ratio to the
+reference. The last line is JSON.
 """
 
 import argparse
@@ -26,16 +27,22 @@ def main() -> None:
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+")
     runs = parser.parse_args().runs
     tables = {run: NetworkCosts.read(run / TRIALS / COSTS) for run in runs}
-    if any(not table.device for table in tables.values()):
-        raise InputError("the costs of a search are not measured: search.latency.source must not be flops or none")
+    first = tables[runs[0]]
+    for run, table in tables.items():
+        if not table.device or table.reference != first.reference or table.tables.keys() != first.tables.keys():
+            raise InputError(f"{run} must have measured costs, and the reference and the sizes of {runs[0]}")
     headings = [f"{table.device['timing']}, {table.reference_cost:.3g} ms" for table in tables.values()]
-    print_row("budget of", "network", *headings, header=True)
+    print_row("budget of", "network", "trial", "bits per byte", *headings, header=True)
     report = {}
     for run in runs:
-        network, timing = read_network(read_yaml(run / CHOICE)["network"]), tables[run].device["timing"]
+        choice, timing = read_yaml(run / CHOICE), tables[run].device["timing"]
+        network, trial = read_network(choice["network"]), choice["trial"]
         ratios = [round(table.ratio(network), 3) for table in tables.values()]
-        print_row(timing, f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks)}`", *ratios)
-        report[str(run)] = {"network": str(network), "ratios": ratios}
+        loss, share = round(trial["valid"]["bits_per_byte"], 4), round(trial["step"] / trial["of_steps"], 2)
+        print_row(
+            timing, f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks)}`", share, loss, *ratios
+        )
+        report[str(run)] = {"network": str(network), "bits_per_byte": loss, "ratios": ratios}
     print(json.dumps(report))
 
 
