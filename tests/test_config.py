@@ -72,7 +72,6 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.grid=[2,3]", r"model.grid=\[2, 3\] must be rows, columns and channels, such as \[32, 32, 3\], or \[\]"),
         ("model.grid=[2,x]", r"model.grid must be a list of whole numbers, such as \[32, 32, 3\]"),
         ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
-        ("search.operations=[]", "is empty; give at least one operation"),
         ("search.operations=dense", r"must be a list of operations, such as \[attention, dense 8x\]"),
         ("model.d_ffn=wide", "d_ffn=wide must be a whole number from 1, or a multiple of d_model such as 4x"),
         ("model.window=3", "unknown key 'model.window'"),
@@ -205,6 +204,15 @@ def test_operations_are_recorded_in_their_usual_spelling(load):
     text = "search: {operations: [d4x, {dense: {d_ffn: 1024}}, w7h2, attention heads=4, {conv: 3}, {conv: {}}]}\n"
     config = load("model.d_ffn=512", text=text + "train: {steps: 5}\n")
     assert config.search.operations == ["dense", "dense 1024", "window 7 heads=2", "attention", "conv 3", "conv"]
+
+
+def test_each_method_has_candidates_that_differ_and_fit(load):
+    six = ["attention", "dense", "dense 8x", "conv", "window", "identity"]
+    assert load("train.steps=5").search.operations == six
+    assert load("train.steps=5", "model.d_ffn=8x").search.operations == [name for name in six if name != "dense 8x"]
+    short = load("train.steps=5", "train.segment=3", "train.memory=3").search.operations
+    assert short == [name for name in six if name != "conv"]
+    assert load("train.steps=5", "search.method=gumbel").search.operations == ["attention", "dense", "identity"]
 
 
 @pytest.mark.parametrize(("optimizer", "lr", "decay"), [("muon", 0.01, 0.02), ("adamw", 0.006, 0.1)])

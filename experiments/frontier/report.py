@@ -1,7 +1,7 @@
 """One table and one picture of all budgets: `python experiments/frontier/report.py runs/frontier/*/compare`.
 
-RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. OUT gets frontier.csv, a line
-for each training, and frontier.png. Prints the table: word perplexity on test, and in brackets how far the searched
+RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. OUT gets NAME.csv, a line
+for each training, and NAME.png. Prints the table: word perplexity on test, and in brackets how far the searched
 network is from it, with the interval and p of Dunnett's test.
 """
 
@@ -21,7 +21,16 @@ from nas.core.files import write_text
 from nas.core.pattern import abbreviate
 from nas.reporting.comparison_figures import front
 from nas.reporting.comparison_report import csv_records, csv_text
-from nas.reporting.style import BLUE, GREY, RED, new_figure, save, tidy
+from nas.reporting.style import BLUE, GREY, NAVY, RED, new_figure, save, tidy
+
+SHRUNK = "the reference, whole or shrunk"
+STYLES = {  # marker, colour and size
+    SHRUNK: ("s", GREY, 6),
+    "random": ("x", GREY, 5),
+    "the paper's method": ("^", NAVY, 6),
+    "rules at their best sizes": ("o", BLUE, 5),
+    "searched": ("o", RED, 8),
+}
 
 
 def cells(run: Path, results: list[NetworkResult]) -> dict[str, str]:
@@ -36,33 +45,37 @@ def cells(run: Path, results: list[NetworkResult]) -> dict[str, str]:
     return found
 
 
+def kind_of(name: str) -> str:
+    """The label of a network in the picture."""
+    known = {"searched": "searched", "gumbel": "the paper's method", "fewer": SHRUNK, "narrower": SHRUNK}
+    return "random" if name.startswith("random") else known.get(name, "rules at their best sizes")
+
+
 def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     """Word perplexity over time: the searched networks, and the front of all others."""
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
-    others = []
+    points = {}  # by kind
     for results in budgets.values():
         for result in results:
             point = result.latency, float(result.values(metric).mean())
-            searched = result.name == "searched"
-            size = 8 if searched else 5
-            axes.plot(*point, "o", color=RED if searched else GREY, markersize=size, zorder=2 + searched)
-            if searched:
-                words = f"{result.vocab_size:,}, {abbreviate(result.blocks)}"
-                axes.annotate(
-                    words, point, xytext=(0, -18), textcoords="offset points", color=RED, fontsize=9, ha="center"
-                )
-            else:
-                others.append(result)
-    points = [(result.latency, float(result.values(metric).mean())) for result in others]
-    axes.step(*zip(*front(points), strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
+            points.setdefault(kind_of(result.name), []).append(point)
+            if result.name == "searched":
+                words = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
+                below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(words, point, color=RED, fontsize=9, **below)
+    for kind, (marker, colour, size) in STYLES.items():
+        if kind in points:
+            axes.plot(*zip(*points[kind], strict=True), marker, color=colour, markersize=size, label=kind)
+    others = [point for kind, own in points.items() if kind != "searched" for point in own]
+    axes.step(*zip(*front(others), strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
     axes.set_yscale("log")
-    axes.margins(0.1)
+    axes.margins(x=0.12, y=0.1)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="inference, ms for 1,000 bytes of text", ylabel=f"{metric.name} on test")
-    axes.set_title("red: found by the search; grey: opponents, and their front", loc="left", fontsize=9)
+    axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     save(figure, path)
 
@@ -71,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="of nas.compare")
     parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
+    parser.add_argument("--name", default="frontier", help="of the files, without ending (default: %(default)s)")
     arguments = parser.parse_args()
     runs = {run.resolve().parent.name: run for run in arguments.runs}
     budgets = {budget: read_results(run) for budget, run in runs.items()}
@@ -81,8 +95,8 @@ def main() -> None:
         print_row(name, *(table.get(name) for table in tables.values()))
     records = [{"budget": budget} | record for budget, rs in budgets.items() for r in rs for record in csv_records(r)]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out / "frontier.csv", csv_text(records))
-    draw(budgets, arguments.out / "frontier.png")
+    write_text(arguments.out / f"{arguments.name}.csv", csv_text(records))
+    draw(budgets, arguments.out / f"{arguments.name}.png")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@ SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the 
 SHORT_PARTS = 2  # short segments that a segment is divided into
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
 AUTO = "cutoffs", "ngram_rows"  # options of the model that may be auto, until the text is known
+CANDIDATES = {  # of search.operations, by search.method
+    "trials": ("attention", "dense", "dense 8x", "conv", "window", "identity"),
+    "gumbel": ("attention", "dense", "identity"),  # of the paper
+}
 OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
 
 
@@ -130,7 +134,7 @@ class LatencyOptions:
 class SearchOptions:
     # The help of an option that only one method has begins with its name: check_method() reads it.
     # text, or mappings of a name to its sizes: simplify_block() checks them
-    operations: list[Any] = option(["attention", "dense", "identity"], "candidates of each block, with their sizes")
+    operations: list[Any] = option([], "candidates of each block, with their sizes ([]: those of the method)")
     # lists or "auto": check_sizes() checks them
     vocab_size: Any = option([], "trials: vocabularies to choose from; auto; []: data.vocab_size")
     d_model: Any = option([], "trials: widths to choose from, with heads of one size; auto; []: model.d_model")

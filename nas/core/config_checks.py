@@ -3,9 +3,20 @@
 import math
 import operator
 import re
+from contextlib import suppress
 from dataclasses import asdict
 
-from nas.core.config import PIECES, SHORT_PARTS, Config, ModelOptions, TrainOptions, default_of, flat_config, options
+from nas.core.config import (
+    CANDIDATES,
+    PIECES,
+    SHORT_PARTS,
+    Config,
+    ModelOptions,
+    TrainOptions,
+    default_of,
+    flat_config,
+    options,
+)
 from nas.core.errors import InputError, nearest
 from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
 
@@ -20,7 +31,7 @@ LIMITS = {
 
 
 def check(config: Config) -> None:
-    """Give the operations their usual spelling.
+    """Give the operations their usual spelling, and add those of the method if there are none.
 
     Raises InputError that names the first option that is out of range or does not fit another.
     """
@@ -35,7 +46,7 @@ def check(config: Config) -> None:
     check_method(values)
     check_budget(config)
     check_sizes(config)
-    given = config.search.operations
+    given = config.search.operations or default_operations(config)
     config.search.operations = simplify(given, config, "search.operations: entry")
     check_search(config, given)
 
@@ -194,11 +205,18 @@ def check_method(values: dict) -> None:
             raise InputError(f"{key}={values[key]} needs search.method={needed}")
 
 
+def default_operations(config: Config) -> list[str]:
+    """The candidates of the search method that differ and fit the sizes of the configuration."""
+    found = {}
+    for name in CANDIDATES[config.search.method]:
+        with suppress(InputError):
+            found.setdefault(str(resolve_block(name, config.shape)), name)
+    return [*found.values()]
+
+
 def check_search(config: Config, given: list) -> None:
     """given: the operations as they were written."""
     names, resolved = config.search.operations, {}
-    if not names:
-        raise InputError("search.operations=[] is empty; give at least one operation")
     for index, name in enumerate(names):
         first = resolved.setdefault(str(resolve_block(name, config.shape)), index)
         if first != index:
