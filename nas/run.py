@@ -178,6 +178,8 @@ def summarize(folder: Path) -> dict:
 
 def describe(folder: Path) -> str:
     """The last lines: both networks, and how they differ."""
+    from nas.costs.cost_table import TOLERANCE
+
     summary, lines = read_yaml(folder / SUMMARY), []
     for name in NAMES:
         one = summary[name]
@@ -193,6 +195,10 @@ def describe(folder: Path) -> str:
     if (choice := read_yaml(folder / "search" / CHOICE))["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
     lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
+    if table := load_config(folder / PLAN, []).search.latency.table:
+        lines.append(f"NOTICE: the budget is that of {table}; the times are those of this device")
+    elif choice["unit"].startswith("ms") and to_reference > (1 + TOLERANCE) * choice["budget"]:
+        lines.append("NOTICE: the found network takes longer than the budget; was the machine busy?")
     if summary["use"] == USUAL:
         lines.append("NOTICE: the usual network is better on valid, so use that one")
     lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / summary['use']}")

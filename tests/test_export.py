@@ -96,9 +96,14 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
         config.replace(*(sha256(data).hexdigest().encode() for data in (weights, unknown)))
     )
     assert "the model has no another" in refuse("generate", copy, "--prompt", "the")
-    assert "holds neither best.pt nor model.safetensors" in refuse("score", tmp_path, ROOT / "README.md")
+    told = refuse("score", tmp_path, ROOT / "README.md")
+    assert f"{tmp_path} holds no finished training; give the run folder of a training, or an exported folder" in told
+    (tmp_path / "model.onnx").touch()
+    assert f"{tmp_path} is an ONNX folder, which only" in refuse("generate", tmp_path)
+    (tmp_path / "summary.yaml").write_text("use: usual")
+    assert f"{tmp_path} is a run of all stages: give {tmp_path / 'usual'}" in refuse("generate", tmp_path)
 
 
 def test_an_export_needs_a_finished_training_and_an_empty_folder(trained, exported, tmp_path):
-    assert "holds no results.yaml" in refuse("export", tmp_path, "--out", tmp_path / "out")
+    assert "holds no finished training" in refuse("export", tmp_path, "--out", tmp_path / "out")
     assert "is not an empty folder" in refuse("export", trained["words"], "--out", exported["words"])

@@ -114,7 +114,7 @@ def test_mistakes_in_prompts_and_texts_are_named(trained, tmp_path):
 
 
 def test_a_folder_without_a_training_is_refused_in_python(tmp_path):
-    with pytest.raises(InputError, match="holds neither"):
+    with pytest.raises(InputError, match="holds no finished training"):
         load_model(tmp_path)
 
 

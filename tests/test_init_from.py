@@ -58,5 +58,5 @@ def test_an_origin_that_does_not_fit_is_named(trained, exported, small_yaml, pat
     told = message(own, origin, *TRAIN[1:], "model.d_ffn=32")
     assert "has model.d_ffn=24, not 32; give the options of that model" in told
     assert "has model.d_model=16, not 32" in message(own, origin, *TRAIN[1:], "model.d_model=32")
-    assert "holds neither best.pt nor model.safetensors" in message(own, f"train.init_from={tmp_path}")
-    assert "holds neither best.pt nor" in message(own, f"train.init_from={tmp_path / 'no'}")
+    assert "holds no finished training" in message(own, f"train.init_from={tmp_path}")
+    assert "does not exist" in message(own, f"train.init_from={tmp_path / 'no'}")

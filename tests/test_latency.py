@@ -298,6 +298,10 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, ca
         found = valid_prediction(content, small_config(timed, change), len(counts), CPU)
         assert found == ({} if named else predicted)
         assert not named or f"predicted for {named}, which differs here" in capsys.readouterr().out
+    del conditions["torch"]
+    content["latency"]["holds_for"] = conditions | {"onnxruntime": "1.2"}
+    assert valid_prediction(content, small_config(timed), len(counts), CPU) == {}
+    assert "it was predicted for no torch, onnxruntime 1.2, which differs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

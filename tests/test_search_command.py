@@ -70,11 +70,15 @@ def test_a_search_takes_its_costs_from_a_table_of_another_device(small_yaml, tmp
     assert pattern["blocks"].count("attention") > pattern["blocks"].count("dense")
     succeed("derive", run, "--latency-budget", "1000ms", "--out", tmp_path / "other.yaml")
     for changed, other in (
-        ("model.d_ffn=32", "it was measured with d_ffn 24"),
+        ("model.d_ffn=32", "it was measured with d_ffn 24, dense d_ffn=24"),
         ("search.d_model=[16,32]", "it lacks a vocabulary of 38 with a width of 32"),
     ):
         told = refuse("search", small_yaml, "--run", tmp_path / "other", *given, changed)
-        assert f"search.latency.source={table} does not fit this search: {other}" in told
+        assert f"{table} does not fit this search: {other}; measure again with nas.latency --networks" in told
+    gumbel = "search.method=gumbel", f"search.latency.source={table}"
+    assert "is a table of networks; search.method=gumbel" in refuse(
+        "search", small_yaml, "--run", tmp_path / "g", *gumbel
+    )
 
 
 def test_the_method_of_the_paper_takes_a_table_of_another_device(small_yaml, tmp_path):

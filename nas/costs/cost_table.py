@@ -113,6 +113,8 @@ def least_ratio(ratio: float) -> str:
 def read_costs(path: Path, operations: list[str]) -> CostTable:
     """Read a table. Raises InputError if it lacks a cost, of attention or dense too, or if a cost is invalid."""
     content = read_yaml(path)
+    if "tables" in content:
+        raise InputError(f"{path} is a table of networks; search.method=gumbel needs one without --networks")
     blocks, overhead = content.get("blocks"), content.get("overhead")
     needed = {*operations, *interleaved(2)}
     costs = [overhead, *blocks.values()] if isinstance(blocks, dict) else []

@@ -52,7 +52,15 @@ def device_conditions(config: Config, context: DeviceContext) -> dict:
 
 def changed_conditions(recorded: dict, current: dict) -> str:
     """The recorded conditions that differ from the current ones, as text; empty if none do."""
-    return ", ".join(f"{key} {recorded.get(key)}" for key in current if recorded.get(key) != current[key])
+    names = [*current, *({"onnxruntime"} & recorded.keys() - current.keys())]
+    differ = [key for key in names if recorded.get(key) != current.get(key)]
+    return ", ".join(f"{key} {str(recorded[key])[:40]}" if key in recorded else f"no {key}" for key in differ)
+
+
+def work_of(config: Config) -> str:
+    """What is timed, as text."""
+    latency = config.search.latency
+    return latency.timing + " in ONNX Runtime" * (latency.source == "onnx")
 
 
 def timed_rounds(
@@ -134,12 +142,10 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     """
     names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
     patterns = calibration_patterns(names, config.model.blocks)
-    (batch, segment, memory), timing = batch_shape(config), config.search.latency.timing
-    print(
-        f"measuring {', '.join(names)} ({timing}, {batch} x {segment} tokens, memory {memory}): {len(patterns)} "
-        f"models of {config.model.blocks} blocks, at least {ROUNDS} times each",
-        flush=True,
-    )
+    batch, segment, memory = batch_shape(config)
+    work = f"{work_of(config)}, {batch} x {segment} tokens, memory {memory}"
+    models = f"{len(patterns)} models of {config.model.blocks} blocks, at least {ROUNDS} times each"
+    print(f"measuring {', '.join(names)} ({work}): {models}", flush=True)
     for attempt in range(1, ATTEMPTS + 1):
         table = fit_costs(patterns, names, segment_times(patterns, config, counts, context, ROUNDS))
         reason = unusable_cost(table)
@@ -147,7 +153,7 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
             return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
         if attempt < ATTEMPTS:
             print(f"NOTICE: {reason}; measuring again", flush=True)
-    section = {"training": "train", "inference": "evaluate"}.get(timing)  # generation has one row
+    section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
     larger = f", or give a larger {section}.batch_size," if section else ""
     raise InputError(
         f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
@@ -215,6 +221,6 @@ def measure_pattern(
     _, measured = measure_models([interleaved(len(pattern)), pattern], config, corpus.counts(), context)
     batch, segment, memory = batch_shape(config)
     shape = {"batch_size": batch, "segment": segment, "memory": memory}
-    timing = {"timing": config.search.latency.timing, **shape, "threads": context.threads}
+    timing = {"timing": work_of(config), **shape, "threads": context.threads}
     per_text = {"ms_per_1000_bytes": measured["median_ms"] * 1000 / (batch * segment * bytes_per_token(corpus))}
     return measured | per_text | predicted | timing

@@ -21,7 +21,7 @@ from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import judge_graph, quantize_graph, write_graph
 from nas.reporting.pi_figures import pattern_strip
-from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS
+from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
 
 CARD, PICTURE = "README.md", "pattern.png"
@@ -35,7 +35,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     write_graph() and prepare().
     """
     if not (run / RESULTS).exists():
-        raise InputError(f"{run} holds no {RESULTS}; give the run folder of a finished training")
+        raise InputError(f"{run} {missing_training(run)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} is not an empty folder; give another one")
     if form != "par":

@@ -15,8 +15,9 @@ from nas.core.errors import InputError
 from nas.data.vocabulary import VOCABULARY, Vocabulary
 from nas.inference.generation import TextWriter
 from nas.inference.language_model import load_model
-from nas.inference.onnx_graph import GRAPH, graph_reader, model_reader, stream_model
+from nas.inference.onnx_graph import graph_reader, model_reader, stream_model
 from nas.inference.sampling import Sampling
+from nas.retraining.weights import GRAPH
 
 TOKENS = 256  # of generated text, if a task gives no number
 
@@ -29,11 +30,9 @@ class Harness:
     """
 
     def __init__(self, folder: Path):
+        is_graph = (folder / GRAPH).exists()
+        self.reader = graph_reader(folder) if is_graph else model_reader(*stream_model(load_model(folder, "cpu")))
         self.vocabulary = Vocabulary.load(folder / VOCABULARY)
-        if (folder / GRAPH).exists():
-            self.reader = graph_reader(folder)
-        else:
-            self.reader = model_reader(*stream_model(load_model(folder, "cpu")))
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text that begins with a line end, or to which one is added."""

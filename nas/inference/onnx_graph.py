@@ -13,9 +13,10 @@ from nas.data.corpus import Corpus
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.inference.language_model import LanguageModel
+from nas.retraining.weights import GRAPH
 from nas.training.evaluation import evaluation_lengths, figures
 
-GRAPH, START, INT8 = "model.onnx", "start.npz", "int8.onnx"
+START, INT8 = "start.npz", "int8.onnx"
 TIMED = 200  # tokens
 CHECKED, LARGEST = 1000, 1e-3  # tokens, and the largest difference to PyTorch in nats
 
@@ -57,10 +58,10 @@ class StreamReader:
         return np.concatenate(found), np.concatenate(greedy)
 
 
-def vocabulary_digest(folder: Path) -> str:
-    """The SHA-256 of an exported vocabulary; "" if there is none."""
-    file = folder / VOCABULARY / VOCABULARY_FILE
-    return sha256_of(file) if file.exists() else ""
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the files beside a graph."""
+    files = {"start": folder / START, "vocabulary": folder / VOCABULARY / VOCABULARY_FILE}
+    return {name: sha256_of(file) for name, file in files.items() if file.exists()}
 
 
 def graph_reader(folder: Path) -> StreamReader:
@@ -71,8 +72,7 @@ def graph_reader(folder: Path) -> StreamReader:
     except Exception as error:  # those of ONNX Runtime have no base of their own
         raise InputError(f"{folder} is no ONNX folder of nas.export, or is damaged: {error}") from None
     about = session.get_modelmeta().custom_metadata_map
-    names = {one.name for one in session.get_inputs()} - {"tokens"}
-    if names != first.keys() or about.get("vocabulary") != vocabulary_digest(folder):
+    if not digests(folder).items() <= about.items():
         raise InputError(f"{folder / GRAPH}, {START} and {VOCABULARY} are not of one export; export the run again")
 
     def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
@@ -115,8 +115,8 @@ def write_graph(model: LanguageModel, folder: Path) -> float:
     else.
     """
     network, segment = stream_model(model)
-    export_graph(network, folder / GRAPH, segment=segment, vocabulary=vocabulary_digest(folder))
     np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
+    export_graph(network, folder / GRAPH, segment=segment, **digests(folder))
     difference = largest_difference(network, graph_reader(folder), model_reader(network, segment))
     if not difference <= LARGEST:
         raise RunError(f"{folder / GRAPH} differs from PyTorch by {difference:.2g} nats; please report this model")

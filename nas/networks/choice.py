@@ -147,7 +147,7 @@ def open_costs(
     costs = NetworkCosts.read(Path(known)) if known else None
     if costs and (reason := costs.differ(config, shapes, own, corpora[own.vocab_size])):
         if table:
-            raise InputError(f"search.latency.source={table} does not fit this search: {reason}")
+            raise InputError(f"{table} does not fit this search: {reason}; measure again with nas.latency --networks")
         costs = None
     costs = costs or network_costs(config, corpora, shapes, own, context)
     return corpora, shapes, costs

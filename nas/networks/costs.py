@@ -13,7 +13,7 @@ from nas.core.operations import describe_sizes
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape, cost_options, count_flops
-from nas.costs.latency import ROUNDS, SECONDS, changed_conditions, device_conditions, timed_rounds
+from nas.costs.latency import ROUNDS, SECONDS, changed_conditions, device_conditions, timed_rounds, work_of
 from nas.costs.works import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, read_network, with_sizes
@@ -41,7 +41,12 @@ class NetworkCosts:
             {"sizes": [*shape], **{name: getattr(table, name) for name in fields}}
             for shape, table in self.tables.items()
         ]
-        return {"device": self.device, "reference": self.reference.to_dict(), "tables": tables}
+        return {
+            "per": "1,000 bytes of text",
+            "device": self.device,
+            "reference": self.reference.to_dict(),
+            "tables": tables,
+        }
 
     @classmethod
     def read(cls, path: Path) -> "NetworkCosts":
@@ -74,10 +79,10 @@ class NetworkCosts:
             return "it was measured in another runtime"
         if lacking := {*config.search.operations, *interleaved(2)} - names:
             return f"it lacks {min(lacking)}"
-        if changed := changed_conditions(self.device, wanted):
-            return f"it was measured with {changed}"
         if reference != self.reference:
             return f"its reference is {self.reference}"
+        if changed := changed_conditions(self.device, wanted):
+            return f"it was measured with {changed}"
         shape = next((shape for shape in shapes if shape not in self.tables), None)
         return f"it lacks a vocabulary of {shape[0]} with a width of {shape[1]}" if shape else ""
 
@@ -163,16 +168,18 @@ def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: Device
 
     Blocks are measured once for each width.
     """
-    print(f"measuring {len(configs)} pairs of vocabulary and width", flush=True)
+    config = next(iter(configs.values()))
+    print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)
     one_of, works = {width: (size, width) for size, width in sorted(configs, reverse=True)}, {}
-    searched = next(iter(configs.values())).search.operations
-    names = [name for name in dict.fromkeys([*searched, *interleaved(2)]) if name != "identity"]
+    names = [name for name in dict.fromkeys([*config.search.operations, *interleaved(2)]) if name != "identity"]
     with context.fork_rng():
-        for key, config in configs.items():
+        for number, (key, config) in enumerate(configs.items(), start=1):
             own = names if key in one_of.values() else []
             patterns = [[], *([name] * TIMED_BLOCKS for name in own)]
             for name, work in zip(("none", *own), new_works(patterns, config, counts[key[0]], context)):
                 works[key, name] = work
+            if config.search.latency.source == "onnx":  # an export takes seconds
+                print(f"[{number}/{len(configs)}] {key[0]} pieces, width {key[1]}: exported", flush=True)
         times = {key: float(np.median(taken)) * 1e3 for key, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
     blocks = {
         width: {name: (times[key, name] - times[key, "none"]) / TIMED_BLOCKS for name in names}

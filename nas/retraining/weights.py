@@ -12,13 +12,13 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.operations import describe_sizes
 from nas.core.pattern import abbreviate, read_blocks
-from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME
+from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME, SUMMARY
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint
 
-WEIGHTS, EXPORT_CONFIG = "model.safetensors", "config.json"  # of an exported folder
+WEIGHTS, EXPORT_CONFIG, GRAPH = "model.safetensors", "config.json", "model.onnx"  # of exported folders
 EXPORT_FORMAT = "par-model/3"
 
 
@@ -38,9 +38,7 @@ def read_trained(folder: Path) -> Trained:
     if (folder / OUTCOME).exists():
         raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
     if not exported and not (folder / BEST).exists():
-        raise InputError(
-            f"{folder} holds neither {BEST} nor {WEIGHTS}; give the run folder of a training, or an exported folder"
-        )
+        raise InputError(f"{folder} {missing_training(folder)}, or an exported folder")
     file = folder / (EXPORT_CONFIG if exported else CONFIG)
     content = read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
@@ -51,6 +49,16 @@ def read_trained(folder: Path) -> Trained:
     if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
         raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {EXPORT_CONFIG}")
     return Trained(config, pattern, load_file(folder / WEIGHTS), folder / WEIGHTS)
+
+
+def missing_training(folder: Path) -> str:
+    """What a folder without a training is, and what to give instead."""
+    if (folder / SUMMARY).exists():
+        return f"is a run of all stages: give {folder / read_yaml(folder / SUMMARY)['use']}"
+    if (folder / GRAPH).exists():
+        return "is an ONNX folder, which only ONNX Runtime and lm_eval read; give the run folder of the training"
+    about = "holds no finished training" if folder.exists() else "does not exist"
+    return f"{about}; give the run folder of a training"
 
 
 def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, Trained | None]:

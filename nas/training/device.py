@@ -121,6 +121,8 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
     torch.set_flush_denormal(True)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+        if options.threads > (cores := count_cores()):
+            print(f"WARNING: train.threads={options.threads} is more than the {cores} cores here, which is much slower")
     context = device_context(options)
     if context.is_gpu:
         torch.cuda.set_device(context.device)
