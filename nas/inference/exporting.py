@@ -19,7 +19,7 @@ from nas.data.preprocess import prepare
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
-from nas.inference.onnx_graph import judge_graph, quantize_graph, write_graph
+from nas.inference.onnx_graph import graph_reader, judge_graphs, quantize_graph, write_graph
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
@@ -50,9 +50,10 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         difference = write_graph(model, out)
         lines.append(f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens")
         if form == "onnx-int8":
-            lines.append(f"float32: {describe(judge_graph(out, corpus))}")
+            readers = {"float32": graph_reader(out)}
             quantize_graph(out)
-            lines.append(f"int8: {describe(judge_graph(out, corpus))}")
+            judged = judge_graphs(readers | {"int8": graph_reader(out)}, corpus)
+            lines += [f"{name}: {describe(figures)}" for name, figures in judged.items()]
     else:
         weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
         with atomic_write(out / WEIGHTS) as file:
@@ -65,7 +66,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
 
 
 def describe(judged: dict) -> str:
-    """The result of judge_graph() as text."""
+    """A result of judge_graphs() as text."""
     name = "word_perplexity" if judged["word_perplexity_comparable"] else "perplexity"
     return f"{name.replace('_', ' ')} {judged[name]:.4g} on valid, {judged['ms_per_token']:.3f} ms for a token"
 

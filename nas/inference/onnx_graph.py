@@ -1,6 +1,7 @@
 """A trained model as an ONNX graph, checked against PyTorch, and the readers of both."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -156,15 +157,18 @@ def quantize_graph(folder: Path) -> None:
     int8.replace(graph)
 
 
-def judge_graph(folder: Path, corpus: Corpus) -> dict:
-    """The figures of valid, read token by token, and `ms_per_token`: the median time of a token, on one thread.
+def judge_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[str, dict]:
+    """{name: the figures of valid, read token by token, and `ms_per_token`, from the same rounds}.
 
     corpus: of the model's training.
     """
-    reader, tokens = graph_reader(folder), corpus.tokens("valid")
-    reader.segment = 1
-    nll = -float(reader.judge(tokens)[0].sum(dtype=np.float64))
+    tokens, found = corpus.tokens("valid"), {}
+    for name, reader in readers.items():
+        reader.segment = 1
+        nll = -float(reader.judge(tokens)[0].sum(dtype=np.float64))
+        found[name] = figures(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
     token = tokens[None, :1].astype(np.int64)
-    seconds = timed_rounds({"token": lambda: reader.read(token)}, TIMED)["token"]
-    found = figures(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
-    return found | {"ms_per_token": 1e3 * float(np.median(seconds))}
+    works = {name: partial(reader.read, token) for name, reader in readers.items()}
+    for name, seconds in timed_rounds(works, TIMED).items():
+        found[name]["ms_per_token"] = 1e3 * float(np.median(seconds))
+    return found

@@ -53,10 +53,7 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
     tasks, failed, begun = unfinished(tasks), {}, time.monotonic()
     worker, gpu_cycle, stop = threading.local(), itertools.cycle(gpus or [None]), threading.Event()
 
-    def choose_gpu() -> None:
-        worker.gpu = next(gpu_cycle)
-
-    with ThreadPoolExecutor(workers, initializer=choose_gpu) as pool:
+    with ThreadPoolExecutor(workers, initializer=lambda: setattr(worker, "gpu", next(gpu_cycle))) as pool:
         try:
             futures = {pool.submit(run_task, task, worker, stop): task.name for task in tasks}
             for done, future in enumerate(as_completed(futures), start=1):
