@@ -5,7 +5,7 @@ DIR gets pattern.yaml, pattern.png, vocabulary/ and README.md, a model card, and
 - --format par: model.safetensors and config.json. `nas.load_model(DIR)`, nas.generate and nas.score read it, without
   the text. No file runs code.
 - --format onnx: model.onnx and start.npz for ONNX Runtime, without par-nas and PyTorch. The card tells how to run it.
-- --format onnx-int8: the same with weights of int8. It judges both graphs on valid, so it needs the text.
+- --format onnx-int8: the same with weights of int8. It evaluates both graphs on valid, so it needs the text.
 """
 
 import argparse

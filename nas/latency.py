@@ -1,4 +1,6 @@
-"""Measure the latency of each operation on this device; search.latency.source=measured and derive.py use the table."""
+"""Measure the latency of each operation on this device, in PyTorch or, with search.latency.source=onnx, in ONNX
+Runtime. A search reads the table with search.latency.source=FILE.yaml: with search.method=trials one of --networks.
+"""
 
 import argparse
 from pathlib import Path
@@ -38,7 +40,7 @@ def main() -> None:
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
-    if config.search.latency.source != "onnx":
+    if config.search.latency.source != "onnx":  # a table holds milliseconds, whatever the search counts
         config.search.latency.source = "measured"
     if arguments.networks:
         _, _, costs = open_costs(config, arguments.out, context)

@@ -191,14 +191,15 @@ def describe(folder: Path) -> str:
     found, usual = (summary[name] for name in NAMES)
     bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
     time, to_reference = found["time_ratio_to_usual"], found["time_ratio_to_reference"]
-    budget = f"; {to_reference:.2f} of the reference's time"
-    if (choice := read_yaml(folder / "search" / CHOICE))["unit"].startswith("ms"):
+    budget, choice = f"; {to_reference:.2f} of the reference's time", read_yaml(folder / "search" / CHOICE)
+    if choice["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
     lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
     if table := load_config(folder / PLAN, []).search.latency.table:
-        lines.append(f"NOTICE: the budget is that of {table}; the times are those of this device")
+        lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif choice["unit"].startswith("ms") and to_reference > (1 + TOLERANCE) * choice["budget"]:
-        lines.append("NOTICE: the found network takes longer than the budget; was the machine busy?")
+        again = f"remove {folder / SUMMARY} and {folder / REPORT}, and repeat the command on an idle machine"
+        lines.append(f"NOTICE: the found network takes longer than the budget; to time it again, {again}")
     if summary["use"] == USUAL:
         lines.append("NOTICE: the usual network is better on valid, so use that one")
     lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / summary['use']}")

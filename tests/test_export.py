@@ -97,7 +97,7 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
     )
     assert "the model has no another" in refuse("generate", copy, "--prompt", "the")
     told = refuse("score", tmp_path, ROOT / "README.md")
-    assert f"{tmp_path} holds no finished training; give the run folder of a training, or an exported folder" in told
+    assert f"{tmp_path} holds no finished training; give the run folder of a training, or a folder of" in told
     (tmp_path / "model.onnx").touch()
     assert f"{tmp_path} is an ONNX folder, which only" in refuse("generate", tmp_path)
     (tmp_path / "summary.yaml").write_text("use: usual")

@@ -301,7 +301,7 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, ca
     del conditions["torch"]
     content["latency"]["holds_for"] = conditions | {"onnxruntime": "1.2"}
     assert valid_prediction(content, small_config(timed), len(counts), CPU) == {}
-    assert "it was predicted for no torch, onnxruntime 1.2, which differs" in capsys.readouterr().out
+    assert "it was predicted for no torch, which differs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -41,6 +41,13 @@ def model_of(pattern, **options):
     return streaming_model(pattern, VOCAB, **options)
 
 
+def with_vocabulary(folder):
+    """The folder with a file in the place of the exported vocabulary."""
+    (folder / "vocabulary").mkdir()
+    (folder / "vocabulary" / "vocabulary.yaml").touch()
+    return folder
+
+
 @pytest.mark.parametrize(("pattern", "options"), OTHERS.values(), ids=OTHERS)
 @torch.no_grad()
 def test_the_function_of_the_graph_equals_the_decoder(pattern, options):
@@ -60,7 +67,7 @@ def test_the_function_of_the_graph_equals_the_decoder(pattern, options):
 def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 6))
     model = model_of(["sparse_strided 5", "sparse_fixed 5", "attention key_heads=1", "conv", "identity"])
-    assert write_graph(SimpleNamespace(module=model, config=None), tmp_path) < 1e-4
+    assert write_graph(SimpleNamespace(module=model, config=None), with_vocabulary(tmp_path)) < 1e-4
     session, network = onnxruntime.InferenceSession(tmp_path / "model.onnx"), StreamModel(model, CONTEXT)
     for rows, length in ((3, 1), (1, 14), (2, 5)):
         state = network.start(rows)
@@ -83,7 +90,7 @@ def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_
     assert "ONNX Runtime differs from PyTorch by at most" in told
     judged = dict(re.findall(r"(float32|int8): word perplexity ([\d.]+) on valid", told))
     corpus, reader = Corpus(prepare(model.config.data)), model_reader(stream_model(model)[0], 1)
-    nll, meta = -reader.judge(corpus.tokens("valid"))[0].sum(), corpus.meta["splits"]["valid"]
+    nll, meta = -reader.score(corpus.tokens("valid"))[0].sum(), corpus.meta["splits"]["valid"]
     expected = math.exp(nll / meta["words"])
     assert float(judged["float32"]) == pytest.approx(expected, rel=1e-3) and judged.keys() == {"float32", "int8"}
     assert 0 < abs(float(judged["int8"]) / expected - 1) < 0.05
@@ -106,7 +113,7 @@ def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_
 def test_int8_quantises_nearly_all_weights_and_reads_single_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 6))
     model = streaming_model(["dense", "conv"], 500, cutoffs=(50, 200), tie_embeddings=False)
-    write_graph(SimpleNamespace(module=model, config=None), tmp_path)
+    write_graph(SimpleNamespace(module=model, config=None), with_vocabulary(tmp_path))
     ids, exact = np.arange(30) * 7, graph_reader(tmp_path)
     onnx_graph.quantize_graph(tmp_path)
     weights = onnx.load(tmp_path / "model.onnx").graph.initializer
@@ -114,7 +121,7 @@ def test_int8_quantises_nearly_all_weights_and_reads_single_tokens(tmp_path, mon
     assert floats < 0.1 * sum(parameter.numel() for parameter in model.parameters())
     rounded = graph_reader(tmp_path)
     assert rounded.segment == 1 and exact.segment == 8
-    assert 0 < np.abs(exact.judge(ids)[0] - rounded.judge(ids)[0]).max() < 0.2
+    assert 0 < np.abs(exact.score(ids)[0] - rounded.score(ids)[0]).max() < 0.2
 
 
 @torch.no_grad()
@@ -122,14 +129,14 @@ def test_a_text_is_judged_by_the_evaluation_protocol_up_to_its_last_token():
     model = model_of(BLOCKS, ngram_rows=(13, 11)).double()
     for length in (29, 33):  # 3.5 and 4 segments
         ids = np.random.default_rng(length).integers(VOCAB, size=length)
-        found, greedy = model_reader(StreamModel(model, CONTEXT), 8).judge(ids)
+        found, greedy = model_reader(StreamModel(model, CONTEXT), 8).score(ids)
         np.testing.assert_allclose(-found, token_nll(model, ids, 1, 8, 6, None, 20), rtol=0, atol=1e-10)
         assert len(greedy) == length - 1
 
 
 def test_a_model_without_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 0))
-    with pytest.raises(InputError, match="a model without memory begins anew after each segment"):
+    with pytest.raises(InputError, match="a stream needs memory, but evaluation has a segment of 8 and a memory of 0"):
         write_graph(SimpleNamespace(module=model_of(["attention"]), config=None), tmp_path)
     assert not any(tmp_path.iterdir())
 

@@ -31,8 +31,11 @@ def main() -> None:
     for run, table in tables.items():
         if not table.device or table.reference != first.reference or table.tables.keys() != first.tables.keys():
             raise InputError(f"{run} must have measured costs, and the reference and the sizes of {runs[0]}")
-    headings = [f"{table.device['timing']}, {table.reference_cost:.3g} ms" for table in tables.values()]
-    print_row("budget of", "network", "trial", "bits per byte", *headings, header=True)
+    headings = [
+        f"{table.device['timing']}: reference {table.reference_cost:.3g} ms for 1,000 bytes"
+        for table in tables.values()
+    ]
+    print_row("budget of", "network", "share of a training", "bits per byte", *headings, header=True)
     report = {}
     for run in runs:
         choice, timing = read_yaml(run / CHOICE), tables[run].device["timing"]

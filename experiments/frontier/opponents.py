@@ -31,6 +31,7 @@ from experiments.versus.run import (
     seeded,
 )
 from nas.comparison.spec import FORMAT as COMPARISON
+from nas.core.config import CANDIDATES
 from nas.core.errors import run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved
@@ -40,7 +41,7 @@ from nas.networks.halving import Halving
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
 ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}
-OPERATIONS = "search.operations=[attention,dense,dense 8x,conv,window,identity]"  # unless the overrides give others
+OPERATIONS = f"search.operations=[{','.join(CANDIDATES['trials'])}]"  # of gumbel too
 SEED, RANDOM = 1, 5  # of the searches; the number of random networks
 WIDTHS, ROUNDS = range(16, 72, 8), 20  # up to that of the reference
 
@@ -105,7 +106,7 @@ def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrid
             for number, network in enumerate(draw_networks(config, costs, shapes, RANDOM), start=1):
                 found[f"random-{number}"] = {"network": network.to_dict()}
     fewer = rule_networks("interleaved", costs, [costs.reference[:2]], float(budget), config.model.blocks)
-    if "fewer" in names:
+    if "fewer" in names and fewer:
         found["fewer"] = {"network": fewer[0].to_dict()}
     patterns = {}
     for name, result in found.items():

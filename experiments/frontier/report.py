@@ -45,21 +45,21 @@ def cells(run: Path, results: list[NetworkResult]) -> dict[str, str]:
     return found
 
 
-def kind_of(name: str) -> str:
+def label_of(name: str) -> str:
     """The label of a network in the picture."""
     known = {"searched": "searched", "gumbel": "the paper's method", "fewer": SHRUNK, "narrower": SHRUNK}
     return "random" if name.startswith("random") else known.get(name, "rules at their best sizes")
 
 
 def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
-    """Word perplexity over time: the searched networks, and the front of all others."""
+    """Word perplexity over time, with a marker for each kind of network, and the front of all but the searched ones."""
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
     points = {}  # by kind
     for results in budgets.values():
         for result in results:
             point = result.latency, float(result.values(metric).mean())
-            points.setdefault(kind_of(result.name), []).append(point)
+            points.setdefault(label_of(result.name), []).append(point)
             if result.name == "searched":
                 words = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
                 below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center"}

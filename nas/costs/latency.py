@@ -34,7 +34,7 @@ def measurement_conditions(config: Config, vocab_size: int, operations: list[str
 
 
 def device_conditions(config: Config, context: DeviceContext) -> dict:
-    """The timing and the device of measured costs."""
+    """The timing, the runtime and the device of measured costs. Raises InputError if the runtime is not installed."""
     timing = config.search.latency.timing
     if config.search.latency.source == "onnx":  # it runs on the CPU
         check_onnx()
@@ -51,9 +51,9 @@ def device_conditions(config: Config, context: DeviceContext) -> dict:
 
 
 def changed_conditions(recorded: dict, current: dict) -> str:
-    """The recorded conditions that differ from the current ones, as text; empty if none do."""
-    names = [*current, *({"onnxruntime"} & recorded.keys() - current.keys())]
-    differ = [key for key in names if recorded.get(key) != current.get(key)]
+    """The current conditions that were recorded otherwise, with the recorded values, as text; "" if there are none."""
+    differ = [key for key in current if recorded.get(key) != current[key]]
+    # 40 characters, because a condition may be a digest or a long list.
     return ", ".join(f"{key} {str(recorded[key])[:40]}" if key in recorded else f"no {key}" for key in differ)
 
 

@@ -11,6 +11,7 @@ from models.decoding import Decoder
 from models.stream import StreamModel, export_graph, open_graph
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
+from nas.core.errors import check_onnx
 from nas.costs.flops import batch_shape
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
@@ -49,7 +50,7 @@ class SegmentWork:
 
 
 class TokenWork:
-    """The next token of one stream whose memories are full, as in generation, without its drawing."""
+    """The next token of one stream whose memories are full, as in generation, without sampling."""
 
     def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
         _, length, memory = batch_shape(config)
@@ -68,6 +69,7 @@ class GraphWork:
     """As TokenWork, in ONNX Runtime. Each call reads the same token after the same memories."""
 
     def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+        check_onnx()
         _, length, memory = batch_shape(config)
         network = StreamModel(model.eval(), length + memory)
         with torch.no_grad(), TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from nas.data.preprocess import prepare
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
-from nas.inference.onnx_graph import graph_reader, judge_graphs, quantize_graph, write_graph
+from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
 from nas.reporting.pi_figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
@@ -40,35 +40,35 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         raise InputError(f"--out {out} is not an empty folder; give another one")
     if form != "par":
         check_onnx()
-    model, lines = load_model(run, "cpu"), []
+    model, lines, compared = load_model(run, "cpu"), [], []
     if form == "onnx-int8":
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
     out.mkdir(parents=True, exist_ok=True)
     model.tokenizer.save(out / VOCABULARY)
-    if form != "par":
-        difference = write_graph(model, out)
-        lines.append(f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens")
-        if form == "onnx-int8":
-            readers = {"float32": graph_reader(out)}
-            quantize_graph(out)
-            judged = judge_graphs(readers | {"int8": graph_reader(out)}, corpus)
-            lines += [f"{name}: {describe(figures)}" for name, figures in judged.items()]
-    else:
+    if form == "par":
         weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
         with atomic_write(out / WEIGHTS) as file:
             file.write(save(weights))
         write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
+    else:
+        difference = write_graph(model, out)
+        lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
+    if form == "onnx-int8":
+        readers = {"float32": graph_reader(out)}
+        quantize_graph(out)
+        figures = evaluate_graphs(readers | {"int8": graph_reader(out)}, corpus)
+        compared = [f"{name}: {describe(found)}" for name, found in figures.items()]
     write_yaml(out / PATTERN, pattern_record(model))
     pattern_strip(model.pattern, out / PICTURE)
-    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form, lines))
-    return lines
+    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form, compared))
+    return lines + compared
 
 
-def describe(judged: dict) -> str:
-    """A result of judge_graphs() as text."""
-    name = "word_perplexity" if judged["word_perplexity_comparable"] else "perplexity"
-    return f"{name.replace('_', ' ')} {judged[name]:.4g} on valid, {judged['ms_per_token']:.3f} ms for a token"
+def describe(found: dict) -> str:
+    """A result of evaluate_graphs() as text."""
+    name = "word_perplexity" if found["word_perplexity_comparable"] else "perplexity"
+    return f"{name.replace('_', ' ')} {found[name]:.4g} on valid, {found['ms_per_token']:.3f} ms for a token"
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
@@ -96,12 +96,12 @@ def without_folder(path: str | None) -> str | None:
     return path and Path(path).name
 
 
-def model_card(model: LanguageModel, results: dict, provenance: dict, form: str, lines: list[str]) -> str:
-    """The text of README.md. form: as in export(). lines: about the graph."""
+def model_card(model: LanguageModel, results: dict, provenance: dict, form: str, compared: list[str]) -> str:
+    """The text of README.md. form: as in export(). compared: lines about float32 and int8."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
     return jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined).render(
         form=form,
-        lines=lines,
+        compared=compared,
         context=sum(evaluation_lengths(config)),
         letters=abbreviate(model.pattern),
         blocks=len(model.pattern),

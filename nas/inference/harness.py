@@ -49,7 +49,7 @@ class Harness:
             # A token that has letters of both counts. White space between them belongs to the continuation.
             before = self.encode(context.rstrip())[: len(ids)]
             same = int((before == ids[: len(before)]).cumprod().sum())
-            log_p, greedy = self.reader.judge(ids)
+            log_p, greedy = self.reader.score(ids)
             results.append((float(log_p[same - 1 :].sum(dtype=np.float64)), bool(greedy[same - 1 :].all())))
         return results
 
@@ -57,7 +57,7 @@ class Harness:
         """As nas.score of texts that begin with a line end."""
         encode = self.vocabulary.encode if self.vocabulary.line_end is None else self.encode
         texts = (request.args[0] for request in requests)
-        return [float(self.reader.judge(encode(text))[0].sum(dtype=np.float64)) for text in texts]
+        return [float(self.reader.score(encode(text))[0].sum(dtype=np.float64)) for text in texts]
 
     def generate_until(self, requests: list) -> list[str]:
         results, generator = [], torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ class Harness:
             sampling, stops, count = generation_options(options)
             ids, text = self.encode(context).astype(np.int64), ""
             writer, written = TextWriter(self.vocabulary, ids), b""
-            self.reader.restart()
+            self.reader.state = self.reader.first
             for start in range(0, len(ids), self.reader.segment):
                 log_p = self.reader.read(ids[None, start : start + self.reader.segment])
             for _ in range(count):

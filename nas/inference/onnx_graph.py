@@ -18,7 +18,7 @@ from nas.retraining.weights import GRAPH
 from nas.training.evaluation import evaluation_lengths, figures
 
 START, INT8 = "start.npz", "int8.onnx"
-TIMED = 200  # tokens
+ROUNDS = 200  # of timing
 CHECKED, LARGEST = 1000, 1e-3  # tokens, and the largest difference to PyTorch in nats
 
 
@@ -30,24 +30,19 @@ class StreamReader:
     """
 
     def __init__(self, step: Callable, first: dict, segment: int):
-        self.step, self.first, self.segment = step, first, segment
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a new stream."""
-        self.state = self.first
+        self.step, self.first, self.segment, self.state = step, first, segment, first
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""
         log_p, self.state = self.step(tokens, self.state)
         return log_p
 
-    def judge(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def score(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The log-probability of each of ids[1:] [N - 1], and whether it is the most probable token [N - 1].
 
-        By the evaluation protocol, as a new stream.
+        The ids are a new stream, which is read by the evaluation protocol.
         """
-        self.restart()
+        self.state = self.first
         found, greedy, ids = [np.empty(0)], [np.empty(0, bool)], ids.astype(np.int64)
         # The last piece is as long as the others, because a shorter one would see more positions before it.
         inputs = np.pad(ids[:-1], (0, -(len(ids) - 1) % self.segment))
@@ -62,18 +57,18 @@ class StreamReader:
 def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of the files beside a graph."""
     files = {"start": folder / START, "vocabulary": folder / VOCABULARY / VOCABULARY_FILE}
-    return {name: sha256_of(file) for name, file in files.items() if file.exists()}
+    return {name: sha256_of(file) for name, file in files.items()}
 
 
 def graph_reader(folder: Path) -> StreamReader:
     """The reader of an exported graph, on one thread. Raises InputError if its files are not those of one export."""
     check_onnx("onnxruntime")
     try:
-        session, first = open_graph(folder / GRAPH, 1), dict(np.load(folder / START))
+        session, first, own = open_graph(folder / GRAPH, 1), dict(np.load(folder / START)), digests(folder)
     except Exception as error:  # those of ONNX Runtime have no base of their own
         raise InputError(f"{folder} is no ONNX folder of nas.export, or is damaged: {error}") from None
     about = session.get_modelmeta().custom_metadata_map
-    if not digests(folder).items() <= about.items():
+    if not own.items() <= about.items():
         raise InputError(f"{folder / GRAPH}, {START} and {VOCABULARY} are not of one export; export the run again")
 
     def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
@@ -99,13 +94,12 @@ def model_reader(network: StreamModel, segment: int) -> StreamReader:
 def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
     """The model as a function of a stream's state, and the segment of evaluation.
 
-    Raises InputError if the model reads no memory.
+    Raises InputError if evaluation has no memory, or sees fewer than the three positions that an export needs.
     """
     segment, memory = evaluation_lengths(model.config)
     if not memory or segment + memory < 3:
-        raise InputError(
-            "a model without memory begins anew after each segment, which a stream cannot; give a train.memory above 1"
-        )
+        lengths = f"a segment of {segment} and a memory of {memory}"
+        raise InputError(f"a stream needs memory, but evaluation has {lengths}; train with train.memory=2 or more")
     return StreamModel(model.module, segment + memory), segment
 
 
@@ -136,10 +130,10 @@ def largest_difference(network: StreamModel, *readers: StreamReader) -> float:
 
 
 def quantize_graph(folder: Path) -> None:
-    """Replace the graph by one with weights and products of int8 (dynamic quantisation).
+    """Replace the graph by one with int8 weights (dynamic quantisation).
 
-    The inputs of a product share a scale, so the other tokens of a call would change a result. Therefore readers give
-    it single tokens.
+    All inputs of a matrix product share one scale, so a token's result depends on the other tokens of the call. So the
+    metadata `segment` becomes 1, and readers pass single tokens.
     """
     import onnx
     from onnxruntime.quantization import quantize_dynamic
@@ -147,7 +141,7 @@ def quantize_graph(folder: Path) -> None:
 
     graph, int8 = folder / GRAPH, folder / INT8
     with quiet():
-        # The weights of clusters are parts of one matrix. They are quantised only if they stand in the graph.
+        # It folds the slices that give clusters their weights, because quantize_dynamic quantises initializers only.
         quant_pre_process(graph, int8, skip_symbolic_shape=True)
         quantize_dynamic(int8, int8)
     model = onnx.load(int8)
@@ -157,18 +151,18 @@ def quantize_graph(folder: Path) -> None:
     int8.replace(graph)
 
 
-def judge_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[str, dict]:
-    """{name: the figures of valid, read token by token, and `ms_per_token`, from the same rounds}.
+def evaluate_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[str, dict]:
+    """{name: the figures of valid, and `ms_per_token`, the median time of a token}. Sets the readers' segments to 1.
 
     corpus: of the model's training.
     """
     tokens, found = corpus.tokens("valid"), {}
     for name, reader in readers.items():
-        reader.segment = 1
-        nll = -float(reader.judge(tokens)[0].sum(dtype=np.float64))
+        reader.segment = 1  # for all, because int8 needs single tokens, and only equal segments compare
+        nll = -float(reader.score(tokens)[0].sum(dtype=np.float64))
         found[name] = figures(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
-    token = tokens[None, :1].astype(np.int64)
+    token = tokens[None, :1].astype(np.int64)  # the memories are full now, as in generation
     works = {name: partial(reader.read, token) for name, reader in readers.items()}
-    for name, seconds in timed_rounds(works, TIMED).items():
+    for name, seconds in timed_rounds(works, ROUNDS).items():
         found[name]["ms_per_token"] = 1e3 * float(np.median(seconds))
     return found

@@ -52,7 +52,6 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
     """
     tasks, failed, begun = unfinished(tasks), {}, time.monotonic()
     worker, gpu_cycle, stop = threading.local(), itertools.cycle(gpus or [None]), threading.Event()
-
     with ThreadPoolExecutor(workers, initializer=lambda: setattr(worker, "gpu", next(gpu_cycle))) as pool:
         try:
             futures = {pool.submit(run_task, task, worker, stop): task.name for task in tasks}

@@ -38,7 +38,7 @@ def read_trained(folder: Path) -> Trained:
     if (folder / OUTCOME).exists():
         raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
     if not exported and not (folder / BEST).exists():
-        raise InputError(f"{folder} {missing_training(folder)}, or an exported folder")
+        raise InputError(f"{folder} {missing_training(folder)}, or a folder of nas.export --format par")
     file = folder / (EXPORT_CONFIG if exported else CONFIG)
     content = read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
