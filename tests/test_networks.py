@@ -167,5 +167,5 @@ def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_
     assert reason(generation, *onnx) == "it was measured in another runtime"
     generation.device["onnxruntime"] = "1.2"
     assert reason(generation, *onnx) == ""
-    generation.device |= shared_conditions(small_config(*onnx, "data.vocab_size=40"), corpus)
+    generation.device.update(shared_conditions(small_config(*onnx, "data.vocab_size=40"), corpus))
     assert reason(generation, *table_of, "search.latency.timing=generation") == ""

@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nas.core.config import Config, ModelOptions, TrainOptions
+from nas.core.config import CANDIDATES, Config, ModelOptions, TrainOptions
 from nas.core.config_loading import resolve_defaults
 from nas.core.errors import run_command
 from nas.core.pattern import interleaved
@@ -51,6 +51,7 @@ def make_config(blocks: int, d_model: int):
     sizes = {"blocks": blocks, "d_model": d_model, "heads": d_model // 64, "d_ffn": 4 * d_model}
     model = ModelOptions(**sizes, cutoffs=CUTOFFS, tie_embeddings=True, ngram_rows=[])
     config = Config(model=model, train=TrainOptions(segment=192, memory=192))
+    config.search.operations = [*CANDIDATES["gumbel"]]
     config.search.latency.timing = "training"  # FLOPs are counted at the sizes of training
     resolve_defaults(config.train)
     return config

@@ -62,7 +62,7 @@ def zipf_corpus(tokens: int, words: int = VOCABULARY):
 
 
 def make_config(segment: int, div_value: int, blocks: int = 6):
-    from nas.core.config import Config, ModelOptions, TrainOptions
+    from nas.core.config import CANDIDATES, Config, ModelOptions, TrainOptions
     from nas.core.config_loading import resolve_defaults
 
     shape = SHAPES[segment]
@@ -76,6 +76,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6):
     config.evaluate.batch_size = shape["batch_size"]
     search = config.search
     search.method, search.split, search.warmup_steps = "gumbel", "shared", 0
+    search.operations = [*CANDIDATES["gumbel"]]
     return config
 
 
