@@ -12,6 +12,7 @@ import numpy as np
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.operations import Shape, resolve_block
+from nas.core.pattern import abbreviate
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
@@ -41,6 +42,11 @@ class ArrayCorpus:
 def sized_blocks(blocks: list[str], d_model: int, keys: int = 0) -> list[tuple[str, dict[str, int]]]:
     """The operation and the sizes of each block, with 4 heads and a d_ffn of 4x. keys: segment and memory together."""
     return [resolve_block(block, Shape(d_model, 4, "4x", keys, keys)) for block in blocks]
+
+
+def spell_network(content: dict) -> str:
+    """Pieces, width and blocks for a table. content: as Network.to_dict()."""
+    return f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks']) or 'no block'}`"
 
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:

@@ -33,6 +33,7 @@ from nas.core.run_folder import (
     run_options,
     try_writing,
 )
+from nas.costs.cost_table import TOLERANCE
 
 PLAN, REPORT = "run.yaml", "report.html"
 NAMES = FOUND, USUAL
@@ -178,8 +179,6 @@ def summarize(folder: Path) -> dict:
 
 def describe(folder: Path) -> str:
     """The last lines: both networks, and how they differ."""
-    from nas.costs.cost_table import TOLERANCE
-
     summary, lines = read_yaml(folder / SUMMARY), []
     for name in NAMES:
         one = summary[name]

@@ -12,10 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import print_row, spell_network
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate
 from nas.core.run_folder import CHOICE, TRIALS
 from nas.networks.choice import COSTS
 from nas.networks.costs import NetworkCosts
@@ -42,9 +41,7 @@ def main() -> None:
         network, trial = read_network(choice["network"]), choice["trial"]
         ratios = [round(table.ratio(network), 3) for table in tables.values()]
         loss, share = round(trial["valid"]["bits_per_byte"], 4), round(trial["step"] / trial["of_steps"], 2)
-        print_row(
-            timing, f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks)}`", share, loss, *ratios
-        )
+        print_row(timing, spell_network(choice["network"]), share, loss, *ratios)
         report[str(run)] = {"network": str(network), "bits_per_byte": loss, "ratios": ratios}
     print(json.dumps(report))
 

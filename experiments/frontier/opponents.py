@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment, print_row
+from experiments.helpers import open_experiment, print_row, spell_network
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import (
     FRONTIER,
@@ -34,7 +34,7 @@ from nas.comparison.spec import FORMAT as COMPARISON
 from nas.core.config import CANDIDATES
 from nas.core.errors import run_command
 from nas.core.files import write_yaml
-from nas.core.pattern import FORMAT, abbreviate, interleaved
+from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
 from nas.networks.choice import COSTS
 from nas.networks.halving import Halving
@@ -159,9 +159,8 @@ def main() -> None:
         counts[budget] = len(patterns)
         for name, content in patterns.items():
             result = jobs.get(f"{budget}-{name}") or {}
-            sizes = f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks'])}`"
             figures = (f"{result[key]:.3g}" if key in result else "" for key in ("ratio", "seconds"))
-            print_row(budget, name, sizes, *figures)
+            print_row(budget, name, spell_network(content), *figures)
     print(json.dumps(counts))
 
 

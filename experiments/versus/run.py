@@ -21,12 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import print_row, spell_network
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import abbreviate, shape_options
+from nas.core.pattern import shape_options
 from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_options
 from nas.networks.halving import Halving
 
@@ -201,7 +201,7 @@ def report(jobs: Jobs) -> dict:
                     losses[name][split].append(math.log(value))
                 failures[name] += not words
                 network, figures = read_network(found["network"]), [f"{value:,.1f}" for value in words] or ["none", ""]
-                short = f"{network.vocab_size:,}, {network.d_model}, `{abbreviate(network.blocks) or 'no block'}`"
+                short = spell_network(network.to_dict())
                 print_row(name, seed, short, *figures, f"{found['seconds']:.0f}")
     print()
     head = "split", "search", "trained", "word perplexity", "spread of searches", "behind trials", "p", "p of ranks"

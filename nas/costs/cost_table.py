@@ -110,6 +110,11 @@ def least_ratio(ratio: float) -> str:
     return f"{math.ceil(1000 * ratio) / 1000:.3f}"
 
 
+def are_costs(values: list) -> bool:
+    """Whether all are numbers of 0 or more."""
+    return all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in values)
+
+
 def read_costs(path: Path, operations: list[str]) -> CostTable:
     """Read a table. Raises InputError if it lacks a cost, of attention or dense too, or if a cost is invalid."""
     content = read_yaml(path)
@@ -117,8 +122,7 @@ def read_costs(path: Path, operations: list[str]) -> CostTable:
         raise InputError(f"{path} is a table of networks; search.method=gumbel needs one without --networks")
     blocks, overhead = content.get("blocks"), content.get("overhead")
     needed = {*operations, *interleaved(2)}
-    costs = [overhead, *blocks.values()] if isinstance(blocks, dict) else []
-    valid = costs and all(isinstance(cost, (int, float)) and 0 <= cost < math.inf for cost in costs)
+    valid = isinstance(blocks, dict) and are_costs([overhead, *blocks.values()])
     holds_for, quartiles = (content.get(key) or {} for key in ("holds_for", "quartiles"))
     mappings = isinstance(holds_for, dict) and isinstance(quartiles, dict)
     if not (valid and mappings and needed <= blocks.keys()):

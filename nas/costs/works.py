@@ -69,7 +69,6 @@ class GraphWork:
     """As TokenWork, in ONNX Runtime. Each call reads the same token after the same memories."""
 
     def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
-        check_onnx()
         _, length, memory = batch_shape(config)
         network = StreamModel(model.eval(), length + memory)
         with torch.no_grad(), TemporaryDirectory() as folder:
@@ -95,5 +94,6 @@ def new_works(
     latency = config.search.latency
     work = TokenWork if latency.timing == "generation" else SegmentWork
     if latency.source == "onnx":
+        check_onnx()
         work = GraphWork
     return [work(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]

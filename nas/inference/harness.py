@@ -65,7 +65,7 @@ class Harness:
             sampling, stops, count = generation_options(options)
             ids, text = self.encode(context).astype(np.int64), ""
             writer, written = TextWriter(self.vocabulary, ids), b""
-            self.reader.state = self.reader.first
+            self.reader.restart()
             for start in range(0, len(ids), self.reader.segment):
                 log_p = self.reader.read(ids[None, start : start + self.reader.segment])
             for _ in range(count):

@@ -30,7 +30,12 @@ class StreamReader:
     """
 
     def __init__(self, step: Callable, first: dict, segment: int):
-        self.step, self.first, self.segment, self.state = step, first, segment, first
+        self.step, self.first, self.segment = step, first, segment
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new stream."""
+        self.state = self.first
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""
@@ -42,7 +47,7 @@ class StreamReader:
 
         The ids are a new stream, which is read by the evaluation protocol.
         """
-        self.state = self.first
+        self.restart()
         found, greedy, ids = [np.empty(0)], [np.empty(0, bool)], ids.astype(np.int64)
         # The last piece is as long as the others, because a shorter one would see more positions before it.
         inputs = np.pad(ids[:-1], (0, -(len(ids) - 1) % self.segment))
@@ -71,11 +76,11 @@ def graph_reader(folder: Path) -> StreamReader:
     if not own.items() <= about.items():
         raise InputError(f"{folder / GRAPH}, {START} and {VOCABULARY} are not of one export; export the run again")
 
+    outputs = ["log_probabilities", *(f"next_{name}" for name in first)]
+
     def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
-        log_p, *after = session.run(
-            ["log_probabilities", *(f"next_{name}" for name in state)], {"tokens": tokens} | state
-        )
-        return log_p, dict(zip(state, after, strict=True))
+        log_p, *after = session.run(outputs, {"tokens": tokens} | state)
+        return log_p, dict(zip(first, after, strict=True))
 
     return StreamReader(step, first, int(about["segment"]))
 
@@ -145,8 +150,8 @@ def quantize_graph(folder: Path) -> None:
         quant_pre_process(graph, int8, skip_symbolic_shape=True)
         quantize_dynamic(int8, int8)
     model = onnx.load(int8)
-    about = {one.key: one.value for one in onnx.load(graph).metadata_props} | {"segment": "1"}
-    onnx.helper.set_model_props(model, about)
+    (segment,) = (one for one in model.metadata_props if one.key == "segment")
+    segment.value = "1"
     onnx.save(model, int8)
     int8.replace(graph)
 

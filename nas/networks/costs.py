@@ -11,7 +11,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.operations import describe_sizes
 from nas.core.pattern import interleaved
-from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
+from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable, are_costs
 from nas.costs.flops import batch_shape, cost_options, count_flops
 from nas.costs.latency import ROUNDS, SECONDS, changed_conditions, device_conditions, timed_rounds, work_of
 from nas.costs.works import new_works
@@ -41,12 +41,8 @@ class NetworkCosts:
             {"sizes": [*shape], **{name: getattr(table, name) for name in fields}}
             for shape, table in self.tables.items()
         ]
-        return {
-            "per": "1,000 bytes of text",
-            "device": self.device,
-            "reference": self.reference.to_dict(),
-            "tables": tables,
-        }
+        about = {"per": "1,000 bytes of text", "device": self.device, "reference": self.reference.to_dict()}
+        return about | {"tables": tables}
 
     @classmethod
     def read(cls, path: Path) -> "NetworkCosts":
@@ -55,9 +51,9 @@ class NetworkCosts:
             raise InputError(f"{path} is no table of networks; python -m nas.latency --networks writes one")
         try:
             tables = {tuple(table.pop("sizes")): CostTable(**table) for table in content["tables"]}
-            found = [cost for table in tables.values() for cost in (table.overhead, *table.blocks.values())]
             costs = cls(tables, read_network(content["reference"]), content["device"])
-            damaged = min(found) < 0 or not math.isfinite(sum(found)) or costs.reference_cost <= 0
+            valid = all(are_costs([table.overhead, *table.blocks.values()]) for table in tables.values())
+            damaged = not valid or costs.reference_cost <= 0
         except (AttributeError, KeyError, TypeError, ValueError):
             damaged = True
         if damaged:
@@ -121,18 +117,15 @@ def shared_conditions(config: Config, corpus: Corpus) -> dict:
     Another tokenizer has another number of tokens for the same text.
     """
     sizes = dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
-    keys = "d_ffn", "norm", "activation", "cutoffs", "div_value", "tie_embeddings", "ngram_rows", "grid"
+    keys = ["d_ffn", "norm", "activation", "cutoffs", "div_value", "tie_embeddings", "ngram_rows", "grid"]
+    training = config.search.latency.timing == "training"
+    keys += ["dropout", "recompute"] * training
     model = {key: getattr(config.model, key) for key in keys}
     train = corpus.meta["splits"]["train"]
     text = {"train_sha256": train.get("sha256"), "train_tokens": train["tokens"]}
     blocks = {name: describe_sizes(name, config.shape) for name in config.search.operations}
-    training = {
-        "optimizer": config.train.optimizer,
-        "dropout": config.model.dropout,
-        "recompute": config.model.recompute,
-    }
-    own = training if config.search.latency.timing == "training" else {}
-    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text | blocks | own
+    optimizer = {"optimizer": config.train.optimizer} if training else {}
+    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text | blocks | optimizer
 
 
 def network_costs(
