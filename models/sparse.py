@@ -137,9 +137,9 @@ def lay_out(keys: int, length: int, start: int, stride: int) -> Layout:
     return Layout(before, rows * stride - before - keys, rows, rows - first_row, first)
 
 
-def additive_mask(allowed: Tensor, dtype, device) -> Tensor:
+def additive_mask(allowed: Tensor, dtype) -> Tensor:
     """0 where allowed, else MASKED."""
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, MASKED).to(device)
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, MASKED)
 
 
 @cache_tensors(16)  # few entries, because the masks are large and cheap to compute again
@@ -149,7 +149,8 @@ def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, 
     The distances [N], or [G, N] with own_positions, are those between the keys and the last query of a group. The keys
     of `without` are masked too.
     """
-    places = torch.arange(layout.rows * key_set.stride).view(1, 1, layout.rows, key_set.stride, 1)  # H = B = E = 1
+    places = torch.arange(layout.rows * key_set.stride, device=device)
+    places = places.view(1, 1, layout.rows, key_set.stride, 1)  # H = B = E = 1
     query = key_set.queries(places[:, :, -layout.query_rows :])  # [1, 1, G, Q, 1], or [1, G, 1, Q, 1]
     key = key_set.keys(places, layout.query_rows).transpose(-2, -1)  # [1, 1, G, 1, N], or [1, G, 1, 1, N]
     allowed = key_set.contains(query, key) & (key <= query) & (key >= layout.before)
@@ -157,16 +158,16 @@ def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, 
         allowed &= ~without.contains(query, key)
     distance = (query[..., -1:, :] - key)[..., 0, :]  # [1, 1, G, N], or [1, G, 1, N]
     distance = distance[0, :, 0] if key_set.own_positions else distance[0, 0, 0]
-    return additive_mask(allowed, dtype, device), distance.to(device)
+    return additive_mask(allowed, dtype), distance
 
 
 @cache_tensors(64)  # many entries, because the masks are small and a segment may begin in any column
 def dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int, place: int, dtype, device) -> Tensor:
     """Cached additive mask [L, K] of the union of key sets, for a context that begins in column `place` of a row."""
-    places = torch.arange(keys) + place
+    places = torch.arange(keys, device=device) + place
     query, key = places[-length:, None], places[None]  # [L, 1], [1, K]
     allowed = reduce(or_, [key_set.contains(query, key) for key_set in key_sets]) & (key <= query)
-    return additive_mask(allowed, dtype, device)
+    return additive_mask(allowed, dtype)
 
 
 def is_window(key_sets: tuple[KeySet, ...]) -> bool:

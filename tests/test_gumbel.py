@@ -72,6 +72,7 @@ def test_samples_follow_pi_and_the_temperature(gumbel_phase, kind):
     phase.logits.data[:, 0] = 20.0
     for _ in range(100):
         phase.sample(learn=False)
+        phase.set_gates()
         for block in phase.supernet.blocks:
             chosen, weights = block.choice
             assert chosen[int(weights.argmax())] == 0 and not weights.requires_grad
@@ -79,6 +80,7 @@ def test_samples_follow_pi_and_the_temperature(gumbel_phase, kind):
     counts = torch.zeros(3, 3)
     for _ in range(400):
         phase.sample(learn=False)
+        phase.set_gates()
         for count, block in zip(counts, phase.supernet.blocks, strict=True):
             chosen, weights = block.choice
             count[chosen[int(weights.argmax())]] += 1
@@ -86,8 +88,8 @@ def test_samples_follow_pi_and_the_temperature(gumbel_phase, kind):
     phase.logits.data.zero_()
     for phase.temperature in (5.0, 0.05):
         phase.generator.manual_seed(3)
-        sample, gates = phase.sample(learn=True)
-        assert torch.equal(sample, gates) and gates.requires_grad
+        sample = phase.sample(learn=True)
+        assert torch.equal(sample, phase.gates) and phase.gates.requires_grad
         (gradient,) = torch.autograd.grad(sample.flatten()[0], phase.logits)
         gradients.append(gradient.abs().max())
     assert gradients[0] != gradients[1]
@@ -98,13 +100,13 @@ def test_the_gradient_of_the_logits_is_that_of_the_loss_as_a_function_of_them(gu
     """The gradient that update_logits() takes from the gates equals that of a graph from the logits to the loss."""
     phase = gumbel_phase(TWO, "model.dropout=0", *kind)
     batch, state = phase.heldout_stream.next(), phase.generator.get_state()
-    sample, gates = phase.sample(learn=True)
-    phase.run_batch(batch, lambda loss: loss.backward(inputs=[gates]))
+    sample = phase.sample(learn=True)
+    phase.heldout_once(batch)
     taken = []
     phase.optimizer.step = lambda: taken.append(phase.logits.grad.clone())
-    phase.update_logits(sample, gates)
+    phase.update_logits(sample)
     phase.generator.set_state(state)
-    whole, _ = phase.sample(learn=True)
+    whole = phase.sample(learn=True)
     for block, row in zip(phase.supernet.blocks, whole.split(1) if whole.ndim == 1 else whole, strict=True):
         block.choice = block.choice[0], row
     nll, _ = phase.supernet(batch.tokens, batch.targets, None, 8)
@@ -124,9 +126,8 @@ def test_the_latency_term_has_the_exact_gradient_of_the_expected_cost_above_the_
     phase.options.latency.target = 2.0
     assert phase.latency_loss() == 0
     phase.options.latency.target = 0.5
-    sample, gates = phase.sample(learn=True)
-    gates.grad, before = torch.zeros_like(gates), phase.logits.clone()
-    phase.update_logits(sample, gates)
+    sample, before = phase.sample(learn=True), phase.logits.clone()
+    phase.update_logits(sample)
     assert not torch.equal(before, phase.logits)  # the term alone moves the logits
 
 
@@ -157,8 +158,9 @@ def test_wrong_options_and_gradients_are_refused(gumbel_phase):
         with pytest.raises(InputError, match=f"search.warmup_steps={steps} leaves no step of 24 to train the logits"):
             gumbel_phase(f"search.warmup_steps={steps}")
     phase = gumbel_phase()
-    sample, gates = phase.sample(learn=True)
-    gates.grad, before = torch.full_like(gates, float("nan")), phase.logits.clone()
+    sample = phase.sample(learn=True)
+    before = phase.logits.clone()
+    phase.gates.grad.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="gradient of the logits"):
-        phase.update_logits(sample, gates)
+        phase.update_logits(sample)
     assert torch.equal(before, phase.logits)

@@ -21,6 +21,7 @@ the program runs on a CPU. The last line is JSON.
 """
 
 import argparse
+import gc
 import json
 import resource
 import subprocess
@@ -206,6 +207,7 @@ def search_base(arguments) -> dict:
         figures[f"{name}_step_ms"] = 1e3 * step_seconds(phase, arguments.seconds)
         figures[f"{name}_peak_mb"] = peak_mb(phase.context)
         del phase
+        gc.collect()
         torch._dynamo.reset()  # drops compiled code of the deleted phase
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -14,13 +14,14 @@ term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate opera
 """
 
 import math
+from collections.abc import Hashable
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.transformer_xl import TransformerXL
+from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
@@ -34,7 +35,7 @@ from nas.training import distributed
 from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
-from nas.training.train_step import BatchRunner, TrainStep
+from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
@@ -62,9 +63,17 @@ class GumbelPhase(Phase):
                 "use a smaller search.warmup_steps or more train.steps"
             )
         hard = self.options.sampling == "hard"
-        self.train_weights = TrainStep(supernet, config.train, self.total_steps, context, sampled=hard)
-        self.run_batch = BatchRunner(supernet, config.train, context)
         self.logits = nn.Parameter(torch.zeros(len(supernet.blocks), len(self.options.operations)))  # on the CPU
+        shape = self.logits.shape[:1] if hard else self.logits.shape
+        self.gates = torch.zeros(shape, device=context.device)  # in one place, where a CUDA graph reads and writes it
+        self.gates.grad = torch.zeros_like(self.gates)
+        self.train_weights = TrainStep(
+            supernet, config.train, self.total_steps, context, sampled=hard, prepare=self.set_gates
+        )
+        self.run_heldout = self.heldout_once
+        if can_replay(supernet, context) and not hard:
+            self.run_heldout = ReplayedStep(self.heldout_once, supernet.stride)
+        self.run_batch = BatchRunner(supernet, config.train, context, self.set_gates)
         adam = self.options.optimizer
         self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
         # On the CPU, so that samples are equal on all devices and ranks
@@ -75,18 +84,18 @@ class GumbelPhase(Phase):
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
         self.temperature, learn = self.temperature_at(step), self.logits_learn(step)
-        sample, gates = self.sample(learn)
+        sample = self.sample(learn)
         if learn and self.heldout_stream:
             nll, batch = None, self.heldout_stream.next()
             self.supernet.eval()  # without dropout; the weights do not change
-            heldout, self.heldout_stream.memories = self.run_batch(batch, partial(Tensor.backward, inputs=[gates]))
+            heldout, self.heldout_stream.memories = self.run_heldout(batch)
             self.heldout_nll = float(heldout)
         else:
             batch = self.stream.next()
             self.supernet.train()
-            nll, self.stream.memories = self.train_weights(step, batch)
+            nll, self.stream.memories = self.train_weights(step, batch, learn)
         if learn:
-            self.update_logits(sample, gates)
+            self.update_logits(sample)
         return nll, batch.targets.numel() * distributed.world_size()
 
     def logits_learn(self, step: int) -> bool:
@@ -99,27 +108,33 @@ class GumbelPhase(Phase):
         progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
 
-    def sample(self, learn: bool) -> tuple[Tensor, Tensor]:
-        """Set the SuperNet to a sample.
+    def heldout_once(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
+        return self.run_batch(batch, partial(Tensor.backward, inputs=[self.gates]))
 
-        Returns the weights [N, O] or, in hard sampling, the gates [N], as a function of the logits, and a detached copy
-        that the SuperNet uses. Backward passes stop at the copy, because a batch that is read in parts needs several.
-        learn: whether the copy gets a gradient.
+    def sample(self, learn: bool) -> Tensor:
+        """Draw a sample, and copy it to the gates, at which backward passes stop. learn: whether they get a gradient.
+
+        Returns the weights [N, O] or, in hard sampling, the gates [N], as a function of the logits.
         """
         noise = gumbel_like(self.logits, self.generator)
         if self.options.sampling == "hard":
-            path, sample = straight_through(self.logits, noise, self.temperature)
-            gates = sample.detach().requires_grad_(learn)
-            set_path(self.supernet, path, gates)
+            self.sampled_path, sample = straight_through(self.logits, noise, self.temperature)
         else:
             sample = relax(self.logits, noise, self.temperature)
-            gates = sample.detach().requires_grad_(learn)
-            set_mixture(self.supernet, gates)
-        return sample, gates
+        self.gates.requires_grad_(learn).data.copy_(sample.detach())
+        self.gates.grad.zero_()
+        return sample
 
-    def update_logits(self, sample: Tensor, gates: Tensor) -> None:
+    def set_gates(self) -> None:
+        """Make the SuperNet use the sample, before each forward pass."""
+        if self.options.sampling == "hard":
+            set_path(self.supernet, self.sampled_path, self.gates)
+        else:
+            set_mixture(self.supernet, self.gates)
+
+    def update_logits(self, sample: Tensor) -> None:
         """Follow the gradient of the loss, which reached the gates, and of the latency term."""
-        sample.backward(gates.grad)
+        sample.backward(self.gates.grad.cpu())
         self.logits.grad = distributed.all_reduce_mean(self.logits.grad)  # each rank has its own rows
         if self.options.latency.source != "none":
             self.latency_loss().backward()

@@ -65,6 +65,8 @@ def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
 def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
     """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
     weights = weights.to(supernet.embedding.weight.device)
+    for block in supernet.blocks:
+        block.choice = None  # old rows would keep the weights' gradient on the stream of an earlier step
     for block, row in zip(supernet.blocks, weights, strict=True):
         block.choice = list(range(len(row))), row
 

@@ -71,8 +71,11 @@ class Muon(torch.optim.Optimizer):
 
     def update(self, matrices: list[Tensor], group: dict, scale: Tensor, finite: Tensor) -> None:
         """Update matrices of one shape."""
-        momenta = [self.state[m].setdefault("momentum", torch.zeros_like(m)) for m in matrices]
-        gradients = [torch.where(finite, matrix.grad / scale, 0.0) for matrix in matrices]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum"] = torch.zeros_like(matrix)
+        momenta = [self.state[matrix]["momentum"] for matrix in matrices]
+        gradients = torch.where(finite, torch.stack([matrix.grad for matrix in matrices]) / scale, 0.0).unbind()
         lr = group["lr"] * finite.double()  # a scalar; matrices keep their type
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
@@ -105,18 +108,28 @@ class WeightsOptimizer:
         if orthogonal:
             self.muon = Muon(orthogonal, options.muon_lr, MOMENTUM, options.weight_decay, muon_bf16)
         self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
+        self.place_rates()
+
+    def place_rates(self) -> None:
+        """On a GPU make the learning rates tensors, because a CUDA graph keeps the value of a number."""
+        device = self.parameters[0].device
+        for group in (group for optimizer in self.optimizers.values() for group in optimizer.param_groups):
+            on_gpu, lr = device.type == "cuda", float(group["lr"])
+            group["lr"], group["capturable"] = torch.tensor(lr, device=device) if on_gpu else lr, on_gpu
 
     @property
     def lr(self) -> float:
-        return self.adam.param_groups[0]["lr"]
+        return float(self.adam.param_groups[0]["lr"])
 
     def set_lr(self, step: int) -> None:
         options = self.options
         ratio = lr_ratio(step, self.total_steps, options.warmup_steps, options.schedule)
-        for group in self.adam.param_groups:
-            group["lr"] = ratio * options.lr
-        if self.muon:
-            self.muon.param_groups[0]["lr"] = ratio * options.muon_lr
+        for optimizer, peak in (self.adam, options.lr), (self.muon, options.muon_lr):
+            for group in optimizer.param_groups if optimizer else ():
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(ratio * peak)
+                else:
+                    group["lr"] = ratio * peak
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -147,6 +160,7 @@ class WeightsOptimizer:
     def load_state_dict(self, state: dict) -> None:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
+        self.place_rates()
 
 
 class TailAverage:

@@ -1,7 +1,7 @@
 """A training step of the weights, the same in search and retraining. B batch, L segment."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -38,6 +38,14 @@ class Batch:
         return Batch(self.tokens.reshape(-1, length), self.targets.reshape(-1, length), None)
 
 
+def tensors(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch and its memories."""
+    found = [batch.tokens, batch.targets]
+    if batch.memories:
+        batch.memories.map(found.append)
+    return found
+
+
 class Stream:
     """A stream of segments, and the memories that the network carries from one segment to the next."""
 
@@ -61,11 +69,75 @@ class Stream:
         self.memories = memories and Memories(**memories).map(lambda x: x[loader.own].to(loader.device))
 
 
+def can_replay(network: TransformerXL, context: DeviceContext) -> bool:
+    """Whether a step of a network can be a CUDA graph: neither its shapes nor its numbers may change between steps."""
+    alone = distributed.world_size() == 1
+    return context.is_gpu and alone and not network.recompute and network.grid is None
+
+
+class ReplayedStep:
+    """A step as a CUDA graph (torch.cuda.CUDAGraph), which a GPU runs without waiting for Python.
+
+    A graph belongs to the shapes of a batch. A step runs as usual until the same shapes came REPEATS times in turn.
+    """
+
+    REPEATS = 3
+
+    def __init__(self, step: Callable[[Batch, Hashable], tuple[Tensor, Memories]], stride: int):
+        """stride: of the network, whose masks depend on the place of a segment."""
+        self.step, self.stride, self.pool = step, stride, None
+        self.graphs, self.last, self.repeats = {}, None, 0
+
+    def __call__(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
+        """Return what step(batch, variant) returns. The next call overwrites the memories.
+
+        variant: tells apart steps that do not do the same with a batch.
+        """
+        key = variant, *(x.shape for x in tensors(batch)), batch.memories and batch.memories.offset % self.stride
+        self.repeats = self.repeats + 1 if key == self.last else 1
+        self.last = key
+        if key not in self.graphs:
+            if self.repeats <= self.REPEATS:
+                return self.step(batch, variant)
+            try:
+                self.graphs[key] = self.capture(batch, variant)
+            except RuntimeError as error:  # such as torch.AcceleratorError, if an operation has to wait for the GPU
+                print(f"NOTICE: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
+                self.REPEATS = math.inf
+                return self.step(batch, variant)
+        graph, inputs, nll = self.graphs[key]
+        for own, given in zip(tensors(inputs), tensors(batch), strict=True):
+            if own is not given:
+                own.copy_(given)
+        graph.replay()
+        offset = batch.tokens.shape[1] + (batch.memories.offset if batch.memories else 0)
+        return nll.clone(), inputs.memories and inputs.memories._replace(offset=offset)
+
+    def capture(self, batch: Batch, variant: Hashable):
+        """A graph, the batch that it reads, and the nll that it writes. It writes the new memories over the old."""
+        memories = batch.memories and batch.memories.map(torch.clone)
+        inputs, graph = Batch(batch.tokens.clone(), batch.targets.clone(), memories), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            nll, memories = self.step(inputs, variant)
+            if inputs.memories:
+                for own, new in zip(tensors(inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=True):
+                    own.copy_(new)
+        self.pool = graph.pool()
+        return graph, inputs, nll
+
+
 class BatchRunner:
     """Runs batches through a network, forward and, if the caller asks for it, backward."""
 
-    def __init__(self, network: nn.Module, options: TrainOptions, context: DeviceContext):
-        self.network, self.options, self.context = network, options, context
+    def __init__(
+        self,
+        network: nn.Module,
+        options: TrainOptions,
+        context: DeviceContext,
+        prepare: Callable[[], None] = lambda: None,
+    ):
+        """prepare: called before each forward pass."""
+        self.network, self.options, self.context, self.prepare = network, options, context, prepare
 
     def __call__(self, batch: Batch, backward: Callable[[Tensor], None] | None = None) -> tuple[Tensor, Memories]:
         """Return the mean nll of the batch over all ranks, in nats per token and detached, and the new memories.
@@ -75,6 +147,7 @@ class BatchRunner:
         parts, total, memories = batch.split(self.options.grad_accum_steps), 0.0, []
         for number, part in enumerate(parts, start=1):
             last = number == len(parts)
+            self.prepare()
             with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
                 with self.context.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
@@ -103,9 +176,10 @@ class TrainStep:
         context: DeviceContext,
         sampled: bool = False,
         short_share: float = 0.0,
+        prepare: Callable[[], None] = lambda: None,
     ):
         """sampled: whether each step samples the operations to run; only these get gradients. short_share: the first
-        share of the steps, which reads short segments.
+        share of the steps, which reads short segments. prepare: as in BatchRunner.
         """
         self.context, self.sampled, self.short_steps = context, sampled, short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
@@ -115,29 +189,39 @@ class TrainStep:
             compile_operations(network, options, context, rows)
         if sampled:
             distributed.broadcast_parameters(network)
-        self.run_batch = BatchRunner(network if sampled else distributed.wrap_ddp(network), options, context)
+        wrapped = network if sampled else distributed.wrap_ddp(network)
+        self.run_batch = BatchRunner(wrapped, options, context, prepare)
+        self.train = self.train_once
+        if can_replay(network, context) and not sampled:
+            self.train = ReplayedStep(self.train_once, network.stride)
 
-    def __call__(self, step: int, batch: Batch) -> tuple[Tensor, Memories | None]:
+    def __call__(self, step: int, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
 
         In the first short_share of the steps, it trains on short segments and returns no memories.
 
         If the loss or the gradient is not finite, the weights do not change, and a FloatingPointError is raised on a
         CPU. On a GPU, for which the step does not wait, the nll is NaN instead.
+
+        variant: of ReplayedStep.
         """
         self.optimizer.set_lr(step)
-        self.optimizer.zero_grad()
         short = step <= self.short_steps
-        nll, memories = self.run_batch(batch.shorten() if short else batch, torch.Tensor.backward)
+        nll, memories = self.train(batch.shorten() if short else batch, variant)
+        self.average.update(step)
+        return nll, None if short else memories
+
+    def train_once(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
+        self.optimizer.zero_grad()
+        nll, memories = self.run_batch(batch, torch.Tensor.backward)
         if self.sampled:
             distributed.all_reduce_gradients(self.optimizer.parameters)
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
-        self.average.update(step)
         if self.context.is_gpu:
             nll = nll + 0 * norm  # NaN if the gradient is not finite
-        return nll, None if short else memories
+        return nll, memories
 
     def check(self, name: str, value: Tensor) -> None:
         if not self.context.is_gpu and not math.isfinite(value.item()):
@@ -149,3 +233,5 @@ class TrainStep:
     def load_state_dict(self, state: dict) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
+        if isinstance(self.train, ReplayedStep):
+            self.train.graphs.clear()
