@@ -35,11 +35,16 @@ def cache_tensors(maxsize: int | None = None) -> Callable:
     """
 
     def decorate(function):
-        cached = lru_cache(maxsize)(function)
+        cached, kept = lru_cache(maxsize)(function), []
 
         @wraps(function)
         def choose(*arguments, **named):
-            return (function if torch.compiler.is_compiling() else cached)(*arguments, **named)
+            if torch.compiler.is_compiling():
+                return function(*arguments, **named)
+            tensors = cached(*arguments, **named)
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                kept.append(tensors)  # a CUDA graph reads them at its replays
+            return tensors
 
         choose.cache_clear = cached.cache_clear
         return choose

@@ -85,7 +85,8 @@ def model_of(pattern, config=CONFIG, dtype=torch.float64, **options):
 
 
 def stream(length, batch=2):
-    tokens = torch.randint(VOCAB, (batch, length + 1), generator=torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(VOCAB, (batch, length + 1), generator=generator, device="cpu").to(torch.get_default_device())
     return tokens[:, :-1], tokens[:, 1:]
 
 

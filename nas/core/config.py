@@ -89,7 +89,9 @@ class TrainOptions:
     precision: str = option(
         "auto", "of products; auto: bf16 if supported, on a CPU only for Muon", choices=("auto", "fp32", "bf16")
     )
-    compile: str = option("auto", "torch.compile of operations; auto: on a GPU", choices=("auto", "always", "never"))
+    compile: str = option(
+        "auto", "torch.compile of operations; auto: on a GPU, from 20,000 steps on", choices=("auto", "always", "never")
+    )
 
 
 @dataclass

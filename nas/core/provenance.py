@@ -53,7 +53,6 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
         "packages": {name: metadata.version(name) for name in PACKAGES},
         "device": context.name,
         "precision": context.precision,
-        "compiled": context.compile,
         "processor": processor(),
         "processes": world_size(),
         "threads": context.threads,

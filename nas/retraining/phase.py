@@ -36,7 +36,9 @@ class RetrainPhase(Phase):
         tokens = corpus.tokens("train")
         self.stream = open_stream(tokens, config, context)
         self.total_steps = count_steps(config, len(tokens))
-        self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short_share(config))
+        self.train_weights = TrainStep(
+            model, config.train, self.total_steps, context, short_share=short_share(config), until=until
+        )
         self.parts = {"model": model, "train_weights": self.train_weights, "stream": self.stream}
         self.best_nll = math.inf
         self.begin_trial(until)

@@ -20,7 +20,7 @@ class DeviceContext:
 
     device: torch.device
     precision: str  # of the network's matrix products, fp32 or bf16
-    compile: bool  # whether to compile operations
+    compile: bool  # whether operations may be compiled
     threads: int  # of the CPU
     muon_bf16: bool = False  # whether Muon's products run in bf16
 
@@ -35,8 +35,7 @@ class DeviceContext:
 
     def __str__(self) -> str:
         muon = " (Muon's products bf16)" if self.muon_bf16 and self.precision == "fp32" else ""
-        compiled = ", compiled operations" if self.compile else ""
-        return f"{self.name}, {self.precision}{muon}{compiled}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.name}, {self.precision}{muon}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def autocast(self) -> AbstractContextManager:
         """A context in which forward passes run at `precision`."""

@@ -12,7 +12,7 @@ from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
 from nas.training import distributed
-from nas.training.compile import compile_operations
+from nas.training.compile import WORTH_STEPS, compile_operations
 from nas.training.device import DeviceContext
 from nas.training.optimizer import TailAverage, WeightsOptimizer
 
@@ -177,14 +177,15 @@ class TrainStep:
         sampled: bool = False,
         short_share: float = 0.0,
         prepare: Callable[[], None] = lambda: None,
+        until: int | None = None,
     ):
         """sampled: whether each step samples the operations to run; only these get gradients. short_share: the first
-        share of the steps, which reads short segments. prepare: as in BatchRunner.
+        share of the steps, which reads short segments. prepare: as in BatchRunner. until: last step, None: total_steps.
         """
         self.context, self.sampled, self.short_steps = context, sampled, short_share * total_steps
         self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
-        if context.compile:
+        if context.compile and (options.compile == "always" or (until or total_steps) >= WORTH_STEPS):
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
             compile_operations(network, options, context, rows)
         if sampled:
