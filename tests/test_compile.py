@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nas.training import compile
-from nas.training.train_step import BatchRunner, TrainStep
+from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, tensors
 from tests.making import make_retraining, make_search
 
 
@@ -103,3 +103,46 @@ class FakeGPU:
     """The type of a GPU, without one."""
 
     type = "cuda"
+
+
+class ImitatedGraph:
+    """What a CUDA graph does: it runs the step on the same tensors again, and writes its results over the last ones."""
+
+    def __init__(self, step, inputs, variant):
+        self.step, self.inputs, self.variant, self.nll = step, inputs, variant, torch.zeros(())
+
+    def replay(self):
+        nll, memories = self.step(self.inputs, self.variant)
+        self.nll.copy_(nll)
+        for own, new in zip(tensors(self.inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=False):
+            own.copy_(new)
+
+
+@pytest.mark.parametrize(
+    ("first", "options", "graphs"),
+    [
+        ("attention", ["train.memory=12"], 1),
+        ("window 4", ["model.ngram_rows=[13]"], 1),
+        ("attention", ["train.short_share=0.5"], 2),
+        ("sparse_fixed 8", [], 1),
+        ("sparse_fixed 16", [], 0),  # segments of 8 tokens begin in another column than their predecessors
+    ],
+    ids=str,
+)
+def test_replayed_steps_have_the_losses_of_steps(first, options, graphs, small_config, monkeypatch):
+    """The text begins anew on the way, so the memories are empty, fill, and have the replayed shapes again."""
+    blocks, steps = [first, "dense", "linear"], 40
+    options = [f"train.steps={steps}", "model.dropout=0", "train.segment=8", "train.batch_size=32", *options]
+    expected, captured = losses(make_retraining(small_config(*options), blocks), steps), []
+
+    def capture(self, batch, variant):
+        memories = batch.memories and batch.memories.map(torch.clone)
+        captured.append(ImitatedGraph(self.step, Batch(batch.tokens.clone(), batch.targets.clone(), memories), variant))
+        return captured[-1], captured[-1].inputs, captured[-1].nll
+
+    monkeypatch.setattr(ReplayedStep, "capture", capture)
+    phase = make_retraining(small_config(*options), blocks)
+    phase.train_weights.train = ReplayedStep(phase.train_weights.train_once, phase.model.stride)
+    assert losses(phase, steps) == expected
+    assert len(captured) == graphs
+    assert phase.stream.loader.position < steps

@@ -1,13 +1,14 @@
 """Speed of search and training on a GPU: `python experiments/bench/gpu.py --source FOLDER` (WikiText-2).
 
-Regime: four parts, each in a new process, through the classes and commands that users run. Options are the defaults
+Regime: five parts, each in a new process, through the classes and commands that users run. Options are the defaults
 (train.precision=auto, train.compile=auto), or those at the end of the command, such as train.compile=never. The whole
 program is meant to take under 8 minutes.
 
 a  The whole training of the TensorFlow implementation: soft search of 6 blocks, d_model 128, 12,000 words with cutoffs,
    segment 32, memory 16, 56,500 steps of 1,024 tokens. The tokens are random (Zipf), as many as WikiText-2 has. The
    time includes compiling, but no evaluation. After --limit seconds the rest is estimated at the last rate;
-   `steps_done` shows it. The TensorFlow implementation took 37 minutes on its GPU. Aim: 60 s.
+   `steps_done` shows it. `nan_by_step`: the first multiple of 500 steps with a loss before it that was not finite. The
+   TensorFlow implementation took 37 minutes on its GPU. Aim: 60 s.
 b  Transformer-XL base, interleaved: 16 layers as 32 blocks, d_model 512, 8 heads, d_ffn 2048, segment and memory 192,
    267,735 words with cutoffs, tied. Tokens/s of training steps after a warm-up, and utilisation = 3 * forward FLOPs per
    token * tokens/s / rate of a bf16 product of 8,192 x 8,192 matrices, measured just before. Aim: 0.4.
@@ -15,6 +16,7 @@ c  The same model as a search, soft (weights and logits train on each batch) and
    sampled operation in each block), at uniform pi; and its step divided by that of b, measured in the same process. Aim
    for hard: 1.3.
 d  experiments/paper through all four stages, one seed; seconds of each command.
+e  A step of 12 blocks of width 64, interleaved, with 8,000 tokens: as a CUDA graph, and kernel by kernel.
 
 peak_mb: the highest memory of tensors on the GPU; without a GPU, of the process. --small shrinks everything, so that
 the program runs on a CPU. The last line is JSON.
@@ -23,6 +25,7 @@ the program runs on a CPU. The last line is JSON.
 import argparse
 import gc
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -45,12 +48,12 @@ AIMS = {"a": ("seconds", 60), "b": ("utilisation", 0.4), "c": ("hard_over_retrai
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("options", nargs="*", metavar="section.key=value", help="for all parts")
-    parser.add_argument("--parts", default="abcd", help="parts to run (default abcd)")
+    parser.add_argument("--parts", default="abcde", help="parts to run (default abcde)")
     parser.add_argument("--source", default="wikitext-2", help="data.source of part d (default: downloads wikitext-2)")
     parser.add_argument("--seconds", type=float, default=15, help="seconds of each measurement in parts b and c")
     parser.add_argument("--limit", type=float, default=150, help="seconds after which part a stops")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the program")
-    parser.add_argument("--part", choices=list("abcd"), help=argparse.SUPPRESS)  # the process of one part
+    parser.add_argument("--part", choices=list("abcde"), help=argparse.SUPPRESS)  # the process of one part
     return parser.parse_intermixed_args()
 
 
@@ -141,9 +144,13 @@ def tensorflow_training(arguments) -> dict:
     started = time.perf_counter()
     phase = make_phase(config, corpus)
     marks = [(0, time.perf_counter())]  # (steps, time)
+    total, nan_by_step = 0.0, None
     for step in range(1, steps + 1):
         nll, _ = phase.step(step)
+        total = total + nll
         if step % 500 == 0 or step == steps:
+            if nan_by_step is None and not math.isfinite(total):
+                nan_by_step = step
             phase.context.synchronize()
             marks.append((step, time.perf_counter()))
             if marks[-1][1] - started > arguments.limit:
@@ -157,6 +164,7 @@ def tensorflow_training(arguments) -> dict:
         "last_step_ms": step_ms,
         "tokens_per_s": 1024e3 / step_ms,
         "nll": float(nll),
+        "nan_by_step": nan_by_step,
         "peak_mb": peak_mb(phase.context),
     }
 
@@ -244,6 +252,24 @@ def four_stages(arguments) -> dict:
     return {"seconds": sum(seconds.values()), **seconds, **quality}
 
 
+def small_step(arguments) -> dict:
+    from throughput import zipf_corpus
+
+    from nas.core.pattern import interleaved
+    from nas.training.train_step import ReplayedStep
+
+    model, tokens, words = {"d_model": 64, "heads": 4, "d_ffn": 256, "blocks": 12}, 400_000, 8_000
+    if arguments.small:
+        model, tokens, words = SMALL, 20_000, SMALL_WORDS
+    config, figures = configure(arguments.options, model=model, train={"steps": 10**6}), {}
+    corpus, usual = zipf_corpus(tokens, words), ReplayedStep.REPEATS
+    for name, repeats in {"graph": usual, "kernels": math.inf}.items():
+        ReplayedStep.REPEATS = repeats
+        phase = make_phase(config, corpus, interleaved(config.model.blocks))
+        figures[f"{name}_step_ms"] = 1e3 * step_seconds(phase, arguments.seconds)
+    return figures | {"speed_up": figures["kernels_step_ms"] / figures["graph_step_ms"]}
+
+
 def rounded(figures: dict) -> dict:
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in figures.items()}
 
@@ -260,7 +286,7 @@ def run_part(part: str) -> dict:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.part:
-        parts = {"a": tensorflow_training, "b": retrain_base, "c": search_base, "d": four_stages}
+        parts = {"a": tensorflow_training, "b": retrain_base, "c": search_base, "d": four_stages, "e": small_step}
         print(json.dumps(rounded(parts[arguments.part](arguments))))
         return
     import torch

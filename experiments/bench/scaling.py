@@ -108,7 +108,7 @@ def step_costs(config, counts, mode: str, value: int = BF16) -> Step:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256, help="rows of a step, all ranks together")
-    parser.add_argument("--tflops", type=float, default=316, help="rate that a GPU reaches (40%% of 790)")
+    parser.add_argument("--tflops", type=float, default=130, help="rate that a GPU reaches (18%% of 715)")
     parser.add_argument("--link", type=float, default=400, help="GB/s of the ring: eight links of 50 GB/s a machine")
     options = parser.parse_args()
     counts, rows = np.arange(1.0, VOCABULARY + 1) ** -ZIPF, []  # relative frequencies of the words
