@@ -108,11 +108,11 @@ class FakeGPU:
 class ImitatedGraph:
     """What a CUDA graph does: it runs the step on the same tensors again, and writes its results over the last ones."""
 
-    def __init__(self, step, inputs, variant):
-        self.step, self.inputs, self.variant, self.nll = step, inputs, variant, torch.zeros(())
+    def __init__(self, step, inputs):
+        self.step, self.inputs, self.nll = step, inputs, torch.zeros(())
 
     def replay(self):
-        nll, memories = self.step(self.inputs, self.variant)
+        nll, memories = self.step(self.inputs)
         self.nll.copy_(nll)
         for own, new in zip(tensors(self.inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=False):
             own.copy_(new)
@@ -135,14 +135,14 @@ def test_replayed_steps_have_the_losses_of_steps(first, options, graphs, small_c
     options = [f"train.steps={steps}", "model.dropout=0", "train.segment=8", "train.batch_size=32", *options]
     expected, captured = losses(make_retraining(small_config(*options), blocks), steps), []
 
-    def capture(self, batch, variant):
+    def capture(self, batch):
         memories = batch.memories and batch.memories.map(torch.clone)
-        captured.append(ImitatedGraph(self.step, Batch(batch.tokens.clone(), batch.targets.clone(), memories), variant))
+        captured.append(ImitatedGraph(self.step, Batch(batch.tokens.clone(), batch.targets.clone(), memories)))
         return captured[-1], captured[-1].inputs, captured[-1].nll
 
     monkeypatch.setattr(ReplayedStep, "capture", capture)
     phase = make_retraining(small_config(*options), blocks)
-    phase.train_weights.train = ReplayedStep(phase.train_weights.train_once, phase.model.stride)
+    phase.train_weights.train.possible = True
     assert losses(phase, steps) == expected
     assert len(captured) == graphs
     assert phase.stream.loader.position < steps

@@ -14,7 +14,6 @@ term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate opera
 """
 
 import math
-from collections.abc import Hashable
 from functools import partial
 
 import numpy as np
@@ -70,9 +69,7 @@ class GumbelPhase(Phase):
         self.train_weights = TrainStep(
             supernet, config.train, self.total_steps, context, sampled=hard, prepare=self.set_gates
         )
-        self.run_heldout = self.heldout_once
-        if can_replay(supernet, context) and not hard:
-            self.run_heldout = ReplayedStep(self.heldout_once, supernet.stride)
+        self.run_heldout = ReplayedStep(self.heldout_once, supernet, can_replay(supernet, context) and not hard)
         self.run_batch = BatchRunner(supernet, config.train, context, self.set_gates)
         adam = self.options.optimizer
         self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
@@ -108,7 +105,7 @@ class GumbelPhase(Phase):
         progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
 
-    def heldout_once(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
+    def heldout_once(self, batch: Batch) -> tuple[Tensor, Memories]:
         return self.run_batch(batch, partial(Tensor.backward, inputs=[self.gates]))
 
     def sample(self, learn: bool) -> Tensor:

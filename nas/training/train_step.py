@@ -83,28 +83,32 @@ class ReplayedStep:
 
     REPEATS = 3
 
-    def __init__(self, step: Callable[[Batch, Hashable], tuple[Tensor, Memories]], stride: int):
-        """stride: of the network, whose masks depend on the place of a segment."""
-        self.step, self.stride, self.pool = step, stride, None
+    def __init__(self, step: Callable[[Batch], tuple[Tensor, Memories]], network: TransformerXL, possible: bool):
+        """possible: whether the step can be a graph; else it always runs as usual."""
+        self.step, self.stride, self.pool = step, network.stride, None
+        self.possible = possible
         self.graphs, self.last, self.repeats = {}, None, 0
 
     def __call__(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
-        """Return what step(batch, variant) returns. The next call overwrites the memories.
+        """Return what step(batch) returns. The next call overwrites the memories.
 
         variant: tells apart steps that do not do the same with a batch.
         """
+        if not self.possible:
+            return self.step(batch)
+        # The stride, because masks of sparse attention depend on the place of a segment.
         key = variant, *(x.shape for x in tensors(batch)), batch.memories and batch.memories.offset % self.stride
         self.repeats = self.repeats + 1 if key == self.last else 1
         self.last = key
         if key not in self.graphs:
             if self.repeats <= self.REPEATS:
-                return self.step(batch, variant)
+                return self.step(batch)
             try:
-                self.graphs[key] = self.capture(batch, variant)
+                self.graphs[key] = self.capture(batch)
             except RuntimeError as error:  # such as torch.AcceleratorError, if an operation has to wait for the GPU
                 print(f"NOTICE: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
-                self.REPEATS = math.inf
-                return self.step(batch, variant)
+                self.possible = False
+                return self.step(batch)
         graph, inputs, nll = self.graphs[key]
         for own, given in zip(tensors(inputs), tensors(batch), strict=True):
             if own is not given:
@@ -113,12 +117,12 @@ class ReplayedStep:
         offset = batch.tokens.shape[1] + (batch.memories.offset if batch.memories else 0)
         return nll.clone(), inputs.memories and inputs.memories._replace(offset=offset)
 
-    def capture(self, batch: Batch, variant: Hashable):
+    def capture(self, batch: Batch) -> tuple["torch.cuda.CUDAGraph", Batch, Tensor]:
         """A graph, the batch that it reads, and the nll that it writes. It writes the new memories over the old."""
         memories = batch.memories and batch.memories.map(torch.clone)
         inputs, graph = Batch(batch.tokens.clone(), batch.targets.clone(), memories), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            nll, memories = self.step(inputs, variant)
+            nll, memories = self.step(inputs)
             if inputs.memories:
                 for own, new in zip(tensors(inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=True):
                     own.copy_(new)
@@ -192,9 +196,7 @@ class TrainStep:
             distributed.broadcast_parameters(network)
         wrapped = network if sampled else distributed.wrap_ddp(network)
         self.run_batch = BatchRunner(wrapped, options, context, prepare)
-        self.train = self.train_once
-        if can_replay(network, context) and not sampled:
-            self.train = ReplayedStep(self.train_once, network.stride)
+        self.train = ReplayedStep(self.train_once, network, can_replay(network, context) and not sampled)
 
     def __call__(self, step: int, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
@@ -212,7 +214,7 @@ class TrainStep:
         self.average.update(step)
         return nll, None if short else memories
 
-    def train_once(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
+    def train_once(self, batch: Batch) -> tuple[Tensor, Memories]:
         self.optimizer.zero_grad()
         nll, memories = self.run_batch(batch, torch.Tensor.backward)
         if self.sampled:
@@ -234,5 +236,4 @@ class TrainStep:
     def load_state_dict(self, state: dict) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
-        if isinstance(self.train, ReplayedStep):
-            self.train.graphs.clear()
+        self.train.graphs.clear()
