@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.run_folder import CONFIG, read_metrics, read_pi
+from nas.core.run_folder import CONFIG, OUTCOME, read_metrics, read_pi
 from nas.derivation.runs import current_pattern
 
 
@@ -39,7 +39,7 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     from nas.reporting import pi_figures  # imported late because matplotlib is slow to import
 
     history = pi_figures.pi_history(lines)
-    if len(history) == 1:
+    if len(history) == 1 and not (run / OUTCOME).exists():
         raise InputError(f"{run}: pi has not changed until step {lines[-1]['step']}; let the search continue")
     pi, over_time = (run / f"{name}.png" for name in ("pi", "pi_over_time"))
     pi_figures.final_pi(history, pi)

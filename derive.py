@@ -65,6 +65,8 @@ def main() -> None:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
     choice_file = runs[0].path / CHOICE
     tried = read_yaml(choice_file) if choice_file.exists() else None
+    if choice_file.parent.exists() and not tried:
+        raise InputError(f"{choice_file} is missing: continue the search with search.py --resume, which writes it")
 
     patterns = []
     if tried:

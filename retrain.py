@@ -171,6 +171,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
 
 def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     """Train to the end. Returns the content of results.yaml, or None if the training stops earlier, at step `until`."""
+    from nas.retraining.phase import BEST
     from nas.retraining.results import evaluate_best
     from nas.training.trainer import Trainer
 
@@ -189,6 +190,11 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     if trainer.step < phase.total_steps:
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
         return None
+    if not (run.path / BEST).exists():
+        print(f"NOTICE: {run.path / BEST} is missing; the weights of the last step replace it")
+        (run.path / RESULTS).unlink(missing_ok=True)
+        phase.best_nll = math.inf
+        phase.evaluate(run, trainer.step)
     if (run.path / RESULTS).exists():  # an earlier call has finished the run
         results = read_yaml(run.path / RESULTS)
     else:

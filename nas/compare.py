@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="options of the trainings, but seed")
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder of the comparison")
     parser.add_argument("--workers", type=int, metavar="N", help=WORKERS)
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="replaces seeds in the file")
+    parser.add_argument("--seeds", type=seed_of, nargs="+", metavar="SEED", help="replaces seeds in the file")
     parser.add_argument("--report", action="store_true", help="train nothing; report the finished runs")
     arguments = parser.parse_intermixed_args()
     if arguments.workers is not None and arguments.workers < 1:
@@ -42,6 +42,13 @@ def parse_arguments() -> argparse.Namespace:
         if override.startswith("seed="):
             raise InputError(f"{override}: every network is trained with several seeds; give them with --seeds")
     return arguments
+
+
+def seed_of(text: str) -> int:
+    """A seed, as argparse reads it."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; section.key=value comes before --seeds")
+    return int(text)
 
 
 def open_comparison(arguments: argparse.Namespace):

@@ -72,6 +72,9 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
             raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
         return
     if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search", LOCK, PLAN}:
+        if file.exists():
+            missing = folder / "search" / TRIALS / CONFIG
+            raise InputError(f"{missing} is missing, so the search cannot go on; use another folder")
         raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
     try_writing(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,6 +126,7 @@ def train_networks(folder: Path) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.retraining.phase import BEST
     from nas.retraining.tasks import run_tasks, script_task, unfinished
     from nas.retraining.trials import workers
     from nas.training.device import set_up_device
@@ -133,6 +137,9 @@ def train_networks(folder: Path) -> None:
         run, log = folder / name, folder / "logs" / f"{name}.txt"
         arguments = [pattern, folder / PLAN, *run_options(run)]
         tasks.append(script_task(name, "retrain.py", arguments, run / RESULTS, log))
+    for task in tasks:
+        if not task.result.with_name(BEST).exists():  # it was removed; retrain.py writes both again
+            task.result.unlink(missing_ok=True)
     if unfinished(tasks):
         print(f"training the {' and the '.join(NAMES)} network", flush=True)
     if failed := run_tasks(tasks, workers(set_up_device(config.seed, config.train))):

@@ -99,6 +99,8 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("search.vocab_size=auto", "search.vocab_size needs data.vocab_size, that of the reference"),
         ("search.d_model=auto search.method=gumbel", "search.d_model=auto needs search.method=trials"),
         ("search.latency.target=0ms", "search.latency.target=0ms must be a ratio such as 0.65 or a time"),
+        ("search.latency.target=0.5", "target=0.5 needs search.latency.source=measured, or flops"),
+        ("search.latency.target=80 search.latency.source=flops", "is a ratio to the reference: give at most 10"),
         ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
         (
             "search.latency.timing=generation search.latency.source=flops",
@@ -159,6 +161,8 @@ def test_bad_blocks_give_one_line_that_names_them_and_what_is_allowed(load, bloc
         ("trian\n", "unknown key 'trian'"),
         ("train: {steps: 3, epochs: 2}\n", "both given"),
         ("'': 3\n", "unknown key ''"),
+        ("train: {lr:0.1, steps: 3}\n", "'lr:0.1' is one word: write a space after the colon"),
+        ("search:\n  latency.target: 1\n", r"'latency.target': dots are .*; here write latency: {target: VALUE}"),
         ("data: {source: '${'}\n", "config.yaml"),
         ("seed: 2020-99-99\n", "config.yaml"),
         ("search: {operations: ['${x}']}\n", "interpolation"),

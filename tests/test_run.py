@@ -57,14 +57,28 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
     assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
+    (folder / "found" / "best.pt").unlink()
+    assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
+    assert "best.pt is missing; the weights of the last step replace it" in (folder / "logs" / "found.txt").read_text()
+    assert "200 tokens" in succeed("generate", folder / "found")
     results = yaml.safe_load((folder / "usual" / "results.yaml").read_text())
     results["valid"]["bits_per_byte"] = valid["found"]["bits_per_byte"] / 2
-    (folder / "usual" / "results.yaml").write_text(yaml.safe_dump(results))
+    (folder / "usual" / "results.yaml").write_text(yaml.safe_dump({"pattern": results["pattern"]}))
+    cut = refuse("report", folder, "--out", tmp_path / "report.html")
+    assert "results.yaml is damaged: it lacks 'train_tokens_per_s'; remove it, and repeat the command" in cut
+    (folder / "usual" / "results.yaml").write_text(yaml.safe_dump(results, sort_keys=False))
     for name in ("summary.yaml", "report.html"):
         (folder / name).unlink()
     shown = succeed("run", *whole)
     assert "NOTICE: the usual network is better on valid" in shown and f"to use: {folder / 'usual'}\n" in shown
     assert "<strong>The usual network is better on valid" in (folder / "report.html").read_text()
+
+
+def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
+    """pi never changes."""
+    options = [*OPTIONS, "search.operations=[attention,dense]", "model.blocks=1", "search.vocab_size=[]"]
+    shown = succeed("run", small_yaml, "--run", tmp_path / "run", *options, "train.steps=20", "search.latency.target=2")
+    assert "the network to use" in shown and (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):

@@ -21,6 +21,7 @@ from nas.core.errors import InputError, nearest
 from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
 
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
+MOST_BUDGET = 10  # times the cost of the reference
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 LIMITS = {
     "minimum": (operator.ge, "at least"),
@@ -156,6 +157,8 @@ def check_budget(config: Config) -> None:
     absolute = milliseconds(budget)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
+    if not absolute and budget > MOST_BUDGET:
+        raise InputError(f"search.latency.target={budget} is a ratio to the reference: give at most {MOST_BUDGET}")
     if not (latency.table or latency.source in (known := ("none", "flops", "measured", "onnx"))):
         raise InputError(
             f"search.latency.source={latency.source} must be {', '.join(known)}, or a file such as table.yaml"

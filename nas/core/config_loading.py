@@ -68,7 +68,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
 
     Raises InputError if a key or value is not allowed.
     """
-    config = OmegaConf.structured(Config)
+    config, budget = OmegaConf.structured(Config), set()
     for origin, values in [(path, read_config_file(path)), *((text, read_override(text)) for text in overrides)]:
         if any(mark in str(values) for mark in ("${", "???")):
             raise InputError(f"{origin}: interpolation (${{...}} and ???) is not supported; give the value")
@@ -80,6 +80,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         for key, item in options():
             if item.type is bool and type(given[key]) is not bool:  # OmegaConf takes 3 for true
                 raise InputError(f"{origin}: {key} must be {TYPE_NAMES[bool]}")
+        budget |= {*values.get("search", {}).get("latency", {})}
         # The later of steps and epochs wins, so that train.steps=10 shortens a run whose file gives epochs.
         steps, epochs = (values.get("train", {}).get(name) for name in ("steps", "epochs"))
         if epochs is not None and steps is None:
@@ -89,6 +90,9 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
     result = OmegaConf.to_object(config)
     resolve_defaults(result.train)
     check(result)
+    if "target" in budget and not {"source", "table"} & budget:
+        target = result.search.latency.target
+        raise InputError(f"search.latency.target={target} needs search.latency.source=measured, or flops")
     return result
 
 
@@ -110,12 +114,25 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path} is not YAML: {problem}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is no configuration: {SECTIONS}")
+    check_keys(content, path)
     sections = {key.partition(".")[0] for key, _ in options()}  # one is None if all its keys are commented out
     return {
         key: value
         for key, value in content.items()
         if key not in RUN_KEYS and (value is not None or key not in sections)
     }
+
+
+def check_keys(content: dict, path: str | Path) -> None:
+    """Raises InputError if a key of a file, or of a section, holds a colon or a dot."""
+    for key, value in content.items():
+        if ":" in str(key):
+            raise InputError(f"{path}: {key!r} is one word: write a space after the colon")
+        if "." in str(key):
+            section, _, name = str(key).rpartition(".")
+            raise InputError(f"{path}: {key!r}: dots are for the command line; here write {section}: {{{name}: VALUE}}")
+        if isinstance(value, dict):
+            check_keys(value, path)
 
 
 def read_override(text: str) -> dict[str, Any]:

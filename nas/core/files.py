@@ -25,6 +25,7 @@ EXPECTED = {
     "cannot start any token": "put this value in quotes",
     "alias": "put a value that begins with * in quotes",
 }
+LAST_KEYS = {"results.yaml": "train_tokens_per_s", "summary.yaml": "use"}  # a copy may have been cut short
 
 
 @contextmanager
@@ -70,9 +71,11 @@ def write_yaml(path: Path, content: dict) -> None:
 
 def read_yaml(path: Path) -> dict:
     """Read a mapping that a command wrote. Raises InputError if the file is missing or holds no mapping."""
-    content = read_user_yaml(path, "the file")
+    content, last = read_user_yaml(path, "the file"), LAST_KEYS.get(path.name)
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged: it must hold a mapping")
+    if last and last not in content:
+        raise InputError(f"{path} is damaged: it lacks {last!r}; remove it, and repeat the command that wrote it")
     return content
 
 
