@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
-from nas.core.config_checks import check_same_text
+from nas.core.config_checks import check_budget_is_used, check_same_text
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import read_yaml, write_yaml
@@ -217,6 +217,7 @@ def main() -> None:
     folder, config = arguments.run, load_config(arguments.config, arguments.overrides)
     if config.search.method != "trials":
         raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
+    check_budget_is_used(config)
     if not arguments.minutes:
         check_same_text(config)
     interrupt_on_signals()

@@ -11,6 +11,7 @@ from nas.core.config import (
     PIECES,
     SHORT_PARTS,
     Config,
+    LatencyOptions,
     ModelOptions,
     TrainOptions,
     default_of,
@@ -188,6 +189,13 @@ def check_sizes(config: Config) -> None:
         raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram")
     if search.vocab_size and data.vocab_size is None:
         raise InputError("search.vocab_size needs data.vocab_size, that of the reference")
+
+
+def check_budget_is_used(config: Config) -> None:
+    """Raises InputError if a search has a budget of its own, but no source of costs."""
+    latency = config.search.latency
+    if latency.source == "none" and latency.target != LatencyOptions().target:
+        raise InputError(f"search.latency.target={latency.target} needs search.latency.source=measured, or flops")
 
 
 def check_same_text(config: Config) -> None:

@@ -68,7 +68,7 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
 
     Raises InputError if a key or value is not allowed.
     """
-    config, budget = OmegaConf.structured(Config), set()
+    config = OmegaConf.structured(Config)
     for origin, values in [(path, read_config_file(path)), *((text, read_override(text)) for text in overrides)]:
         if any(mark in str(values) for mark in ("${", "???")):
             raise InputError(f"{origin}: interpolation (${{...}} and ???) is not supported; give the value")
@@ -80,7 +80,6 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         for key, item in options():
             if item.type is bool and type(given[key]) is not bool:  # OmegaConf takes 3 for true
                 raise InputError(f"{origin}: {key} must be {TYPE_NAMES[bool]}")
-        budget |= {*values.get("search", {}).get("latency", {})}
         # The later of steps and epochs wins, so that train.steps=10 shortens a run whose file gives epochs.
         steps, epochs = (values.get("train", {}).get(name) for name in ("steps", "epochs"))
         if epochs is not None and steps is None:
@@ -90,9 +89,6 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
     result = OmegaConf.to_object(config)
     resolve_defaults(result.train)
     check(result)
-    if "target" in budget and not {"source", "table"} & budget:
-        target = result.search.latency.target
-        raise InputError(f"search.latency.target={target} needs search.latency.source=measured, or flops")
     return result
 
 
