@@ -173,6 +173,7 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     """Train to the end. Returns the content of results.yaml, or None if the training stops earlier, at step `until`."""
     from nas.retraining.phase import BEST
     from nas.retraining.results import evaluate_best
+    from nas.training.distributed import barrier, broadcast_from_main
     from nas.training.trainer import Trainer
 
     trainer = Trainer(phase, run)
@@ -190,12 +191,13 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     if trainer.step < phase.total_steps:
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
         return None
-    if not (run.path / BEST).exists():
+    lost, finished = broadcast_from_main(lambda: [not (run.path / BEST).exists(), (run.path / RESULTS).exists()])
+    if lost:
         print(f"NOTICE: {run.path / BEST} is missing; the weights of the last step replace it")
-        (run.path / RESULTS).unlink(missing_ok=True)
         phase.best_nll = math.inf
         phase.evaluate(run, trainer.step)
-    if (run.path / RESULTS).exists():  # an earlier call has finished the run
+        barrier()
+    if finished and not lost:  # by an earlier call
         results = read_yaml(run.path / RESULTS)
     else:
         results = evaluate_best(phase, run, pattern_file) | {

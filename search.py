@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nas.core.config_checks import check_budget_is_used, check_same_text
+from nas.core.config_checks import check_same_text, check_search_budget
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import run_command
 
@@ -20,7 +20,7 @@ def main() -> None:
     arguments = parse_arguments()
     config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
     check_same_text(config)
-    check_budget_is_used(config)
+    check_search_budget(config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import check_folder

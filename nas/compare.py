@@ -47,7 +47,8 @@ def parse_arguments() -> argparse.Namespace:
 def seed_of(text: str) -> int:
     """A seed, as argparse reads it."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; section.key=value comes before --seeds")
+        moved = "; section.key=value comes before --seeds" if "=" in text else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0{moved}")
     return int(text)
 
 

@@ -12,13 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
-from nas.core.config_checks import check_budget_is_used, check_same_text
+from nas.core.config_checks import check_same_text, check_search_budget
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, interleaved
 from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import (
+    CHECKPOINT,
     CHOICE,
     CONFIG,
     FOUND,
@@ -138,8 +139,9 @@ def train_networks(folder: Path) -> None:
         arguments = [pattern, folder / PLAN, *run_options(run)]
         tasks.append(script_task(name, "retrain.py", arguments, run / RESULTS, log))
     for task in tasks:
-        if not task.result.with_name(BEST).exists():  # it was removed; retrain.py writes both again
-            task.result.unlink(missing_ok=True)
+        if task.result.with_name(CHECKPOINT).exists() and not task.result.with_name(BEST).exists():
+            for file in (task.result, folder / SUMMARY, folder / REPORT):  # retrain.py writes best.pt again
+                file.unlink(missing_ok=True)
     if unfinished(tasks):
         print(f"training the {' and the '.join(NAMES)} network", flush=True)
     if failed := run_tasks(tasks, workers(set_up_device(config.seed, config.train))):
@@ -217,7 +219,7 @@ def main() -> None:
     folder, config = arguments.run, load_config(arguments.config, arguments.overrides)
     if config.search.method != "trials":
         raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
-    check_budget_is_used(config)
+    check_search_budget(config)
     if not arguments.minutes:
         check_same_text(config)
     interrupt_on_signals()

@@ -3,6 +3,7 @@
 experiments/bench/README.md lists the checks that need a GPU.
 """
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -142,7 +143,9 @@ def test_replayed_steps_have_the_losses_of_steps(first, options, graphs, small_c
 
     monkeypatch.setattr(ReplayedStep, "capture", capture)
     phase = make_retraining(small_config(*options), blocks)
-    phase.train_weights.train.possible = True
+    phase.train_weights.replayed.possible = True
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     assert losses(phase, steps) == expected
     assert len(captured) == graphs
     assert phase.stream.loader.position < steps

@@ -88,6 +88,7 @@ def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):
     assert "search.vocab_size needs train.epochs instead of train.steps" in refused and not folder.exists()
     free = refuse("run", *whole, "search.latency.source=none")
     assert "search.latency.target=0.9 needs search.latency.source=measured, or flops" in free
+    assert "is a ratio to the reference: give at most 10" in refuse("run", *whole, "search.latency.target=80")
     failed = run("run", *whole, "train.epochs=0.2", "search.latency.target=0.01")
     assert failed.returncode == 1 and "error: no network is within search.latency.target=0.01" in failed.stderr
     assert "--minutes 0.01 is too short" in refuse("run", *whole, "search.latency.target=0.8", "--minutes", 0.01)

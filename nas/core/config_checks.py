@@ -158,8 +158,6 @@ def check_budget(config: Config) -> None:
     absolute = milliseconds(budget)
     if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
         raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
-    if not absolute and budget > MOST_BUDGET:
-        raise InputError(f"search.latency.target={budget} is a ratio to the reference: give at most {MOST_BUDGET}")
     if not (latency.table or latency.source in (known := ("none", "flops", "measured", "onnx"))):
         raise InputError(
             f"search.latency.source={latency.source} must be {', '.join(known)}, or a file such as table.yaml"
@@ -191,9 +189,13 @@ def check_sizes(config: Config) -> None:
         raise InputError("search.vocab_size needs data.vocab_size, that of the reference")
 
 
-def check_budget_is_used(config: Config) -> None:
-    """Raises InputError if a search has a budget of its own, but no source of costs."""
+def check_search_budget(config: Config) -> None:
+    """Raises InputError if a search has a budget of its own, but no source of costs, or a budget that is no share."""
     latency = config.search.latency
+    if latency.source != "none" and milliseconds(latency.target) is None and latency.target > MOST_BUDGET:
+        raise InputError(
+            f"search.latency.target={latency.target} is a ratio to the reference: give at most {MOST_BUDGET}"
+        )
     if latency.source == "none" and latency.target != LatencyOptions().target:
         raise InputError(f"search.latency.target={latency.target} needs search.latency.source=measured, or flops")
 

@@ -110,13 +110,10 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path} is not YAML: {problem}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is no configuration: {SECTIONS}")
+    content = {key: value for key, value in content.items() if key not in RUN_KEYS}
     check_keys(content, path)
     sections = {key.partition(".")[0] for key, _ in options()}  # one is None if all its keys are commented out
-    return {
-        key: value
-        for key, value in content.items()
-        if key not in RUN_KEYS and (value is not None or key not in sections)
-    }
+    return {key: value for key, value in content.items() if value is not None or key not in sections}
 
 
 def check_keys(content: dict, path: str | Path) -> None:
@@ -125,8 +122,8 @@ def check_keys(content: dict, path: str | Path) -> None:
         if ":" in str(key):
             raise InputError(f"{path}: {key!r} is one word: write a space after the colon")
         if "." in str(key):
-            section, _, name = str(key).rpartition(".")
-            raise InputError(f"{path}: {key!r}: dots are for the command line; here write {section}: {{{name}: VALUE}}")
+            nested = ": {".join(str(key).split(".")) + ": VALUE" + "}" * str(key).count(".")
+            raise InputError(f"{path}: {key!r}: dots are for the command line; here write {nested}")
         if isinstance(value, dict):
             check_keys(value, path)
 

@@ -69,7 +69,8 @@ class GumbelPhase(Phase):
         self.train_weights = TrainStep(
             supernet, config.train, self.total_steps, context, sampled=hard, prepare=self.set_gates
         )
-        self.run_heldout = ReplayedStep(self.heldout_once, supernet, can_replay(supernet, context) and not hard)
+        possible = can_replay(supernet, config.train, context) and not hard
+        self.run_heldout = ReplayedStep(self.heldout_once, supernet, config.train.memory, possible)
         self.run_batch = BatchRunner(supernet, config.train, context, self.set_gates)
         adam = self.options.optimizer
         self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)

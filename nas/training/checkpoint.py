@@ -40,7 +40,8 @@ def load_checkpoint(path: Path, key: str) -> dict:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except (*damaged, pickle.UnpicklingError, zipfile.BadZipFile):
             raise InputError(
-                f"{path} is damaged or not a checkpoint of this program; remove it, and continue with --resume"
+                f"{path} is damaged or not a checkpoint of this program; move it away and repeat the command with "
+                "--resume, which writes best.pt from checkpoint.pt, and starts anew without checkpoint.pt"
             ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT or key not in state:
         raise InputError(f"{path} is not a {FORMAT} with `{key}`; another program, version or stage wrote it")

@@ -1,6 +1,7 @@
 """The optimizer of the weights: AdamW, or Muon and AdamW, with warm-up, a schedule and clipping."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -108,6 +109,8 @@ class WeightsOptimizer:
         if orthogonal:
             self.muon = Muon(orthogonal, options.muon_lr, MOMENTUM, options.weight_decay, muon_bf16)
         self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
+        self.lr = options.lr
+        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")  # graphs come later
         self.place_rates()
 
     def place_rates(self) -> None:
@@ -117,13 +120,10 @@ class WeightsOptimizer:
             on_gpu, lr = device.type == "cuda", float(group["lr"])
             group["lr"], group["capturable"] = torch.tensor(lr, device=device) if on_gpu else lr, on_gpu
 
-    @property
-    def lr(self) -> float:
-        return float(self.adam.param_groups[0]["lr"])
-
     def set_lr(self, step: int) -> None:
         options = self.options
         ratio = lr_ratio(step, self.total_steps, options.warmup_steps, options.schedule)
+        self.lr = ratio * options.lr
         for optimizer, peak in (self.adam, options.lr), (self.muon, options.muon_lr):
             for group in optimizer.param_groups if optimizer else ():
                 if isinstance(group["lr"], Tensor):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.softmax import STATIC_LOGITS, AdaptiveSoftmax
 from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
@@ -69,10 +70,12 @@ class Stream:
         self.memories = memories and Memories(**memories).map(lambda x: x[loader.own].to(loader.device))
 
 
-def can_replay(network: TransformerXL, context: DeviceContext) -> bool:
+def can_replay(network: TransformerXL, options: TrainOptions, context: DeviceContext) -> bool:
     """Whether a step of a network can be a CUDA graph: neither its shapes nor its numbers may change between steps."""
+    tokens = options.batch_size // options.grad_accum_steps * options.segment
+    changing = isinstance(network.head, AdaptiveSoftmax) and tokens * len(network.embedding.weight) > STATIC_LOGITS
     alone = distributed.world_size() == 1
-    return context.is_gpu and alone and not network.recompute and network.grid is None
+    return context.is_gpu and alone and not changing and not network.recompute and network.grid is None
 
 
 class ReplayedStep:
@@ -83,11 +86,13 @@ class ReplayedStep:
 
     REPEATS = 3
 
-    def __init__(self, step: Callable[[Batch], tuple[Tensor, Memories]], network: TransformerXL, possible: bool):
-        """possible: whether the step can be a graph; else it always runs as usual."""
-        self.step, self.stride, self.pool = step, network.stride, None
-        self.possible = possible
-        self.graphs, self.last, self.repeats = {}, None, 0
+    def __init__(self, step: Callable, network: TransformerXL, memory: int, possible: bool):
+        """memory: train.memory. possible: whether step(batch), which returns nll and memories, can be a graph."""
+        self.step, self.stride, self.memory, self.possible = step, network.stride, memory, possible
+        self.forget()
+
+    def forget(self) -> None:
+        self.graphs, self.pool, self.last, self.repeats = {}, None, None, 0
 
     def __call__(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
         """Return what step(batch) returns. The next call overwrites the memories.
@@ -96,26 +101,42 @@ class ReplayedStep:
         """
         if not self.possible:
             return self.step(batch)
-        # The stride, because masks of sparse attention depend on the place of a segment.
-        key = variant, *(x.shape for x in tensors(batch)), batch.memories and batch.memories.offset % self.stride
-        self.repeats = self.repeats + 1 if key == self.last else 1
-        self.last = key
+        offset = batch.memories.offset if batch.memories else 0
+        # Masks of sparse attention depend on the place of a segment; operations are compiled once memories are full.
+        key = variant, *(x.shape for x in tensors(batch)), offset % self.stride, offset >= self.memory
+        self.repeats, self.last = self.repeats + 1 if key == self.last else 1, key
         if key not in self.graphs:
-            if self.repeats <= self.REPEATS:
-                return self.step(batch)
-            try:
-                self.graphs[key] = self.capture(batch)
-            except RuntimeError as error:  # such as torch.AcceleratorError, if an operation has to wait for the GPU
-                print(f"NOTICE: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
-                self.possible = False
-                return self.step(batch)
+            if self.repeats > self.REPEATS:
+                self.try_capture(key, batch)
+            if key not in self.graphs:
+                return self.run_once(batch)
         graph, inputs, nll = self.graphs[key]
         for own, given in zip(tensors(inputs), tensors(batch), strict=True):
             if own is not given:
                 own.copy_(given)
         graph.replay()
-        offset = batch.tokens.shape[1] + (batch.memories.offset if batch.memories else 0)
-        return nll.clone(), inputs.memories and inputs.memories._replace(offset=offset)
+        return nll.clone(), inputs.memories and inputs.memories._replace(offset=offset + batch.tokens.shape[1])
+
+    def run_once(self, batch: Batch) -> tuple[Tensor, Memories]:
+        """The step without a graph. If it finds no memory beside that of the graphs, they are given up."""
+        try:
+            return self.step(batch)
+        except torch.OutOfMemoryError:
+            if not self.graphs:
+                raise
+        self.possible = False
+        self.forget()
+        torch.cuda.empty_cache()
+        return self.step(batch)
+
+    def try_capture(self, key: Hashable, batch: Batch) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after an error
+                self.graphs[key] = self.capture(batch)
+        except RuntimeError as error:  # such as torch.AcceleratorError, if an operation has to wait for the GPU
+            print(f"NOTICE: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
+            self.possible = False
+            self.forget()
 
     def capture(self, batch: Batch) -> tuple["torch.cuda.CUDAGraph", Batch, Tensor]:
         """A graph, the batch that it reads, and the nll that it writes. It writes the new memories over the old."""
@@ -196,7 +217,8 @@ class TrainStep:
             distributed.broadcast_parameters(network)
         wrapped = network if sampled else distributed.wrap_ddp(network)
         self.run_batch = BatchRunner(wrapped, options, context, prepare)
-        self.train = ReplayedStep(self.train_once, network, can_replay(network, context) and not sampled)
+        possible = can_replay(network, options, context) and not sampled
+        self.replayed = ReplayedStep(self.train_once, network, options.memory, possible)
 
     def __call__(self, step: int, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories | None]:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
@@ -205,12 +227,11 @@ class TrainStep:
 
         If the loss or the gradient is not finite, the weights do not change, and a FloatingPointError is raised on a
         CPU. On a GPU, for which the step does not wait, the nll is NaN instead.
-
         variant: of ReplayedStep.
         """
         self.optimizer.set_lr(step)
         short = step <= self.short_steps
-        nll, memories = self.train(batch.shorten() if short else batch, variant)
+        nll, memories = self.replayed(batch.shorten() if short else batch, variant)
         self.average.update(step)
         return nll, None if short else memories
 
@@ -236,4 +257,4 @@ class TrainStep:
     def load_state_dict(self, state: dict) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
-        self.train.graphs.clear()
+        self.replayed.forget()
