@@ -170,7 +170,9 @@ def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
         read_results(tmp_path)
     for name, perplexity in (("77-32-ad-2", 90.0), ("77-16-ad-1", 99.0), ("77-16-ad-2", 100.0)):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity)))
+        (tmp_path / "runs" / name / "results.yaml").write_text(
+            yaml.safe_dump(results(perplexity) | {"train_tokens_per_s": 1})
+        )
         (tmp_path / "runs" / name / "provenance.yaml").write_text("vocab_size: 77\n")
         if name == "77-32-ad-2":
             assert read_claims(tmp_path, read_results(tmp_path)) == []  # the control has not finished

@@ -129,7 +129,11 @@ def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, cap
             run = tmp_path / name
             run.mkdir(exist_ok=True)
             test = {"word_perplexity": 90.5, "word_perplexity_comparable": True, "bits_per_byte": 1.25, "bytes": 2e6}
-            results = about | {"train_tokens": tokens, "test": test | {"tokens": tokens_of_test}}
+            results = about | {
+                "train_tokens": tokens,
+                "train_tokens_per_s": 1,
+                "test": test | {"tokens": tokens_of_test},
+            }
             write_yaml(run / "results.yaml", results)
             write_yaml(run / "provenance.yaml", {"data_sha256": {"train": digest}})
             write_yaml(run / "config.yaml", {"train": {"init_from": origin}})
