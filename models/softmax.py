@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STATIC_LOGITS = 2**26  # largest N * V for which is_static() returns True on a GPU
+STATIC_LOGITS = 2**26  # see has_few_logits()
 
 
 def linear_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -24,9 +24,14 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
     return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
 
 
+def has_few_logits(tokens: int, vocab_size: int) -> bool:
+    """Whether a GPU should compute each tail for all tokens."""
+    return tokens * vocab_size <= STATIC_LOGITS
+
+
 def is_static(targets: Tensor, vocab_size: int) -> bool:
     """Whether to compute each tail for all tokens. On a GPU, shapes that depend on the targets would make it wait."""
-    return targets.is_cuda and len(targets) * vocab_size <= STATIC_LOGITS
+    return targets.is_cuda and has_few_logits(len(targets), vocab_size)
 
 
 def tail_nll(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.softmax import STATIC_LOGITS, AdaptiveSoftmax
+from models.softmax import FullSoftmax, has_few_logits
 from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
@@ -73,9 +73,9 @@ class Stream:
 def can_replay(network: TransformerXL, options: TrainOptions, context: DeviceContext) -> bool:
     """Whether a step of a network can be a CUDA graph: neither its shapes nor its numbers may change between steps."""
     tokens = options.batch_size // options.grad_accum_steps * options.segment
-    changing = isinstance(network.head, AdaptiveSoftmax) and tokens * len(network.embedding.weight) > STATIC_LOGITS
+    static = isinstance(network.head, FullSoftmax) or has_few_logits(tokens, len(network.embedding.weight))
     alone = distributed.world_size() == 1
-    return context.is_gpu and alone and not changing and not network.recompute and network.grid is None
+    return context.is_gpu and alone and static and not network.recompute and network.grid is None
 
 
 class ReplayedStep:
