@@ -42,7 +42,7 @@ def train(network: Network, overrides: list[str]) -> dict:
 
     opened, began = open_experiment(CONFIG, options(network, overrides)), time.monotonic()
     training = Training(list(network.blocks), *opened)
-    rungs = {str(share): training.until(share)["bits_per_byte"] for share, _ in RUNGS}
+    rungs = {str(share): training.until(share)["bits_per_byte"] for share, *_ in RUNGS}
     valid = training.end()
     figures = {key: valid[key] for key in ("word_perplexity", "bits_per_byte", "nll_per_token")}
     return figures | {"rungs": rungs, "steps": training.steps, "seconds": time.monotonic() - began}
@@ -63,7 +63,7 @@ def report(jobs: Jobs, networks: list[Network], ratios: dict[str, float], folder
     """Write grid.csv of the finished trainings, and grid.png. Returns the content of the last line: the best ones."""
     from nas.networks.trials import RUNGS
 
-    shares = [str(share) for share, _ in RUNGS]
+    shares = [str(share) for share, *_ in RUNGS]
     rows = [(ratios[str(network)], network, result) for network in networks if (result := jobs.get(str(network)))]
     with open(jobs.folder / "grid.csv", "w", newline="") as file:
         table, best = csv.writer(file), {}

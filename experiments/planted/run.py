@@ -115,7 +115,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     from nas.networks.costs import NetworkCosts
     from nas.networks.halving import Halving
     from nas.networks.space import make_network, within
-    from nas.networks.trials import RUNGS, Trials
+    from nas.networks.trials import Trials
     from nas.training.device import device_context
 
     config, corpus, known, trainings = make_config(name, seed, overrides), make_corpus(name), {}, {}
@@ -128,7 +128,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
             for network in networks:
                 if network not in trainings:
                     trainings[network] = Training(list(network.blocks), config, corpus, context)
-                for earlier, _ in RUNGS:  # a training cannot go back when the other search asks for less of it
+                for earlier, *_ in self.rungs:  # a training cannot go back when the other search asks for less of it
                     if earlier <= share and (network, earlier) not in known:
                         known[network, earlier] = {"valid": trainings[network].until(earlier)}
             return {network: known[network, share] for network in networks}

@@ -40,7 +40,7 @@ def read_grid(text: str) -> list[Point]:
     with (GRIDS / f"{text}.csv").open(newline="") as rows:
         for row in csv.DictReader(rows):
             network = make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
-            losses = {share: row[str(share)] for share, _ in RUNGS} | {1.0: row["bits_per_byte"]}
+            losses = {share: row[str(share)] for share, *_ in RUNGS} | {1.0: row["bits_per_byte"]}
             points += [Point(network, share, float(loss)) for share, loss in losses.items() if loss]
     return points
 
@@ -53,7 +53,7 @@ def write_trainings(text: str, folders: list[Path]) -> None:
         own = content["data"]["vocab_size"], content["model"]["d_model"], abbreviate(content["pattern"])
         for trial in map(read_yaml, sorted(run.glob("trial-*.yaml"))):
             done = trial["step"] / trial["of_steps"]
-            share = min((share for share, _ in RUNGS), key=lambda share: abs(share - done))
+            share = min((share for share, *_ in RUNGS), key=lambda share: abs(share - done))
             rows.append((text, file.parts[-4], *own, share, round(trial["valid"]["bits_per_byte"], 5)))
         if (run / RESULTS).exists():
             rows.append((text, file.parts[-4], *own, 1.0, round(read_yaml(run / RESULTS)["valid"]["bits_per_byte"], 5)))

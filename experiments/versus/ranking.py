@@ -37,7 +37,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     networks, folder = draw_networks(config, costs, shapes, RUNGS[0][1]), out / f"random-{seed}" / TRIALS
     trials = open_trials(config, corpora, folder, context)
-    for share, _ in RUNGS:
+    for share, *_ in RUNGS:
         trials.run(networks, share)
     rungs = {str(network): {} for network in networks}
     for point in trials.points:
@@ -63,7 +63,7 @@ def report(found: list[dict]) -> dict:
     judges["vocabulary (larger is better)"] = [-one["vocab_size"] for one in found]
     judges["attention blocks (more is better)"] = [-one["blocks"].count("attention") for one in found]
     judges["law before trials"] = Law([], networks).predict(networks).tolist()
-    for share, _ in RUNGS:
+    for share, *_ in RUNGS:
         losses = [one["rungs"][str(share)] for one in found]
         points += [Point(network, share, loss) for network, loss in zip(networks, losses, strict=True)]
         judges[f"loss after {share:g}"] = losses

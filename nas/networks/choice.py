@@ -83,13 +83,14 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     run.write(CONFIG, {"stage": STAGE, **asdict(config)})  # with the present text and device, which trials read
     run.write(COSTS, search.costs.to_dict())
     within = "candidates" if config.search.latency.source == "none" else "within the budget"
-    most = f"{sum(share * count for share, count in batches()):.3g}"
+    parts = batches(trials.rungs)
+    most = f"{sum(share * count for share, count in parts):.3g}"
     print(f"{len(search.networks)} networks are {within} at first; trials take the steps of at most {most} trainings")
     if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
         print(warning)
     if not (folder / LOGS).exists():
         estimate = trial_estimate(search, folder)
-        minutes = estimate.seconds(batches()) / 60
+        minutes = estimate.seconds(parts) / 60
         print(f"the trials take about {minutes:.2g} minutes, {estimate.at_once} at a time", flush=True)
     chosen = search.run()
     return search.record(chosen), search.history()

@@ -12,10 +12,9 @@ from nas.core.pattern import interleaved
 from nas.networks.costs import NetworkCosts
 from nas.networks.law import TERMS, Law, mean_sizes
 from nas.networks.space import Network, make_network, neighbours, within
-from nas.networks.trials import RUNGS, Trials, rung_steps
+from nas.networks.trials import Rung, Trials, rung_steps
 
 BATCH = 4  # networks of the first rung that the law proposes at once
-RUNG_VOCABULARIES = 3  # of the second rung, at least
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
 TIE = 0.001  # relative; of networks whose losses at the end differ less by the law, the cheapest is chosen
 DRAWS = 1000  # of the law, for the probability that a network is the best
@@ -38,7 +37,7 @@ class Halving:
     def law(self, points: int | None = None) -> Law:
         """The law of the first points; None: of all."""
         known = self.trials.points[:points]
-        return Law(known, self.networks, self.config.model.d_ffn, self.centre, self.terms)
+        return Law(known, self.networks, self.config.model.d_ffn, self.centre, self.terms, self.trials.passes)
 
     def run(self) -> Network:
         """The network of the last rung that is the best at the end of a training, by the law of all trials.
@@ -46,7 +45,8 @@ class Halving:
         Of several that are equally good it is the cheapest. The law knows better than the last losses, because networks
         differ in what they gain from the rest of the text.
         """
-        first, count = RUNGS[0]
+        rungs = self.trials.rungs
+        first, count, _ = rungs[0]
         steps, warmup = rung_steps(first, min(self.trials.steps.values())), self.config.train.warmup_steps
         if steps < LONG_ENOUGH * warmup:
             print(
@@ -58,14 +58,15 @@ class Halving:
             self.trials.run(batch, first)
             self.add_neighbours()
             batch = self.promising(min(BATCH, count - len(self.trials.tried)))
-        for (before, _), (share, count) in pairwise(RUNGS):
-            finished = [point.network for point in self.trials.points if point.share == before]
-            if before == first:
-                batch = self.with_newcomer(self.contenders(finished, count, RUNG_VOCABULARIES), count)
-            else:
-                batch = self.contenders(finished, count, 1)
+        for before, (share, count, vocabularies) in pairwise(rungs):
+            batch = self.contenders(self.finished(before), count, vocabularies)
+            if before == rungs[0]:
+                batch = self.with_newcomer(batch, count)
             self.trials.run(batch, share)
-        return self.winner([point.network for point in self.trials.points if point.share == RUNGS[-1][0]])
+        return self.winner(self.finished(rungs[-1]))
+
+    def finished(self, rung: Rung) -> list[Network]:
+        return [point.network for point in self.trials.points if point.share == rung.share]
 
     def winner(self, networks: list[Network]) -> Network:
         losses = self.law().predict(networks)
@@ -185,12 +186,12 @@ class Halving:
         }
 
 
-def batches() -> list[tuple[float, int]]:
+def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
     """The share of a training that each batch of trials adds, and its number of networks, at most."""
-    first, count = RUNGS[0]
+    first, count, _ = rungs[0]
     proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
     newcomer = [(first, 1)]  # Halving.with_newcomer()
-    return proposed + newcomer + [(share - before, count) for (before, _), (share, count) in pairwise(RUNGS)]
+    return proposed + newcomer + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
 
 
 def with_neighbours(networks: list[Network], law: Law, config: Config, fits: dict) -> list[Network]:

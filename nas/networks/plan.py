@@ -13,7 +13,7 @@ from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.networks.halving import LONG_ENOUGH, batches
-from nas.networks.trials import RUNGS, Estimate, rung_steps
+from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, rung_steps
 from nas.training.build import most_passes
 from nas.training.device import DeviceContext
 
@@ -34,12 +34,11 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
         for name in (COSTS, ESTIMATE):  # of an earlier call with other options, which was refused
             (folder / name).unlink()
     search = open_search(epoch, folder, context)
-    (share, _), estimate = RUNGS[0], trial_estimate(search, folder)  # of an earlier call with too few minutes, too
+    share, estimate = RUNGS[0].share, trial_estimate(search, folder)  # of an earlier call with too few minutes, too
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, search.costs.to_dict())
     write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "about": about})
-    without_steps = whole_seconds(estimate._replace(training=0.0))
-    fixed, per_epoch = time.monotonic() - began + without_steps, whole_seconds(estimate) - without_steps
+    spent, (fixed, per_epoch) = time.monotonic() - began, whole_seconds(estimate, RUNGS)
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
     least = FEWEST_STEPS / share / steps
     widest = replace(config, model=replace(config.model, d_model=max(width for _, width in search.costs.tables)))
@@ -48,23 +47,30 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
         raise InputError(
             f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
         )
-    epochs = min((60 * minutes - fixed) / per_epoch, most)
+    epochs = (60 * minutes - spent - fixed) / per_epoch
+    if max(epochs, least) > 1:
+        fixed, per_epoch = whole_seconds(estimate, AGAIN_RUNGS)
+        epochs = min((60 * minutes - spent - fixed) / per_epoch, most)
     if epochs < least:
-        enough = math.ceil((fixed + least * per_epoch) / 6) / 10
+        enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     whole = max(1, round(train.epochs * steps))
     train.warmup_steps = min(train.warmup_steps, int(rung_steps(share, whole) / LONG_ENOUGH))
     train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
-    total = (fixed + epochs * per_epoch) / 60
+    total = (spent + fixed + epochs * per_epoch) / 60
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     return replace(config, train=train)
 
 
-def whole_seconds(estimate: Estimate) -> float:
-    """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest."""
+def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:
+    """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest:
+    those that do not depend on train.epochs, and those for each epoch. estimate: with one epoch.
+    """
     evaluations = EVALUATIONS + 2  # valid and test at the end
     finals = [(1.0, 1), *[(0.0, 1)] * evaluations]
     if estimate.at_once == 1:
-        finals += [(0.5, 1), *[(0.0, 1)] * evaluations]
-    return estimate.seconds([*batches(), *finals]) + AFTER_S
+        finals += [(1.0 - rungs[-1].share, 1), *[(0.0, 1)] * evaluations]
+    parts = [*batches(rungs), *finals]
+    fixed = estimate._replace(training=0.0).seconds(parts)
+    return fixed + AFTER_S, estimate.seconds(parts) - fixed

@@ -22,18 +22,36 @@ from nas.retraining.forks import start_server
 from nas.retraining.phase import RetrainPhase
 from nas.retraining.tasks import Task, script_task
 from nas.retraining.trials import run_trials, workers
-from nas.training.build import build_fixed, count_steps, resolve_auto
+from nas.training.build import build_fixed, count_passes, count_steps, resolve_auto
 from nas.training.device import DeviceContext
 
 LOGS = "logs"  # folder of the output of trials
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
-RUNGS = (1 / 8, 12), (1 / 4, 5), (1 / 2, 2)  # share of a training, and number of networks that get it
+
+
+class Rung(NamedTuple):
+    """share: of a training. networks: how many get it, at most. vocabularies: how many of these they keep, at least."""
+
+    share: float
+    networks: int
+    vocabularies: int = 1
+
+
+RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
+# Of a text that is read again. Its first half does not show which vocabulary overfits, so the last two networks train
+# to the end. The steps are those of RUNGS and of the chosen network's second half.
+AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 4, 3), Rung(1 / 2, 3, 2), Rung(1.0, 2, 2)
 
 
 def rung_steps(share: float, steps: int) -> int:
     """The steps of a rung: a multiple of those of the first one, so that the mean over its last half misses none."""
-    first, _ = RUNGS[0]
-    return min(steps, max(1, int(first * steps)) * round(share / first))
+    first = RUNGS[0].share
+    return steps if share == 1 else min(steps, max(1, int(first * steps)) * round(share / first))
+
+
+def rungs_of(passes: float) -> tuple[Rung, ...]:
+    """passes: of a training over its text."""
+    return AGAIN_RUNGS if passes > 1 else RUNGS
 
 
 class Estimate(NamedTuple):
@@ -66,13 +84,15 @@ class Trials:
     """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: also those that failed. steps: of whole trainings, by vocabulary.
+    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. passes: of these over the text.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
         self.config, self.corpora, self.folder, self.context = config, corpora, folder, context
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
+        self.passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
+        self.rungs = rungs_of(self.passes)
         self.tried: set[Network] = set()
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}

@@ -103,6 +103,12 @@ def count_steps(config: Config, stream_tokens: int) -> int:
     return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
 
 
+def count_passes(config: Config, stream_tokens: int) -> float:
+    """train.epochs, or the passes of train.steps over a stream."""
+    train = config.train
+    return train.epochs if train.steps is None else train.steps * train.batch_size * train.segment / stream_tokens
+
+
 def short_share(config: Config) -> float:
     """train.short_share, or its default."""
     train = config.train
