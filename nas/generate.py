@@ -18,7 +18,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.generate", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
-    parser.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="read the prompt from the standard input")
+    parser.add_argument("stdin", nargs="?", metavar="-", help="read the prompt from the standard input")
     parser.add_argument("--prompt", metavar="TEXT")
     parser.add_argument("--prompt-file", metavar="FILE", type=Path)
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
@@ -31,6 +31,8 @@ def parse_arguments() -> argparse.Namespace:
     out = "also write the new text, as bytes; several samples: FILE.1, FILE.2, ..."
     parser.add_argument("--out", metavar="FILE", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
+    if arguments.stdin not in (None, "-"):
+        raise InputError(f"{arguments.stdin!r} is not '-'; give a prompt with --prompt TEXT")
     if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
         raise InputError("give only one of --prompt, --prompt-file and -")
     return arguments

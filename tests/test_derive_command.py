@@ -19,6 +19,8 @@ GUMBEL = ["search.method=gumbel", "search.warmup_steps=6"]
 def test_derive_and_animate_report_missing_runs(tmp_path, retrained, searched):
     assert "holds no pi.jsonl" in refuse("derive", tmp_path / "none")
     assert "holds no pi.jsonl with a logged step" in refuse("derive", retrained)
+    shutil.copytree(searched, tmp_path / "whole" / "search")
+    assert f"step; give {tmp_path / 'whole' / 'search'}" in refuse("derive", tmp_path / "whole")
     (tmp_path / "pi.jsonl").write_text((searched / "pi.jsonl").read_text().splitlines()[0] + "\n")
     assert "pi has not changed until step 0" in refuse("animate", tmp_path)
     incomplete = shutil.copytree(searched, tmp_path / "incomplete")

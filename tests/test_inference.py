@@ -95,6 +95,9 @@ def test_generate_reads_the_prompt_from_the_standard_input(trained):
     swapped = [*command[:4], *command[5:], "-"]  # the options first
     assert subprocess.run(swapped, input=b"my sister", capture_output=True, cwd=ROOT, check=True).stdout == done.stdout
     both = refuse("generate", trained["words"], "-", "--prompt", "x")
+    assert "'once upon' is not '-'; give a prompt with --prompt TEXT" in refuse(
+        "generate", trained["words"], "once upon"
+    )
     assert "give only one of --prompt, --prompt-file and -" in both
 
 

@@ -238,6 +238,8 @@ def read_pi(run: Path) -> list[dict]:
         config = run / CONFIG
         searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
         advice = "continue this search with --resume" if searching else "give the --run folder of a search"
+        inner = run / "search"  # of nas.run
+        advice = f"give {inner}" if (inner / PI).is_file() else advice
         raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
     for number, line in enumerate(lines, start=1):
         if not is_pi_line(line, lines[0]):
