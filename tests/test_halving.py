@@ -138,7 +138,7 @@ def test_a_text_that_is_read_again_decides_between_vocabularies_at_the_end_of_tr
     behind = {}
     for passes in (1.0, 2.75):
         search = known_search(terms=VAGUE)
-        search.trials.passes = passes
+        search.trials.text = passes, 2_400_000
         if passes > 1:
             search.trials.rungs = AGAIN_RUNGS
         search.trials.truth = lambda network, share: (

@@ -37,7 +37,7 @@ class Halving:
     def law(self, points: int | None = None) -> Law:
         """The law of the first points; None: of all."""
         known = self.trials.points[:points]
-        return Law(known, self.networks, self.config.model.d_ffn, self.centre, self.terms, self.trials.passes)
+        return Law(known, self.networks, self.config.model.d_ffn, self.centre, self.terms, self.trials.text)
 
     def run(self) -> Network:
         """The network of the last rung that is the best at the end of a training, by the law of all trials.

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from nas.core.operations import kind_of, parse_block
-from nas.networks.space import Network
+from nas.networks.space import BYTES_PER_PIECE, Network
 
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
 # product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and share of a
 # training. A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
 # relative to interleaved. P tells how much later the attending blocks stand. E is 1 at the end of a training, whose
-# learning rates have decayed, and else 0. R is the number of passes over the text after the first. The means are fits
-# to losses of WikiText-2 alone (experiments/versus/prior.py), but those of AGAIN.
+# learning rates have decayed, and else 0. The means are fits to losses of WikiText-2 alone
+# (experiments/versus/prior.py).
 # fmt: off
 TERMS = {
     "": (0, 3), "T": (-0.145, 0.1), "TT": (0.0058, 0.05), "V": (-0.0229, 0.03), "D": (-0.0369, 0.015),
@@ -28,8 +28,10 @@ TERMS = {
     "VE": (-0.0095, 0.005), "VVT": (0.0011, 0.003), "VVE": (0.0038, 0.003),
 }
 # fmt: on
-AGAIN = {"R": (0, 0.1), "VR": (0.02, 0.03)}  # of a text that is read again; how much large vocabularies lose differs
-LETTERS = "VDNTAFPER"
+# Terms of a text that is read again. R is the number of passes after the first, and W the vocabulary as a share of the
+# largest that suits the text. How much large vocabularies lose differs between texts.
+AGAIN = {"R": (0, 0.1), "WR": (0.025, 0.035)}
+LETTERS = "VDNTAFPERW"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
@@ -83,7 +85,7 @@ class Law:
     and width: a Gaussian process regression.
 
     networks: all candidates. d_ffn: model.d_ffn. centre: mean_sizes() to which the terms refer; None: those of all
-    candidates. terms: as TERMS. passes: of a whole training over its text.
+    candidates. terms: as TERMS. text: passes of a whole training over it, and its bytes.
     """
 
     def __init__(
@@ -93,14 +95,15 @@ class Law:
         d_ffn: int | str = "4x",
         centre: Sequence[float] | None = None,
         terms: dict[str, tuple[float, float]] = TERMS,
-        passes: float = 1.0,
+        text: tuple[float, int] = (1.0, 1),
     ):
         known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.keys: dict = {}
         self.centre = mean_sizes(networks) if centre is None else np.asarray(centre)
-        terms, self.passes = terms | AGAIN if passes > 1 else terms, passes
+        self.passes, self.text_bytes = text
+        terms = terms | AGAIN if self.passes > 1 else terms
         self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
         means, spreads = np.array(list(terms.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
@@ -114,7 +117,8 @@ class Law:
         given = np.array([log_sizes(network, self.d_ffn) for network in networks]).reshape(-1, 6)
         time = np.broadcast_to(np.log(share), len(given))[:, None]
         again = np.maximum(0, self.passes * np.exp(time) - 1)
-        columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:], time == 0, again])
+        suited = np.exp(given[:, :1]) * BYTES_PER_PIECE / self.text_bytes
+        columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:], time == 0, again, suited])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
         counts = counts.reshape(len(given), len(self.names))
         features = np.hstack([(columns[:, None, :] ** self.powers).prod(axis=-1), counts, counts * time])

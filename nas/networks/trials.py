@@ -84,15 +84,17 @@ class Trials:
     """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. passes: of these over the text.
+    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. text: passes of these over
+    it, and its bytes.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
         self.config, self.corpora, self.folder, self.context = config, corpora, folder, context
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
-        self.passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
-        self.rungs = rungs_of(self.passes)
+        passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
+        self.text = passes, max((corpus.meta["splits"]["train"]["bytes"] for corpus in corpora.values()), default=1)
+        self.rungs = rungs_of(passes)
         self.tried: set[Network] = set()
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
