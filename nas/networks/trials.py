@@ -38,9 +38,9 @@ class Rung(NamedTuple):
 
 
 RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
-# Of a text that is read again. Its first half does not show which vocabulary overfits, so the last two networks train
-# to the end. The steps are those of RUNGS and of the chosen network's second half.
-AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 4, 3), Rung(1 / 2, 3, 2), Rung(1.0, 2, 2)
+# Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
+# keeps different ones, and the last two networks train to the end.
+AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
 
 
 def rung_steps(share: float, steps: int) -> int:
