@@ -34,7 +34,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
-    law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"])
+    law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"], text=content["text"])
     networks = with_neighbours(networks, law, config, {shape: within(costs, limit)})
     pi = block_probabilities(networks, probabilities(law, networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(law.predict(networks)))]

@@ -162,6 +162,7 @@ class Halving:
             "ratio": costs.ratio(best),
             "interleaved_ratio": costs.ratio(plain),
             "centre": self.centre.tolist(),  # of the law
+            "text": list(self.trials.text),
             "trial": {"folder": str(self.trials.folder / str(best)), **results[best]},
             "trainings": sum(one["step"] / one["of_steps"] for one in results.values()),
             "train_steps": steps,

@@ -48,9 +48,9 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
             f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
         )
     epochs = (60 * minutes - spent - fixed) / per_epoch
-    if max(epochs, least) > 1:
+    if max(epochs, least) > 1:  # less than one epoch, if its trials take too long, has those of RUNGS
         fixed, per_epoch = whole_seconds(estimate, AGAIN_RUNGS)
-        epochs = min((60 * minutes - spent - fixed) / per_epoch, most)
+        epochs = min(max(1.0, (60 * minutes - spent - fixed) / per_epoch), most)
     if epochs < least:
         enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
