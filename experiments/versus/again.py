@@ -1,0 +1,106 @@
+"""Simulated searches on a text that is read again: `python experiments/versus/again.py --passes 1.5,2.75,5,9`.
+
+The losses are those of the grids of experiments/frontier, with noise. Each pass after the first multiplies them, by a
+factor that depends on the vocabulary (OVERFITTING). `once` is the search for a text that is read once; `again` is the
+one for the given passes. A cell tells how far the found network is behind the best one, in bits per byte at the end.
+"""
+
+import argparse
+import csv
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.frontier.opponents import RuleHalving
+from experiments.helpers import print_row
+from experiments.versus.prior import GRIDS
+from experiments.versus.run import FRONTIER
+from nas.core.config_loading import load_config
+from nas.core.errors import run_command
+from nas.core.pattern import interleaved
+from nas.networks.law import NOISE
+from nas.networks.space import Network, make_network
+from nas.networks.trials import RUNGS, Trials, rungs_of
+
+CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
+OVERFITTING = {  # the logarithm of the factor of a pass, for a number of pieces
+    "none": lambda pieces: 0.0,
+    "0.03 per 30,000 pieces": lambda pieces: 0.03 * pieces / 30_000,
+    "0.065 per 30,000 pieces": lambda pieces: 0.065 * pieces / 30_000,
+    "0.06 ln(pieces / 16,000)": lambda pieces: 0.06 * max(0.0, np.log(pieces / 16_000)),
+    "0.04 ln(pieces / 8,000)": lambda pieces: 0.04 * max(0.0, np.log(pieces / 8000)),
+    "0.05 ln(pieces / 2,000)": lambda pieces: 0.05 * np.log(pieces / 2000),
+}
+
+
+class GridTrials(Trials):
+    """Trials whose losses are known. losses: {(network, share): bits per byte}. text: as in Trials."""
+
+    def __init__(self, config, losses: dict, text: tuple[float, int], seed: int):
+        super().__init__(config, {}, Path(), None)
+        self.losses, self.text, self.rungs, self.steps = losses, text, rungs_of(text[0]), {0: 10**6}
+        self.generator = np.random.default_rng(seed)
+
+    def train(self, networks, share):
+        losses = [self.losses[network, share] * np.exp(NOISE * self.generator.normal()) for network in networks]
+        return {one: {"valid": {"bits_per_byte": loss}} for one, loss in zip(networks, losses, strict=True)}
+
+
+def read_losses(text: str) -> tuple[dict[Network, float], dict[tuple[Network, float], float]]:
+    """{network: its time, relative to the reference} and {(network, share of a training): bits per byte}."""
+    times, losses, shares = {}, {}, [rung.share for rung in RUNGS]
+    with (GRIDS / f"{text}.csv").open(newline="") as rows:
+        for row in csv.DictReader(rows):
+            if row[str(shares[0])]:  # else the first parts of this training were not recorded
+                network = make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
+                times[network] = float(row["time_per_byte"])
+                losses |= {(network, share): float(row[str(share)]) for share in shares}
+                losses[network, 1.0] = float(row["bits_per_byte"])
+    return times, losses
+
+
+def behind(case: tuple[str, float, float], factor, passes: float, knows: bool, config) -> float:
+    """How far the found network is behind the best one. knows: whether the search knows that the text is read again."""
+    text, size, budget = case
+    times, losses = read_losses(text)
+    networks = [network for network, time in times.items() if time <= budget]
+    truth = {
+        (network, share): loss * np.exp(factor(network.vocab_size) * max(0.0, passes * share - 1))
+        for (network, share), loss in losses.items()
+    }
+    trials = GridTrials(config, truth, (passes if knows else 1.0, size), config.seed)
+    costs = SimpleNamespace(cost=times.__getitem__)
+    with redirect_stdout(None):
+        best = RuleHalving(trials, costs, budget, networks).run()
+    return truth[best, 1.0] / min(truth[network, 1.0] for network in networks) - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passes", default="1.5,2.75,5,9", help="separated by commas (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=12, help="of the noise and the law's draws (default: %(default)s)")
+    arguments = parser.parse_args()
+    config = load_config(FRONTIER, [])
+    passes = [float(text) for text in arguments.passes.split(",")]
+    print_row(
+        "a pass multiplies the loss by e to", *(f"{count:g} passes: once, again" for count in passes), header=True
+    )
+    for name, factor in OVERFITTING.items():
+        columns = []
+        for count in passes:
+            found = {True: [], False: []}
+            for config.seed in range(arguments.seeds):
+                for case in CASES:
+                    for knows, values in found.items():
+                        values.append(behind(case, factor, count, knows, config))
+            columns.append(", ".join(f"{np.mean(found[knows]):.1%}" for knows in (False, True)))
+        print_row(name, *columns)
+
+
+if __name__ == "__main__":
+    run_command(main)
