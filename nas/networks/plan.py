@@ -48,7 +48,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
             f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
         )
     epochs = (60 * minutes - spent - fixed) / per_epoch
-    if max(epochs, least) > 1:  # less than one epoch, if its trials take too long, has those of RUNGS
+    if max(epochs, least) > 1:  # these rungs take longer, so the epochs may not exceed 1 then
         fixed, per_epoch = whole_seconds(estimate, AGAIN_RUNGS)
         epochs = min(max(1.0, (60 * minutes - spent - fixed) / per_epoch), most)
     if epochs < least:
