@@ -214,13 +214,12 @@ def test_law_probability_and_vocabulary_decide_who_goes_on(known_search):
     assert search.contenders([large, small], 1, 1) == [small]
     search.trials.points.append(Point(bad, 1 / 8, 2.6))
     assert search.contenders([large, small, bad], 3, 1) == [small, large]
-    others, search.trials.points = search.networks, []
-    order = sorted(others, key=lambda network: true_loss(network, 1.0))
-    near = [network for network in order if network.vocab_size == 2000][:4]
-    far = [[network for network in order if network.vocab_size == size][-1] for size in (1000, 8000)]
-    search.trials.run([*near, *far], 1 / 8)
+    near, far = [plain(2000, 64, blocks) for blocks in (4, 5, 6)], [plain(1000, 64, 4), plain(8000, 64, 4)]
+    for loss, kept in ((2.02, {1000, 2000, 8000}), (2.4, {2000})):  # other vocabularies that are likely, and not
+        points = [*((network, 2.0) for network in near), *((network, loss) for network in far)]
+        search.trials.points = [Point(network, 1 / 8, loss) for network, loss in points]
+        assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == kept
     assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
-    assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == {1000, 2000, 8000}
 
 
 def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypatch):

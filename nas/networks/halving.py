@@ -108,9 +108,9 @@ class Halving:
         law = self.law()
         order = [networks[index] for index in np.argsort(law.predict(networks))]
         chances = dict(zip(networks, probabilities(law, networks), strict=True))
-        best = best_of_vocabularies(law, networks)[:vocabularies]
-        others = [network for network in order if network not in best and chances[network] >= UNLIKELY]
-        return [*best, *others][:count]
+        likely = [network for network in order if chances[network] >= UNLIKELY] or order[:1]
+        best = best_of_vocabularies(law, likely)[:vocabularies]
+        return [*best, *(network for network in likely if network not in best)][:count]
 
     def with_newcomer(self, networks: list[Network], count: int) -> list[Network]:
         """Add the best untried network by the law, which has learned since; it replaces the last of `count` if it
