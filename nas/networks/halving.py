@@ -103,7 +103,8 @@ class Halving:
     def contenders(self, networks: list[Network], count: int, vocabularies: int) -> list[Network]:
         """The networks of a later rung by the law: the best of each of the best vocabularies, and then the best others.
 
-        The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay.
+        The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay. No
+        network stays that is unlikely to be the best.
         """
         law = self.law()
         order = [networks[index] for index in np.argsort(law.predict(networks))]
