@@ -30,7 +30,7 @@ TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 
 
 class Rung(NamedTuple):
-    """share: of a training. networks: how many get it, at most. vocabularies: how many they have, at least, if likely."""
+    """share: of a training. networks: how many get it, at most. vocabularies: at least so many of them, if likely."""
 
     share: float
     networks: int
