@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nas.core.pattern import expand
-from nas.networks.law import AGAIN, NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point
+from nas.networks.law import AGAIN, NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point, Text
 from nas.networks.space import (
     Network,
     make_network,
@@ -43,12 +43,12 @@ def test_the_law_is_a_regression_with_effects_of_its_own_as_a_slow_reference(pas
     q, r = np.linalg.qr(np.concatenate([rows, np.diag(1 / spreads)]))
     values = np.concatenate([np.log([point.loss for point in points]) / NOISE, means / spreads])
     factors = np.linalg.solve(r, q.T @ values)
-    law, ends = Law(points, networks, text=(passes, 900_000)), np.array([row(network, 1) for network in networks])
+    law, ends = Law(points, networks, text=Text(passes, 900_000)), np.array([row(network, 1) for network in networks])
     np.testing.assert_allclose(law.predict(networks), np.exp(ends @ factors), rtol=1e-6)
     errors = [np.linalg.norm(np.linalg.solve(r.T, end - ends[1])) for end in ends]
     np.testing.assert_allclose(law.errors(networks, networks[1]), errors, rtol=1e-4, atol=1e-4)
     draws = law.draw(networks, 20_000, np.random.default_rng(1))
-    spread = 0.1 if passes == 1 else draws.std(axis=0).max()
+    spread = np.linalg.norm(np.linalg.solve(r.T, ends.T), axis=0).max()
     np.testing.assert_allclose(draws.mean(axis=0), ends @ factors, atol=4 * spread / 20_000**0.5)
     np.testing.assert_allclose((draws - draws[:, [1]]).std(axis=0), errors, rtol=0.03, atol=1e-6)
     assert np.isfinite(Law([], networks).draw(networks, 3, generator)).all()  # before the first trial

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,15 +29,15 @@ def test_many_passes_cause_a_warning(small_config):
     sizes = ["train.batch_size=4", "train.segment=8", "model.dropout=0"]
     wide, narrow = small_config(*sizes, "model.d_model=128"), small_config(*sizes)
 
-    def warning(config, steps):
-        return passes_warning(config, steps, 320)
+    def warning(config, steps, epochs=None):
+        return passes_warning(replace(config, train=replace(config.train, steps=steps, epochs=epochs)), 320)
 
     assert "read the 320 training tokens 5.1 times" in warning(wide, 51)
     assert "give train.steps=50 or less, or model.dropout=0.2 train.weight_decay=0.5" in warning(wide, 51)
     assert warning(wide, 50) is None and warning(narrow, 140) is None
     assert warning(narrow, 141).endswith("give train.steps=140 or less")
-    narrow.train.epochs = 15
-    assert warning(narrow, 150).endswith("give train.epochs=14 or less")
+    assert warning(narrow, None, 15).endswith("give train.epochs=14 or less")
+    assert passes_warning(replace(narrow, train=replace(narrow.train, steps=None, epochs=14)), 321) is None
     wide.model.dropout = 0.1
     assert warning(wide, 140) is None and warning(wide, 141) is not None
     wide.train.weight_decay = 0.5

@@ -9,6 +9,8 @@ import argparse
 import csv
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,13 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.frontier.opponents import RuleHalving
 from experiments.helpers import print_row
-from experiments.versus.prior import GRIDS
+from experiments.versus.prior import GRIDS, grid_network, read_grid
 from experiments.versus.run import FRONTIER
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.core.pattern import interleaved
-from nas.networks.law import NOISE
-from nas.networks.space import Network, make_network
+from nas.networks.law import NOISE, Text
+from nas.networks.space import Network
 from nas.networks.trials import RUNGS, Trials, rungs_of
 
 CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
@@ -41,9 +42,9 @@ OVERFITTING = {  # the logarithm of the factor of a pass, for a number of pieces
 class GridTrials(Trials):
     """Trials whose losses are known. losses: {(network, share): bits per byte}. text: as in Trials."""
 
-    def __init__(self, config, losses: dict, text: tuple[float, int], seed: int):
+    def __init__(self, config, losses: dict, text: Text, seed: int):
         super().__init__(config, {}, Path(), None)
-        self.losses, self.text, self.rungs, self.steps = losses, text, rungs_of(text[0]), {0: 10**6}
+        self.losses, self.text, self.rungs, self.steps = losses, text, rungs_of(text.passes), {0: 10**6}
         self.generator = np.random.default_rng(seed)
 
     def train(self, networks, share):
@@ -52,16 +53,14 @@ class GridTrials(Trials):
 
 
 def read_losses(text: str) -> tuple[dict[Network, float], dict[tuple[Network, float], float]]:
-    """{network: its time, relative to the reference} and {(network, share of a training): bits per byte}."""
-    times, losses, shares = {}, {}, [rung.share for rung in RUNGS]
+    """{network: its time, relative to the reference} and {(network, share of a training): bits per byte}.
+
+    Leaves out networks whose first parts of a training were not recorded.
+    """
+    losses = {(point.network, point.share): point.loss for point in read_grid(text)}
     with (GRIDS / f"{text}.csv").open(newline="") as rows:
-        for row in csv.DictReader(rows):
-            if row[str(shares[0])]:  # else the first parts of this training were not recorded
-                network = make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
-                times[network] = float(row["time_per_byte"])
-                losses |= {(network, share): float(row[str(share)]) for share in shares}
-                losses[network, 1.0] = float(row["bits_per_byte"])
-    return times, losses
+        times = {grid_network(row): float(row["time_per_byte"]) for row in csv.DictReader(rows)}
+    return {network: time for network, time in times.items() if (network, RUNGS[0].share) in losses}, losses
 
 
 def behind(case: tuple[str, float, float], factor, passes: float, knows: bool, config) -> float:
@@ -73,7 +72,7 @@ def behind(case: tuple[str, float, float], factor, passes: float, knows: bool, c
         (network, share): loss * np.exp(factor(network.vocab_size) * max(0.0, passes * share - 1))
         for (network, share), loss in losses.items()
     }
-    trials = GridTrials(config, truth, (passes if knows else 1.0, size), config.seed)
+    trials = GridTrials(config, truth, Text(passes if knows else 1.0, size), config.seed)
     costs = SimpleNamespace(cost=times.__getitem__)
     with redirect_stdout(None):
         best = RuleHalving(trials, costs, budget, networks).run()
@@ -93,12 +92,12 @@ def main() -> None:
     for name, factor in OVERFITTING.items():
         columns = []
         for count in passes:
-            found = {True: [], False: []}
-            for config.seed in range(arguments.seeds):
-                for case in CASES:
-                    for knows, values in found.items():
-                        values.append(behind(case, factor, count, knows, config))
-            columns.append(", ".join(f"{np.mean(found[knows]):.1%}" for knows in (False, True)))
+            searches = list(product(range(arguments.seeds), CASES))
+            means = [
+                np.mean([behind(case, factor, count, knows, replace(config, seed=seed)) for seed, case in searches])
+                for knows in (False, True)
+            ]
+            columns.append(", ".join(f"{mean:.1%}" for mean in means))
         print_row(name, *columns)
 
 

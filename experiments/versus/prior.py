@@ -25,7 +25,7 @@ from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand, interleaved
 from nas.core.run_folder import RESULTS, TRIALS
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point
-from nas.networks.space import make_network
+from nas.networks.space import Network, make_network
 from nas.networks.trials import RUNGS
 
 TEXTS = "wikitext2", "stdlib"
@@ -35,11 +35,16 @@ COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_pe
 WIDER = 3
 
 
+def grid_network(row: dict[str, str]) -> Network:
+    """The network of a row of a grid."""
+    return make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
+
+
 def read_grid(text: str) -> list[Point]:
     points = []
     with (GRIDS / f"{text}.csv").open(newline="") as rows:
         for row in csv.DictReader(rows):
-            network = make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
+            network = grid_network(row)
             losses = {share: row[str(share)] for share, *_ in RUNGS} | {1.0: row["bits_per_byte"]}
             points += [Point(network, share, float(loss)) for share, loss in losses.items() if loss]
     return points

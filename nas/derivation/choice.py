@@ -13,7 +13,7 @@ from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 from nas.networks.halving import block_probabilities, probabilities, with_neighbours
-from nas.networks.law import Law, Point
+from nas.networks.law import Law, Point, Text
 from nas.networks.space import cheapest, first_candidates, read_network, within
 
 
@@ -34,7 +34,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
-    law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"], text=content["text"])
+    law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"], text=Text(**content["text"]))
     networks = with_neighbours(networks, law, config, {shape: within(costs, limit)})
     pi = block_probabilities(networks, probabilities(law, networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(law.predict(networks)))]

@@ -68,7 +68,8 @@ def networks_table(choice: dict) -> str:
         loss = f"loss {one['behind']:+.1%} ± {one['interval']:.1%}"
         rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")
     most = max(one["share"] for one in choice["trials"])
-    why = f"the best by the law of those with {most:g} of a training, or the cheapest of equal ones"
+    part = "a whole training" if most == 1 else f"{most:g} of a training"
+    why = f"the best by the law of those with {part}, or the cheapest of equal ones"
     return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
 
 
@@ -86,7 +87,7 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     parts = batches(trials.rungs)
     most = f"{sum(share * count for share, count in parts):.3g}"
     print(f"{len(search.networks)} networks are {within} at first; trials take the steps of at most {most} trainings")
-    if warning := passes_warning(config, trials.steps[size], len(trials.corpora[size].tokens("train"))):
+    if warning := passes_warning(config, len(trials.corpora[size].tokens("train"))):
         print(warning)
     if not (folder / LOGS).exists():
         estimate = trial_estimate(search, folder)

@@ -42,8 +42,8 @@ class Halving:
     def run(self) -> Network:
         """The network of the last rung that is the best at the end of a training, by the law of all trials.
 
-        Of several that are equally good it is the cheapest. The law knows better than the last losses, because networks
-        differ in what they gain from the rest of the text.
+        Of several that are equally good it is the cheapest. The law decides, because networks still differ in what they
+        gain from the rest of the text.
         """
         rungs = self.trials.rungs
         first, count, _ = rungs[0]
@@ -66,6 +66,7 @@ class Halving:
         return self.winner(self.finished(rungs[-1]))
 
     def finished(self, rung: Rung) -> list[Network]:
+        """The networks whose trials in a rung have not failed."""
         return [point.network for point in self.trials.points if point.share == rung.share]
 
     def winner(self, networks: list[Network]) -> Network:
@@ -109,7 +110,7 @@ class Halving:
         law = self.law()
         order = [networks[index] for index in np.argsort(law.predict(networks))]
         chances = dict(zip(networks, probabilities(law, networks), strict=True))
-        likely = [network for network in order if chances[network] >= UNLIKELY] or order[:1]
+        likely = [network for network in order if chances[network] >= UNLIKELY]
         best = best_of_vocabularies(law, likely)[:vocabularies]
         return [*best, *(network for network in likely if network not in best)][:count]
 
@@ -141,7 +142,7 @@ class Halving:
         """The content of choice.yaml.
 
         `behind` is the relative difference of a network's loss to that of the chosen one, by the law, at the end of a
-        training. The law knows no absolute loss of the end, because it has seen no decay of the learning rates.
+        training. Where no trial ends a training, the law knows no absolute loss of the end.
         """
         law, costs, points = self.law(), self.costs, self.trials.points
         networks = list(dict.fromkeys([*self.networks, costs.reference]))  # the reference may be beyond the budget
@@ -163,7 +164,7 @@ class Halving:
             "ratio": costs.ratio(best),
             "interleaved_ratio": costs.ratio(plain),
             "centre": self.centre.tolist(),  # of the law
-            "text": list(self.trials.text),
+            "text": self.trials.text._asdict(),
             "trial": {"folder": str(self.trials.folder / str(best)), **results[best]},
             "trainings": sum(one["step"] / one["of_steps"] for one in results.values()),
             "train_steps": steps,

@@ -46,6 +46,16 @@ class Point:
     loss: float
 
 
+class Text(NamedTuple):
+    """What a whole training reads. passes: over its text. bytes: of the text."""
+
+    passes: float = 1.0
+    bytes: int = 1
+
+
+ONCE = Text()
+
+
 class Inputs(NamedTuple):
     """The features [P, terms] of networks; effects [P, 2]: the index of each one's pair of sizes, and its own index."""
 
@@ -85,7 +95,7 @@ class Law:
     and width: a Gaussian process regression.
 
     networks: all candidates. d_ffn: model.d_ffn. centre: mean_sizes() to which the terms refer; None: those of all
-    candidates. terms: as TERMS. text: passes of a whole training over it, and its bytes.
+    candidates. terms: as TERMS. text: what a whole training reads.
     """
 
     def __init__(
@@ -95,15 +105,14 @@ class Law:
         d_ffn: int | str = "4x",
         centre: Sequence[float] | None = None,
         terms: dict[str, tuple[float, float]] = TERMS,
-        text: tuple[float, int] = (1.0, 1),
+        text: Text = ONCE,
     ):
         known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.keys: dict = {}
         self.centre = mean_sizes(networks) if centre is None else np.asarray(centre)
-        self.passes, self.text_bytes = text
-        terms = terms | AGAIN if self.passes > 1 else terms
+        terms, self.text = terms | AGAIN if text.passes > 1 else terms, text
         self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
         means, spreads = np.array(list(terms.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
@@ -116,8 +125,8 @@ class Law:
         """share: of a training."""
         given = np.array([log_sizes(network, self.d_ffn) for network in networks]).reshape(-1, 6)
         time = np.broadcast_to(np.log(share), len(given))[:, None]
-        again = np.maximum(0, self.passes * np.exp(time) - 1)
-        suited = np.exp(given[:, :1]) * BYTES_PER_PIECE / self.text_bytes
+        again = np.maximum(0, self.text.passes * np.exp(time) - 1)
+        suited = np.exp(given[:, :1]) * BYTES_PER_PIECE / self.text.bytes
         columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:], time == 0, again, suited])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
         counts = counts.reshape(len(given), len(self.names))

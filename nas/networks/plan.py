@@ -47,10 +47,11 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
         raise InputError(
             f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
         )
-    epochs = (60 * minutes - spent - fixed) / per_epoch
-    if max(epochs, least) > 1:  # these rungs take longer, so the epochs may not exceed 1 then
-        fixed, per_epoch = whole_seconds(estimate, AGAIN_RUNGS)
-        epochs = min(max(1.0, (60 * minutes - spent - fixed) / per_epoch), most)
+    epochs = min(1.0, (60 * minutes - spent - fixed) / per_epoch)
+    again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
+    longer = (60 * minutes - spent - again[0]) / again[1]
+    if max(longer, least) > 1:
+        (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
         enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")

@@ -16,7 +16,7 @@ from nas.core.pattern import FORMAT
 from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.costs.latency import timed_rounds
 from nas.data.corpus import Corpus
-from nas.networks.law import Point
+from nas.networks.law import Point, Text
 from nas.networks.space import Network, options_of, with_sizes
 from nas.retraining.forks import start_server
 from nas.retraining.phase import RetrainPhase
@@ -44,13 +44,15 @@ AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2,
 
 
 def rung_steps(share: float, steps: int) -> int:
-    """The steps of a rung: a multiple of those of the first one, so that the mean over its last half misses none."""
+    """The steps of a rung: all for a share of 1, else a multiple of those of the first one, so that the mean over its
+    last half misses none.
+    """
     first = RUNGS[0].share
     return steps if share == 1 else min(steps, max(1, int(first * steps)) * round(share / first))
 
 
 def rungs_of(passes: float) -> tuple[Rung, ...]:
-    """passes: of a training over its text."""
+    """The rungs of a search. passes: of a whole training over its text."""
     return AGAIN_RUNGS if passes > 1 else RUNGS
 
 
@@ -81,11 +83,11 @@ def step_seconds(phase: RetrainPhase) -> float:
 
 
 class Trials:
-    """The first parts of trainings of networks. A whole training reads the same text in each vocabulary.
+    """Parts of trainings of networks, or whole ones. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. text: passes of these over
-    it, and its bytes.
+    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. text: what
+    these read.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
@@ -93,7 +95,8 @@ class Trials:
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
         passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
-        self.text = passes, max((corpus.meta["splits"]["train"]["bytes"] for corpus in corpora.values()), default=1)
+        size = max((corpus.meta["splits"]["train"]["bytes"] for corpus in corpora.values()), default=1)
+        self.text = Text(passes, size)
         self.rungs = rungs_of(passes)
         self.tried: set[Network] = set()
         self.points: list[Point] = []
@@ -138,7 +141,8 @@ class Trials:
 
     def run(self, networks: list[Network], share: float) -> None:
         """Train each network until a share of its steps. Raises RunError if all fail."""
-        print(f"{share:g} of a training of {', '.join(map(str, networks))}", flush=True)
+        part = "a whole training" if share == 1 else f"{share:g} of a training"
+        print(f"{part} of {', '.join(map(str, networks))}", flush=True)
         self.tried |= {*networks}
         results = self.train(networks, share)
         self.results |= results

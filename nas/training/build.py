@@ -124,10 +124,10 @@ def most_passes(config: Config) -> int:
     return MAX_PASSES_ROBUST if config.model.d_model < ROBUST_WIDTH else MAX_PASSES
 
 
-def passes_warning(config: Config, steps: int, text_tokens: int) -> str | None:
+def passes_warning(config: Config, text_tokens: int) -> str | None:
     """A warning if the training of a pattern reads its text so often that it overfits."""
-    most, tokens_per_step = most_passes(config), config.train.batch_size * config.train.segment
-    passes, enough = steps * tokens_per_step / text_tokens, max(1, most * text_tokens // tokens_per_step)
+    most, passes, steps = most_passes(config), count_passes(config, text_tokens), count_steps(config, text_tokens)
+    enough = max(1, most * text_tokens // (config.train.batch_size * config.train.segment))
     if passes <= most:
         return None
     less = f"train.steps={enough}" if config.train.epochs is None else f"train.epochs={most}"
