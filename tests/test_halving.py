@@ -20,7 +20,7 @@ from nas.networks.halving import Halving
 from nas.networks.law import TERMS, Point, Text
 from nas.networks.plan import AFTER_S, whole_seconds
 from nas.networks.space import Network, first_candidates, neighbours
-from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Trials, rung_steps, rungs_of
+from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Trials, rung_steps
 from tests.making import load_script, plain
 from tests.processes import ROOT, refuse, succeed
 
@@ -135,7 +135,7 @@ def test_a_text_that_is_read_again_decides_between_vocabularies_at_the_end_of_tr
     behind = {}
     for text in (Text(), Text(2.75, 2_400_000)):
         search = known_search(terms=VAGUE)
-        search.trials.text, search.trials.rungs = text, rungs_of(text.passes)
+        search.trials.text = text
 
         def truth(network, share):
             again = max(0, 2.75 * share - 1)

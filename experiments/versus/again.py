@@ -10,6 +10,7 @@ import csv
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.networks.law import NOISE, Text
 from nas.networks.space import Network
-from nas.networks.trials import RUNGS, Trials, rungs_of
+from nas.networks.trials import RUNGS, Trials
 
 CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
 OVERFITTING = {  # the logarithm of the factor of a pass, for a number of pieces
@@ -44,7 +45,7 @@ class GridTrials(Trials):
 
     def __init__(self, config, losses: dict, text: Text, seed: int):
         super().__init__(config, {}, Path(), None)
-        self.losses, self.text, self.rungs, self.steps = losses, text, rungs_of(text.passes), {0: 10**6}
+        self.losses, self.text, self.steps = losses, text, {0: 10**6}
         self.generator = np.random.default_rng(seed)
 
     def train(self, networks, share):
@@ -52,6 +53,7 @@ class GridTrials(Trials):
         return {one: {"valid": {"bits_per_byte": loss}} for one, loss in zip(networks, losses, strict=True)}
 
 
+@cache
 def read_losses(text: str) -> tuple[dict[Network, float], dict[tuple[Network, float], float]]:
     """{network: its time, relative to the reference} and {(network, share of a training): bits per byte}.
 
@@ -86,9 +88,8 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(FRONTIER, [])
     passes = [float(text) for text in arguments.passes.split(",")]
-    print_row(
-        "a pass multiplies the loss by e to", *(f"{count:g} passes: once, again" for count in passes), header=True
-    )
+    heads = [f"{count:g} passes: once, again" for count in passes]
+    print_row("a pass multiplies the loss by e to", *heads, header=True)
     for name, factor in OVERFITTING.items():
         columns = []
         for count in passes:

@@ -35,7 +35,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     from nas.training.build import resolve_auto
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
-    networks, folder = draw_networks(config, costs, shapes, RUNGS[0][1]), out / f"random-{seed}" / TRIALS
+    networks, folder = draw_networks(config, costs, shapes, RUNGS[0].networks), out / f"random-{seed}" / TRIALS
     trials = open_trials(config, corpora, folder, context)
     for share, *_ in RUNGS:
         trials.run(networks, share)

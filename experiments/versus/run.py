@@ -112,7 +112,7 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)
-    networks = draw_networks(config, costs, shapes, RUNGS[0][1])
+    networks = draw_networks(config, costs, shapes, RUNGS[0].networks)
     best = RandomHalving(trials, costs, config.search.latency.target, networks).run()
     seconds = sum(result["wall_time_s"] for result in trials.results.values())
     return {"network": best.to_dict(), "ratio": costs.ratio(best), "seconds": seconds}

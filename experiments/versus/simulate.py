@@ -96,7 +96,7 @@ def main() -> None:
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
         truth, plain = Truth(points[arguments.text], seed, neutral), first_candidates(config, costs.tables, limit)
-        drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0][1]))
+        drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0].networks))
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):
             kind, networks = (RandomHalving, drawn) if name == "random" else (Halving, plain)

@@ -17,7 +17,7 @@ from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
 from nas.networks.halving import BATCH, Halving, batches
 from nas.networks.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
-from nas.networks.trials import LOGS, Estimate, Trials
+from nas.networks.trials import LOGS, Estimate, Trials, part_of
 from nas.retraining.trials import workers
 from nas.training.build import open_streams, passes_warning, resolve_auto
 from nas.training.device import DeviceContext
@@ -68,8 +68,7 @@ def networks_table(choice: dict) -> str:
         loss = f"loss {one['behind']:+.1%} ± {one['interval']:.1%}"
         rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")
     most = max(one["share"] for one in choice["trials"])
-    part = "a whole training" if most == 1 else f"{most:g} of a training"
-    why = f"the best by the law of those with {part}, or the cheapest of equal ones"
+    why = f"the best by the law of those with {part_of(most)}, or the cheapest of equal ones"
     return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
 
 

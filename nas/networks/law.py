@@ -52,6 +52,10 @@ class Text(NamedTuple):
     passes: float = 1.0
     bytes: int = 1
 
+    @property
+    def is_read_again(self) -> bool:
+        return self.passes > 1
+
 
 ONCE = Text()
 
@@ -112,7 +116,7 @@ class Law:
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.keys: dict = {}
         self.centre = mean_sizes(networks) if centre is None else np.asarray(centre)
-        terms, self.text = terms | AGAIN if text.passes > 1 else terms, text
+        terms, self.text = terms | AGAIN if text.is_read_again else terms, text
         self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
         means, spreads = np.array(list(terms.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))

@@ -39,6 +39,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     write_yaml(folder / COSTS, search.costs.to_dict())
     write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "about": about})
     spent, (fixed, per_epoch) = time.monotonic() - began, whole_seconds(estimate, RUNGS)
+    left = 60 * minutes - spent
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
     least = FEWEST_STEPS / share / steps
     widest = replace(config, model=replace(config.model, d_model=max(width for _, width in search.costs.tables)))
@@ -47,9 +48,9 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
         raise InputError(
             f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
         )
-    epochs = min(1.0, (60 * minutes - spent - fixed) / per_epoch)
+    epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
-    longer = (60 * minutes - spent - again[0]) / again[1]
+    longer = (left - again[0]) / again[1]
     if max(longer, least) > 1:
         (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:

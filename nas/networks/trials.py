@@ -30,7 +30,9 @@ TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 
 
 class Rung(NamedTuple):
-    """share: of a training. networks: how many get it, at most. vocabularies: at least so many of them, if likely."""
+    """share: of a training. networks: how many get it, at most. vocabularies: how many these have, at least, if as many
+    are likely to have the best network.
+    """
 
     share: float
     networks: int
@@ -51,9 +53,9 @@ def rung_steps(share: float, steps: int) -> int:
     return steps if share == 1 else min(steps, max(1, int(first * steps)) * round(share / first))
 
 
-def rungs_of(passes: float) -> tuple[Rung, ...]:
-    """The rungs of a search. passes: of a whole training over its text."""
-    return AGAIN_RUNGS if passes > 1 else RUNGS
+def part_of(share: float) -> str:
+    """The words for a share of a training."""
+    return "a whole training" if share == 1 else f"{share:g} of a training"
 
 
 class Estimate(NamedTuple):
@@ -86,8 +88,8 @@ class Trials:
     """Parts of trainings of networks, or whole ones. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. text: what
-    these read.
+    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. text: what these
+    read.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
@@ -97,10 +99,13 @@ class Trials:
         passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
         size = max((corpus.meta["splits"]["train"]["bytes"] for corpus in corpora.values()), default=1)
         self.text = Text(passes, size)
-        self.rungs = rungs_of(passes)
         self.tried: set[Network] = set()
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        return AGAIN_RUNGS if self.text.is_read_again else RUNGS
 
     def estimate(self, networks: list[Network]) -> Estimate:
         """The seconds of a trial's start and of a whole training, if these networks are typical, from a few steps."""
@@ -141,8 +146,7 @@ class Trials:
 
     def run(self, networks: list[Network], share: float) -> None:
         """Train each network until a share of its steps. Raises RunError if all fail."""
-        part = "a whole training" if share == 1 else f"{share:g} of a training"
-        print(f"{part} of {', '.join(map(str, networks))}", flush=True)
+        print(f"{part_of(share)} of {', '.join(map(str, networks))}", flush=True)
         self.tried |= {*networks}
         results = self.train(networks, share)
         self.results |= results
