@@ -27,6 +27,7 @@ from nas.core.run_folder import (
     OUTCOME,
     PATTERN,
     RESULTS,
+    SEARCH,
     SUMMARY,
     TRIALS,
     USUAL,
@@ -55,15 +56,16 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def open_plan(arguments: argparse.Namespace, config: Config) -> None:
+def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
     """Lock the folder, and write the configuration of all stages, or check that an earlier call had the same.
 
-    Before the first trial has begun, another configuration replaces that of an earlier call.
+    Returns it. Before the first trial has begun, another configuration replaces that of an earlier call.
     """
-    folder, file = arguments.run, arguments.run / PLAN
-    if file.exists() and (folder / "search" / TRIALS / CONFIG).exists():
+    folder, file, trials = arguments.run, arguments.run / PLAN, arguments.run / SEARCH / TRIALS
+    if file.exists() and (trials / CONFIG).exists():
         lock_folder(folder)
-        given, recorded = flat_config(asdict(config)), flat_config(asdict(load_config(file, [])))
+        plan = load_config(file, [])
+        given, recorded = flat_config(asdict(config)), flat_config(asdict(plan))
         if arguments.minutes != (minutes := read_yaml(file)["minutes"]):
             planned = "without --minutes" if minutes is None else f"with --minutes {minutes:g}"
             raise InputError(f"--run {folder} was begun {planned}: repeat the command so, or use another folder")
@@ -71,11 +73,10 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
         changed = [f"{key} ({recorded[key]} -> {given[key]})" for key in given if given[key] != recorded[key]]
         if changed := [text for text in changed if not text.startswith(free)]:
             raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
-        return
-    if folder.exists() and {entry.name for entry in folder.iterdir()} - {"search", LOCK, PLAN}:
+        return plan
+    if folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
         if file.exists():
-            missing = folder / "search" / TRIALS / CONFIG
-            raise InputError(f"{missing} is missing, so the search cannot go on; use another folder")
+            raise InputError(f"{trials / CONFIG} is missing, so the search cannot go on; use another folder")
         raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
     try_writing(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,8 +86,9 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> None:
         from nas.training.device import set_up_device
 
         context = set_up_device(config.seed, config.train)
-        config = plan_minutes(config, arguments.minutes, folder / "search" / TRIALS, context)
+        config = plan_minutes(config, arguments.minutes, trials, context)
     write_yaml(file, {"minutes": arguments.minutes, **asdict(config)})
+    return config
 
 
 def run_stage(command: str, *arguments) -> None:
@@ -99,31 +101,31 @@ def run_stage(command: str, *arguments) -> None:
         raise RunError(f"{command} failed; its message stands above")
 
 
-def usual_blocks(folder: Path) -> list[str] | None:
+def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
     """The blocks of the deepest interleaved network within the budget; None if there is none."""
     from nas.costs.baselines import deepest
     from nas.networks.choice import COSTS
     from nas.networks.costs import NetworkCosts
     from nas.networks.space import within
 
-    choice, config = read_yaml(folder / "search" / CHOICE), load_config(folder / PLAN, [])
-    costs = NetworkCosts.read(folder / "search" / TRIALS / COSTS)
+    choice = read_yaml(folder / SEARCH / CHOICE)
+    costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
     fits = within(costs.tables[costs.reference[:2]], choice["budget"] * costs.reference_cost)
-    return deepest(interleaved, config.model.blocks, fits)
+    return deepest(interleaved, plan.model.blocks, fits)
 
 
-def write_usual(folder: Path) -> Path:
+def write_usual(folder: Path, plan: Config) -> Path:
     """Write the pattern of the usual network."""
     from nas.core.config_checks import simplify
 
-    file, config, blocks = folder / f"{USUAL}.yaml", load_config(folder / PLAN, []), usual_blocks(folder)
+    file, blocks = folder / f"{USUAL}.yaml", usual_blocks(folder, plan)
     if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
-    write_yaml(file, {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), config, "interleaved")})
+    write_yaml(file, {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), plan, "interleaved")})
     return file
 
 
-def train_networks(folder: Path) -> None:
+def train_networks(folder: Path, plan: Config) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
@@ -132,9 +134,9 @@ def train_networks(folder: Path) -> None:
     from nas.retraining.trials import workers
     from nas.training.device import set_up_device
 
-    config, tasks = load_config(folder / PLAN, []), []
-    check_text(folder / "search" / TRIALS, data_digests(Corpus(prepare(config.data)).meta))
-    for name, pattern in zip(NAMES, (folder / "search" / PATTERN, write_usual(folder)), strict=True):
+    tasks = []
+    check_text(folder / SEARCH / TRIALS, data_digests(Corpus(prepare(plan.data)).meta))
+    for name, pattern in zip(NAMES, (folder / SEARCH / PATTERN, write_usual(folder, plan)), strict=True):
         run, log = folder / name, folder / "logs" / f"{name}.txt"
         arguments = [pattern, folder / PLAN, *run_options(run)]
         tasks.append(script_task(name, "retrain.py", arguments, run / RESULTS, log))
@@ -144,11 +146,11 @@ def train_networks(folder: Path) -> None:
                 file.unlink(missing_ok=True)
     if unfinished(tasks):
         print(f"training the {' and the '.join(NAMES)} network", flush=True)
-    if failed := run_tasks(tasks, workers(set_up_device(config.seed, config.train))):
+    if failed := run_tasks(tasks, workers(set_up_device(plan.seed, plan.train))):
         raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
 
 
-def summarize(folder: Path) -> dict:
+def summarize(folder: Path, plan: Config) -> dict:
     """The content of summary.yaml: both networks on test, and their times for a text beside that of the reference.
 
     All times are from the same rounds. use: the usual network if it is better on valid and within the budget, else the
@@ -161,7 +163,7 @@ def summarize(folder: Path) -> dict:
     from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 
-    plan, networks, summary, valid = load_config(folder / PLAN, []), {}, {}, {}
+    networks, summary, valid = {}, {}, {}
     context, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
     for name in reversed(NAMES):  # ratios are to the first one
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
@@ -182,11 +184,11 @@ def summarize(folder: Path) -> dict:
             "time_ratio_to_usual": times[name]["ratio"],
             "time_ratio_to_reference": times[name]["ratio"] / times["reference"]["ratio"],
         }
-    better = (1 + TIE) * valid[USUAL] < valid[FOUND] and usual_blocks(folder)
+    better = (1 + TIE) * valid[USUAL] < valid[FOUND] and usual_blocks(folder, plan)
     return summary | {"use": USUAL if better else FOUND}
 
 
-def describe(folder: Path) -> str:
+def describe(folder: Path, plan: Config) -> str:
     """The last lines: both networks, and how they differ."""
     summary, lines = read_yaml(folder / SUMMARY), []
     for name in NAMES:
@@ -199,11 +201,11 @@ def describe(folder: Path) -> str:
     found, usual = (summary[name] for name in NAMES)
     bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
     time, to_reference = found["time_ratio_to_usual"], found["time_ratio_to_reference"]
-    budget, choice = f"; {to_reference:.2f} of the reference's time", read_yaml(folder / "search" / CHOICE)
+    budget, choice = f"; {to_reference:.2f} of the reference's time", read_yaml(folder / SEARCH / CHOICE)
     if choice["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
     lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
-    if table := load_config(folder / PLAN, []).search.latency.table:
+    if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif choice["unit"].startswith("ms") and to_reference > (1 + TOLERANCE) * choice["budget"]:
         again = f"remove {folder / SUMMARY} and {folder / REPORT}, and repeat the command on an idle machine"
@@ -223,23 +225,23 @@ def main() -> None:
     if not arguments.minutes:
         check_same_text(config)
     interrupt_on_signals()
-    search = folder / "search"
+    search = folder / SEARCH
     try:
-        open_plan(arguments, config)
+        plan = open_plan(arguments, config)
         if not (search / OUTCOME).exists():
             run_stage("search.py", folder / PLAN, *run_options(search))
         if not (search / PATTERN).exists():
             run_stage("derive.py", search)
-        train_networks(folder)
+        train_networks(folder, plan)
         if not (folder / SUMMARY).exists():
-            write_yaml(folder / SUMMARY, summarize(folder))
+            write_yaml(folder / SUMMARY, summarize(folder, plan))
         if not (search / "pi.gif").exists():
             run_stage("animate.py", search)
         if not (folder / REPORT).exists():
             run_stage("nas.report", folder, "--out", folder / REPORT)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None
-    print(describe(folder))
+    print(describe(folder, plan))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import CHOICE, FOUND, RESULTS
+from nas.core.run_folder import CHOICE, FOUND, RESULTS, SEARCH
 from nas.networks.space import Network, make_network, options_of
 
 CONFIG = Path(__file__).with_name("frontier.yaml")
@@ -86,7 +86,7 @@ def draw(rows: list[tuple], folders: list[Path], path: Path) -> None:
     """Draw the grid over its times, and the networks that nas.run found. folders: of nas.run."""
     from nas.reporting.networks_figure import networks_figure
 
-    choices = [read_yaml(folder / "search" / CHOICE) for folder in folders]
+    choices = [read_yaml(folder / SEARCH / CHOICE) for folder in folders]
     found = [read_yaml(folder / FOUND / RESULTS) for folder in folders]
     trained = [
         (f"found within {one['budget']:g}", one["ratio"] * one["reference_cost"], result["valid"]["word_perplexity"])

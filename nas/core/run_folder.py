@@ -25,7 +25,7 @@ OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds; a search uses one that its new folder has already
 FLOPS_TABLE = "flops.yaml"
 SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
-FOUND, USUAL = "found", "usual"  # their folders
+SEARCH, FOUND, USUAL = "search", "found", "usual"  # its folders
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
 
 # Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
@@ -238,7 +238,7 @@ def read_pi(run: Path) -> list[dict]:
         config = run / CONFIG
         searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
         advice = "continue this search with --resume" if searching else "give the --run folder of a search"
-        inner = run / "search"  # of nas.run
+        inner = run / SEARCH  # of nas.run
         advice = f"give {inner}" if (inner / PI).is_file() else advice
         raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
     for number, line in enumerate(lines, start=1):

@@ -24,6 +24,7 @@ from nas.core.run_folder import (
     OUTCOME,
     PATTERN,
     RESULTS,
+    SEARCH,
     SUMMARY,
     USUAL,
     read_metrics,
@@ -169,7 +170,7 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
 
     whole = runs[0] if (runs[0] / SUMMARY).exists() else None
     if whole:
-        runs = [whole / "search", whole / FOUND, whole / USUAL, *runs[1:]]
+        runs = [whole / SEARCH, whole / FOUND, whole / USUAL, *runs[1:]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = [section(run, runs) for run in runs]
     answer = read_yaml(whole / SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
