@@ -81,9 +81,9 @@ def test_contenders_are_rules_and_files_of_any_size_with_different_names(contend
     assert (wide.key, wide.seeds, wide.config.model.d_model, wide.config.model.heads) == ("32-ad", [1], 32, 4)
     shutil.copy(tmp_path / "wide.yaml", tmp_path / "a" / "pattern.yaml")
     assert contenders(patterns=["a/pattern.yaml"])[1][0].name == "32-ad"  # all files of derive.py are called so
-    assert (
-        contenders("model.d_model=64", patterns=["wide.yaml"])[1][0].key == "64-h4-ad"
-    )  # options win, as in retrain.py
+    assert contenders("model.d_model=32", patterns=["interleaved", "wide.yaml"])[1][0].key == "32-ada"
+    with pytest.raises(InputError, match=r"wide.yaml has model.d_model=32, model.heads=4, and an option"):
+        contenders("model.d_model=64", patterns=["wide.yaml"])  # would make all networks alike
     for patterns, words in (
         (["interleavd"], r"neither a file nor one of .* the nearest is 'interleaved'"),
         (["par", "a/par.yaml"], "two patterns are called 'par'"),

@@ -63,7 +63,7 @@ def open_space(out: Path, overrides: list[str]):
 
 
 def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
-    """The network, its cost as a ratio to the reference's, and the seconds of the trials."""
+    """The network, its cost as a ratio to the reference's, the seconds of the trials, and the folder of its own."""
     from nas.networks.choice import COSTS
 
     run = out / f"trials-{seed}"
@@ -71,7 +71,8 @@ def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
     shutil.copy(out / COSTS, run / TRIALS)
     call("search.py", FRONTIER, *run_options(run), *seeded(overrides, seed))
     choice = read_yaml(run / CHOICE)
-    return {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
+    found = {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
+    return found | {"trial": str(run / TRIALS / choice["name"])}
 
 
 def draw_networks(config, costs, shapes, count: int) -> list:

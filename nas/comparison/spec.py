@@ -113,7 +113,13 @@ def read_contender(
         raise InputError(f"{path}: {name!r}: the file name must {allowed}")
     else:
         content, name = read_pattern(file), file.stem
-    config = load_config(retrain, [*shape_options(content), *overrides, "seed=1"])
+    own, given = shape_options(content), [*overrides, "seed=1"]
+    config = load_config(retrain, [*own, *given])
+    if config != load_config(retrain, [*given, *own]):
+        raise InputError(
+            f"{file} has {', '.join(own)}, and an option of the command line has another value; leave it out, or write "
+            f"it into {retrain}, which patterns may replace"
+        )
     blocks = simplify(content["blocks"], config, f"{name}: block")  # as in retrain.py
     sizes = [str(size) for size in (config.data.vocab_size, config.model.d_model) if size is not None]
     usual = config.model.d_model * recipe.model.heads // recipe.model.d_model
