@@ -72,7 +72,7 @@ def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
     call("search.py", FRONTIER, *run_options(run), *seeded(overrides, seed))
     choice = read_yaml(run / CHOICE)
     found = {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
-    return found | {"trial": str(run / TRIALS / choice["name"])}
+    return found | {"trial": choice["trial"]["folder"]}
 
 
 def draw_networks(config, costs, shapes, count: int) -> list:
