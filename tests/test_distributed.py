@@ -327,21 +327,36 @@ def test_collectives_do_nothing_in_a_single_process():
 
 
 THREADS = """
-import os, torch
-from nas.training.distributed import process_group
-with process_group(torch.device("cpu")):
-    parameter = torch.nn.Parameter(torch.ones(2))
-    parameter.grad = torch.ones(2)
-    torch.optim.Adam([parameter]).step()
-names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+import os, signal, sys
+sys.path.insert(0, {root!r})
+sys.argv = ["search.py", {config!r}, "--run", {folder!r}]
+import search, torch
+from nas.core.errors import Interrupted, rank
+from nas.search.gumbel import GumbelPhase
+original = GumbelPhase.step
+def step(self, number):
+    if number == {stop} and rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])  # may import modules that keep the group
+    return original(self, number)
+GumbelPhase.step = step
+try:
+    search.main()
+    ended = 0
+except Interrupted:
+    ended = 20
+names = [open("/proc/self/task/" + task + "/comm").read() for task in os.listdir("/proc/self/task")]
 assert not [name for name in names if "gloo" in name], names
+assert ended == {stop}
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_thread_of_the_process_group_outlives_it(tmp_path):
+@pytest.mark.parametrize("stop", [0, 20], ids=["finished", "interrupted"])
+def test_no_thread_of_the_process_group_outlives_it(stop, config, tmp_path):
+    """A thread of gloo that still runs when the interpreter ends may abort the process."""
     script = tmp_path / "threads.py"
-    script.write_text(THREADS)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*torchrun(2), script], env=environment, capture_output=True, text=True)
+    script.write_text(THREADS.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run"), stop=stop))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*torchrun(2), script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

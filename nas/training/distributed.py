@@ -4,6 +4,8 @@ Each rank trains its share of the rows of a batch, and the gradients are average
 with all rows. In a single process every function here returns at once, without communication.
 """
 
+import gc
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -33,7 +35,7 @@ def process_group(device: torch.device):
     if world_size() == 1:
         yield
         return
-    # Imported later by an optimizer, it would keep the group and its threads alive, and a process may abort at its end
+    # Imported later by an optimizer, it would keep the group and its threads alive
     import torch._dynamo  # noqa: F401
 
     on_gpu = {"backend": "cpu:gloo,cuda:nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
@@ -48,10 +50,17 @@ def process_group(device: torch.device):
             f"lost contact with another process ({str(error).splitlines()[0]}); torchrun names the one that ended "
             "below; --resume continues from the last checkpoint"
         ) from None
-    except Interrupted:  # all ranks stop together
-        dist.destroy_process_group()
+    except Interrupted as error:  # all ranks stop together
+        traceback.clear_frames(error.__traceback__)
+        leave_group()
         raise
-    dist.destroy_process_group()  # not after other errors, because it could wait for a rank that has ended
+    leave_group()  # not after other errors, because it could wait for a rank that has ended
+
+
+def leave_group() -> None:
+    """End the group and its threads. A thread that still runs when the interpreter ends may abort the process."""
+    dist.destroy_process_group()
+    gc.collect()  # DistributedDataParallel is in a reference cycle, and keeps the group
 
 
 # --- rows of a batch
