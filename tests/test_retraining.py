@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import retrain
+from experiments.helpers import ArrayCorpus
 from models import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.run_folder import open_run, read_metrics
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
-from nas.training.build import passes_warning, warmup_warning
+from nas.training.build import passes_warning, resolve_auto, warmup_warning
 from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, total_nll
 from nas.training.trainer import Trainer
@@ -42,6 +43,18 @@ def test_many_passes_cause_a_warning(small_config):
     assert warning(wide, 140) is None and warning(wide, 141) is not None
     wide.train.weight_decay = 0.5
     assert warning(wide, 280) is None and warning(wide, 281) is not None
+
+
+def test_auto_gives_dropout_to_trainings_that_read_their_text_twice(small_config):
+    corpus = ArrayCorpus(50, train=np.zeros(320, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
+
+    def dropout(given, *length):
+        sizes = ["train.batch_size=4", "train.segment=8", f"model.dropout={given}"]
+        return resolve_auto(small_config(*sizes, *length), corpus).model.dropout
+
+    assert (dropout("auto", "train.steps=19"), dropout("auto", "train.steps=20")) == (0.0, 0.1)
+    assert (dropout("auto", "train.epochs=1.9"), dropout("auto", "train.epochs=2")) == (0.0, 0.1)
+    assert (dropout(0.3, "train.steps=1"), dropout(0, "train.steps=90")) == (0.3, 0)
 
 
 def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):

@@ -22,6 +22,7 @@ PATTERN = "adadad"
 PASSES = (3.5, 7, 14, 28)
 COLUMNS = {
     "dropout 0": ["model.dropout=0"],
+    "dropout 0.1": ["model.dropout=0.1"],
     "dropout 0.2": ["model.dropout=0.2"],
     "dropout 0.4": ["model.dropout=0.4"],
     "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],

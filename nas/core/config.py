@@ -8,7 +8,7 @@ from nas.core.operations import Shape
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
-AUTO = "cutoffs", "ngram_rows"  # options of the model that may be auto, until the text is known
+AUTO = "cutoffs", "ngram_rows", "dropout"  # options of the model that may be auto, until the text is known
 CANDIDATES = {  # of search.operations, by search.method
     "trials": ("attention", "dense", "dense 8x", "conv", "window", "identity"),
     "gumbel": ("attention", "dense", "identity"),  # of the paper
@@ -43,7 +43,8 @@ class ModelOptions:
     # int or "4x": OmegaConf has no such union, so check_model() checks it
     d_ffn: Any = option("4x", "inner width of dense blocks; 4x: four times d_model")
     blocks: int = option(6, "largest number of blocks; exactly as many, if identity is no operation", minimum=1)
-    dropout: float = option(0.0, "dropout of embeddings, branches, inner activations, last layer", minimum=0, below=1)
+    # float or "auto": check_model() checks the type
+    dropout: Any = option("auto", "of embeddings, branches, inner activations, last layer; auto: 0.1 from 2 passes on")
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu_squared", "relu", "gelu"))
     # list[int] or "auto": OmegaConf has no such union, so check_cutoffs() checks the type

@@ -86,6 +86,8 @@ def check_model(model: ModelOptions) -> None:
     counts = isinstance(rows, list) and all(type(count) is int and count > 0 for count in rows)
     if rows != "auto" and (not counts or len(rows) > MOST_NGRAMS):
         raise InputError(f"model.ngram_rows={rows} must be a list of up to {MOST_NGRAMS} numbers from 1, or auto")
+    if model.dropout != "auto" and (type(model.dropout) not in (int, float) or not 0 <= model.dropout < 1):
+        raise InputError(f"model.dropout={model.dropout} must be a number from 0 to below 1, or auto")
     if model.cutoffs != "auto":
         check_cutoffs(model.cutoffs)
     if model.init == "depth_scaled" and model.norm != "pre":

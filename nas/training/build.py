@@ -25,6 +25,7 @@ MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY, ROBUST_WIDTH = 0.5, 128
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
+DROPOUT, DROPOUT_PASSES = 0.1, 2  # of model.dropout=auto: its value, and from how many passes on
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -39,9 +40,10 @@ def image_size(config: Config) -> int:
 
 
 def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = print) -> Config:
-    """The configuration with values for the training text in place of auto: the cheapest cutoffs, and rows of n-grams.
+    """The configuration with values for the training text in place of auto: the cheapest cutoffs, rows, and dropout.
 
-    The rows are few beside the tokens, and a small text has none, because models learn it by heart by its n-grams.
+    The rows of n-grams are few beside the tokens, and a small text has none, because models learn it by heart by its
+    n-grams. There is dropout if the training reads its text again (experiments/passes).
     """
     model, train, tokens = config.model, config.train, len(corpus.tokens("train"))
     if model.cutoffs == "auto":
@@ -53,6 +55,11 @@ def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = p
         rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
         tell(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
         model = replace(model, ngram_rows=rows)
+    if model.dropout == "auto":
+        passes = count_passes(config, tokens)
+        dropout = DROPOUT if passes >= DROPOUT_PASSES else 0.0
+        tell(f"model.dropout=auto: {dropout} for {passes:.1f} passes over the training text")
+        model = replace(model, dropout=dropout)
     return replace(config, model=model)
 
 
@@ -118,8 +125,8 @@ def short_share(config: Config) -> float:
 
 
 def most_passes(config: Config) -> int:
-    """The passes over its text after which a training may overfit."""
-    if config.model.dropout > 0:
+    """The passes over its text after which a training may overfit. model.dropout may be auto."""
+    if config.model.dropout:
         return MAX_PASSES_DECAY if config.train.weight_decay >= STRONG_DECAY else MAX_PASSES_ROBUST
     return MAX_PASSES_ROBUST if config.model.d_model < ROBUST_WIDTH else MAX_PASSES
 
