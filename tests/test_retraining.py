@@ -45,16 +45,22 @@ def test_many_passes_cause_a_warning(small_config):
     assert warning(wide, 280) is None and warning(wide, 281) is not None
 
 
-def test_auto_gives_dropout_to_trainings_that_read_their_text_twice(small_config):
+def test_auto_regularizes_trainings_by_the_passes_over_their_text(small_config):
     corpus = ArrayCorpus(50, train=np.zeros(320, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
 
-    def dropout(given, *length):
-        sizes = ["train.batch_size=4", "train.segment=8", f"model.dropout={given}"]
-        return resolve_auto(small_config(*sizes, *length), corpus).model.dropout
+    def resolved(*options):
+        given = ["train.batch_size=4", "train.segment=8", "model.dropout=auto", "train.weight_decay=auto"]
+        config = resolve_auto(small_config(*given, *options), corpus, tell=said.append)
+        return config.model.dropout, config.train.weight_decay
 
-    assert (dropout("auto", "train.steps=19"), dropout("auto", "train.steps=20")) == (0.0, 0.1)
-    assert (dropout("auto", "train.epochs=1.9"), dropout("auto", "train.epochs=2")) == (0.0, 0.1)
-    assert (dropout(0.3, "train.steps=1"), dropout(0, "train.steps=90")) == (0.3, 0)
+    said = []
+    assert (resolved("train.steps=19"), resolved("train.steps=20")) == ((0.0, 0.02), (0.1, 0.02))
+    assert (resolved("train.epochs=1.9"), resolved("train.epochs=2")) == ((0.0, 0.02), (0.1, 0.02))
+    assert said[-1] == "model.dropout=0.1, train.weight_decay=0.02 for 2 passes over the training text"
+    assert (resolved("train.epochs=4.9"), resolved("train.epochs=5")) == ((0.1, 0.02), (0.2, 0.5))
+    assert resolved("train.optimizer=adamw", "train.steps=1") == (0.0, 0.1)
+    assert resolved("model.dropout=0", "train.epochs=9") == (0, 0.5)
+    assert resolved("train.weight_decay=0.3", "train.epochs=9") == (0.2, 0.3)
 
 
 def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):

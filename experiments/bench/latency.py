@@ -47,6 +47,7 @@ def make_config(timing: str, threads: int, blocks: int, source: str) -> Config:
     config.search.latency.source = source
     resolve_defaults(config.train)
     config.train.threads, config.train.device = threads, "cpu"
+    config.model.dropout, config.train.weight_decay = 0.0, 0.02
     return config
 
 

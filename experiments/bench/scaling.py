@@ -49,8 +49,8 @@ class Step(NamedTuple):
 
 def make_config(blocks: int, d_model: int):
     sizes = {"blocks": blocks, "d_model": d_model, "heads": d_model // 64, "d_ffn": 4 * d_model}
-    model = ModelOptions(**sizes, cutoffs=CUTOFFS, tie_embeddings=True, ngram_rows=[])
-    config = Config(model=model, train=TrainOptions(segment=192, memory=192))
+    model = ModelOptions(**sizes, cutoffs=CUTOFFS, tie_embeddings=True, ngram_rows=[], dropout=0.0)
+    config = Config(model=model, train=TrainOptions(segment=192, memory=192, weight_decay=0.02))
     config.search.operations = [*CANDIDATES["gumbel"]]
     config.search.latency.timing = "training"  # FLOPs are counted at the sizes of training
     resolve_defaults(config.train)

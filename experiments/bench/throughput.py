@@ -67,11 +67,13 @@ def make_config(segment: int, div_value: int, blocks: int = 6):
 
     shape = SHAPES[segment]
     model = ModelOptions(
-        blocks=blocks, cutoffs=CUTOFFS, div_value=div_value, tie_embeddings=div_value == 1, ngram_rows=[]
+        blocks=blocks, cutoffs=CUTOFFS, div_value=div_value, tie_embeddings=div_value == 1, ngram_rows=[], dropout=0.0
     )
     config = Config(model=model)
     shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
-    config.train = TrainOptions(steps=10**6, optimizer="adamw", short_share=0.0, device="cpu", **shape)
+    config.train = TrainOptions(
+        steps=10**6, optimizer="adamw", weight_decay=0.1, short_share=0.0, device="cpu", **shape
+    )
     resolve_defaults(config.train)
     config.evaluate.batch_size = shape["batch_size"]
     search = config.search

@@ -8,12 +8,13 @@ from nas.core.operations import Shape
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
-AUTO = "cutoffs", "ngram_rows", "dropout"  # options of the model that may be auto, until the text is known
+AUTO_MODEL = "model.cutoffs", "model.ngram_rows"  # options that may be auto, until the text is known
+AUTO = *AUTO_MODEL, "model.dropout", "train.weight_decay"
 CANDIDATES = {  # of search.operations, by search.method
     "trials": ("attention", "dense", "dense 8x", "conv", "window", "identity"),
     "gumbel": ("attention", "dense", "identity"),  # of the paper
 }
-OPTIMIZER_DEFAULTS = {"muon": {"lr": 0.01, "weight_decay": 0.02}, "adamw": {"lr": 0.006, "weight_decay": 0.1}}
+LEARNING_RATES = {"muon": 0.01, "adamw": 0.006}  # of AdamW, by train.optimizer
 
 
 def option(default, help, **allowed):
@@ -43,8 +44,14 @@ class ModelOptions:
     # int or "4x": OmegaConf has no such union, so check_model() checks it
     d_ffn: Any = option("4x", "inner width of dense blocks; 4x: four times d_model")
     blocks: int = option(6, "largest number of blocks; exactly as many, if identity is no operation", minimum=1)
-    # float or "auto": check_model() checks the type
-    dropout: Any = option("auto", "of embeddings, branches, inner activations, last layer; auto: 0.1 from 2 passes on")
+    # float or "auto": check_range() checks the type
+    dropout: Any = option(
+        "auto",
+        "of embeddings, branches, inner activations, last layer; auto: 0.1 from 2 passes over the text on, 0.2 from 5",
+        minimum=0,
+        below=1,
+        number_or_auto=True,
+    )
     norm: str = option("pre", "layer normalisation before or after each block", choices=("pre", "post"))
     activation: str = option("relu", "activation of dense blocks", choices=("relu_squared", "relu", "gelu"))
     # list[int] or "auto": OmegaConf has no such union, so check_cutoffs() checks the type
@@ -71,7 +78,13 @@ class TrainOptions:
     muon_lr: float = option(0.015, "peak learning rate of Muon; it suits any width", above=0, maximum=1)
     schedule: str = option("linear", "decay of the rates, to 1/4 or 0 (cosine)", choices=("cosine", "linear"))
     warmup_steps: int = option(100, "steps of linear learning-rate warm-up", minimum=0)
-    weight_decay: float | None = option(None, "weight decay of matrices (null: 0.02; adamw: 0.1)", minimum=0)
+    # float or "auto": check_range() checks the type
+    weight_decay: Any = option(
+        "auto",
+        "weight decay of matrices; auto: 0.02, of adamw 0.1, and 0.5 from 5 passes over the text on",
+        minimum=0,
+        number_or_auto=True,
+    )
     beta2: float = option(0.999, "AdamW decay rate of squared gradients; rare words need it near 1", above=0, below=1)
     average_share: float = option(0.2, "last share of the steps, over which weights are averaged", minimum=0, maximum=1)
     short_share: float | None = option(
@@ -205,6 +218,11 @@ def flat_config(content: dict) -> dict[str, Any]:
     return flat
 
 
-def known_values(model: ModelOptions, values: dict[str, Any]) -> ModelOptions:
-    """A copy of the options of a model with known values in place of auto. values: {dotted key: value}."""
-    return replace(model, **{key: values[f"model.{key}"] for key in AUTO if getattr(model, key) == "auto"})
+def known_values(config: Config, values: dict[str, Any], keys: tuple[str, ...] = AUTO) -> Config:
+    """A copy of a configuration with known values in place of auto. values: {dotted key: value}."""
+    for key in keys:
+        section, name = key.split(".")
+        options = getattr(config, section)
+        if getattr(options, name) == "auto":
+            config = replace(config, **{section: replace(options, **{name: values[key]})})
+    return config

@@ -55,8 +55,10 @@ def check(config: Config) -> None:
 
 def check_range(key: str, value, allowed) -> None:
     """Raises InputError if a value is not allowed. allowed: the metadata of the option."""
-    if value is None:
+    if value is None or (value == "auto" and "number_or_auto" in allowed):
         return
+    if "number_or_auto" in allowed and type(value) not in (int, float):
+        raise InputError(f"{key}={value} must be a number or auto")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{key}={value} must be a finite number")
     choices = allowed.get("choices")
@@ -86,8 +88,6 @@ def check_model(model: ModelOptions) -> None:
     counts = isinstance(rows, list) and all(type(count) is int and count > 0 for count in rows)
     if rows != "auto" and (not counts or len(rows) > MOST_NGRAMS):
         raise InputError(f"model.ngram_rows={rows} must be a list of up to {MOST_NGRAMS} numbers from 1, or auto")
-    if model.dropout != "auto" and (type(model.dropout) not in (int, float) or not 0 <= model.dropout < 1):
-        raise InputError(f"model.dropout={model.dropout} must be a number from 0 to below 1, or auto")
     if model.cutoffs != "auto":
         check_cutoffs(model.cutoffs)
     if model.init == "depth_scaled" and model.norm != "pre":

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nas.core.config import OPTIMIZER_DEFAULTS, Config, TrainOptions, default_of, flat_config, options
+from nas.core.config import LEARNING_RATES, Config, TrainOptions, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_mistake
@@ -94,9 +94,8 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
 
 def resolve_defaults(train: TrainOptions) -> None:
     """Replace null by the value that it stands for, so that config.yaml records values."""
-    for name, value in OPTIMIZER_DEFAULTS.get(train.optimizer, {}).items():  # check() reports unknown ones
-        if getattr(train, name) is None:
-            setattr(train, name, value)
+    if train.lr is None:
+        train.lr = LEARNING_RATES.get(train.optimizer)  # check() reports unknown ones
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:

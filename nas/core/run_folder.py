@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config, flat_config, known_values, options
@@ -84,7 +84,7 @@ class RunFolder:
         """A copy of config with the recorded values in place of auto, if a configuration is recorded."""
         if not self.recorded:
             return config
-        return replace(config, model=known_values(config.model, flat_config(self.recorded)))
+        return known_values(config, flat_config(self.recorded))
 
     def check_config(self, config: Config) -> None:
         """Raises InputError if the run belongs to another stage, or has other options, which the message lists."""

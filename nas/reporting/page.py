@@ -9,7 +9,7 @@ from pathlib import Path
 from nas.comparison.claims import read_claims, spread_notice, training_warning
 from nas.comparison.results import read_results
 from nas.comparison.spec import SETTINGS
-from nas.core.config import OPTIMIZER_DEFAULTS, flat_config
+from nas.core.config import LEARNING_RATES, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.operations import OPERATIONS, unit_of
@@ -65,7 +65,7 @@ def origin(run: Path) -> dict:
 def changed_options(own: dict) -> dict:
     """The options of a run, as flat_config returns them, that differ from their defaults and from derived values."""
     defaults = flat_config({})
-    defaults |= {f"train.{key}": value for key, value in OPTIMIZER_DEFAULTS[own["train.optimizer"]].items()}
+    defaults["train.lr"] = LEARNING_RATES[own["train.optimizer"]]
     return {
         key: value
         for key, value in own.items()

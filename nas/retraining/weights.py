@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nas.core.config import Config, flat_config, known_values
+from nas.core.config import AUTO_MODEL, Config, flat_config, known_values
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
@@ -92,8 +92,8 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
 
 def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
     """The configuration with another tokenizer, and with the origin's values in place of auto."""
-    model, data = known_values(config.model, flat_config(asdict(origin))), replace(config.data, tokenizer=tokenizer)
-    return replace(config, model=model, data=data)
+    config = known_values(config, flat_config(asdict(origin)), AUTO_MODEL)
+    return replace(config, data=replace(config.data, tokenizer=tokenizer))
 
 
 def set_weights(module: nn.Module, origin: Trained) -> None:

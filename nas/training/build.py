@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
+from nas.core.config import SHORT_FROM, SHORT_SHARE, Config, known_values
 from nas.core.config_checks import short_segments_conflict
 from nas.core.errors import InputError
 from nas.core.operations import resolve_block
@@ -25,7 +24,8 @@ MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
 STRONG_DECAY, ROBUST_WIDTH = 0.5, 128
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
-DROPOUT, DROPOUT_PASSES = 0.1, 2  # of model.dropout=auto: its value, and from how many passes on
+WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
+REGULARIZATION = (5, 0.2, 0.5), (2, 0.1, None), (0, 0.0, None)  # from so many passes on: dropout, weight decay
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -40,27 +40,28 @@ def image_size(config: Config) -> int:
 
 
 def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = print) -> Config:
-    """The configuration with values for the training text in place of auto: the cheapest cutoffs, rows, and dropout.
+    """The configuration with values for the training text in place of auto.
 
-    The rows of n-grams are few beside the tokens, and a small text has none, because models learn it by heart by its
-    n-grams. There is dropout if the training reads its text again (experiments/passes).
+    The cutoffs are the cheapest ones. The rows of n-grams are few beside the tokens, and a small text has none, because
+    models learn it by heart by its n-grams. Trainings that read the text again are regularized (experiments/passes).
     """
-    model, train, tokens = config.model, config.train, len(corpus.tokens("train"))
+    model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
     if model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
-        cutoffs = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
-        tell(f"model.cutoffs=auto: {cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
-        model = replace(model, cutoffs=cutoffs)
+        known["model.cutoffs"] = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
+        tell(f"model.cutoffs=auto: {known['model.cutoffs']} of {corpus.vocab_size:,} entries of the vocabulary")
     if model.ngram_rows == "auto":
         rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
+        known["model.ngram_rows"] = rows
         tell(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
-        model = replace(model, ngram_rows=rows)
-    if model.dropout == "auto":
-        passes = count_passes(config, tokens)
-        dropout = DROPOUT if passes >= DROPOUT_PASSES else 0.0
-        tell(f"model.dropout=auto: {dropout} for {passes:.1f} passes over the training text")
-        model = replace(model, dropout=dropout)
-    return replace(config, model=model)
+    passes = count_passes(config, tokens)
+    known["model.dropout"], decay = next(both for least, *both in REGULARIZATION if passes >= least)
+    known["train.weight_decay"] = decay or WEIGHT_DECAY[train.optimizer]
+    resolved = known_values(config, known, tuple(known))
+    if "auto" in (model.dropout, train.weight_decay):
+        dropout, decay = resolved.model.dropout, resolved.train.weight_decay
+        tell(f"model.dropout={dropout:g}, train.weight_decay={decay:g} for {passes:.2g} passes over the training text")
+    return resolved
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:
@@ -125,9 +126,10 @@ def short_share(config: Config) -> float:
 
 
 def most_passes(config: Config) -> int:
-    """The passes over its text after which a training may overfit. model.dropout may be auto."""
+    """The passes over its text after which a training may overfit. Dropout and weight decay may be auto."""
+    decay = config.train.weight_decay
     if config.model.dropout:
-        return MAX_PASSES_DECAY if config.train.weight_decay >= STRONG_DECAY else MAX_PASSES_ROBUST
+        return MAX_PASSES_DECAY if decay == "auto" or decay >= STRONG_DECAY else MAX_PASSES_ROBUST
     return MAX_PASSES_ROBUST if config.model.d_model < ROBUST_WIDTH else MAX_PASSES
 
 
