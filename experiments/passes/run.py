@@ -8,7 +8,6 @@ if --only divides the trainings between them.
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -19,21 +18,13 @@ from nas.core.errors import run_command
 from nas.core.pattern import expand
 
 PATTERN = "adadad"
-PASSES = (3.5, 7, 14, 28)
+PASSES = (1.75, 3.5, 7, 14, 28)
 COLUMNS = {
     "dropout 0": ["model.dropout=0"],
     "dropout 0.1": ["model.dropout=0.1"],
     "dropout 0.2": ["model.dropout=0.2"],
-    "dropout 0.4": ["model.dropout=0.4"],
     "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
 }
-SETTINGS = {
-    "weight decay 0.1": ["model.dropout=0.2", "train.weight_decay=0.1"],
-    "weight decay 1": ["model.dropout=0.2", "train.weight_decay=1"],
-    "weight decay 0.5, dropout 0": ["model.dropout=0", "train.weight_decay=0.5"],
-}  # with SETTINGS_PASSES
-SETTINGS_PASSES = 28
-MEMORIES = (0, 32, 64, 128, 256)
 EVALUATIONS = 20
 
 
@@ -53,20 +44,11 @@ def main() -> None:
         print_row(
             f"{passes:g}", *(found and f"{found['best']:.4f} ({found['nlls'][-1]:.4f})" for found in row.values())
         )
-    for name, options in SETTINGS.items():
-        if found := result(name, SETTINGS_PASSES, options):
-            best[name] = found["best"]
-            print_row(name, f"{found['best']:.4f} ({found['nlls'][-1]:.4f})")
-    print_row("memory", *MEMORIES)
-    for found in jobs.all(f"*-{SETTINGS_PASSES}"):
-        print_row(found["setting"], *(f"{found['memory'][str(memory)]:.4f}" for memory in MEMORIES))
     print(json.dumps({"best_valid_nll": {name: round(nll, 4) for name, nll in best.items()}}))
 
 
 def train(overrides: list[str]) -> dict:
-    """nll per token on valid: at each evaluation (`nlls`), the lowest (`best`), and of the last weights by memory."""
-    from nas.training.evaluation import evaluate_split
-
+    """nll per token on valid: at each evaluation (`nlls`), and the lowest (`best`)."""
     (config, corpus, context), nlls = open_experiment(Path(__file__).with_name("passes.yaml"), overrides), []
 
     def evaluate(step, phase):
@@ -75,12 +57,7 @@ def train(overrides: list[str]) -> dict:
 
     training = Training(expand(PATTERN), config, corpus, context, evaluate)
     training.end()
-    model, by_memory = training.model, {}
-    for memory in MEMORIES:
-        longer = replace(config, evaluate=replace(config.evaluate, memory=memory))
-        figures = evaluate_split(longer, model, model.blocks, corpus, "valid", context)
-        by_memory[str(memory)] = figures["nll_per_token"]
-    return {"setting": " ".join(overrides), "best": min(nlls), "nlls": nlls, "memory": by_memory}
+    return {"best": min(nlls), "nlls": nlls}
 
 
 if __name__ == "__main__":
