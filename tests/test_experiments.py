@@ -44,7 +44,7 @@ def test_each_number_of_passes_is_trained_once(text_folder, cache, tmp_path, mon
     columns = {"dropout 0": ["model.dropout=0"], "dropout 0.5": ["model.dropout=0.5"]}
     monkeypatch.setattr(passes, "COLUMNS", columns)
     options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
-    options += ["model.d_model=16", "model.d_ffn=16", "model.ngram_rows=[]"]
+    options += ["model.d_model=16", "model.d_ffn=16", "model.ngram_rows=[]", "train.weight_decay=0.02"]
     options += ["train.batch_size=2", "train.segment=8", "train.memory=8"]
     monkeypatch.setattr("sys.argv", ["run.py", *options, "--out", str(tmp_path / "out")])
     passes.main()
