@@ -20,16 +20,16 @@ from nas.core.pattern import expand
 PATTERN = "adadad"
 PASSES = (1.75, 3.5, 7, 14, 28)
 COLUMNS = {
-    "dropout 0": ["model.dropout=0"],
-    "dropout 0.1": ["model.dropout=0.1"],
-    "dropout 0.2": ["model.dropout=0.2"],
-    "weight decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
+    "none": ["model.dropout=0", "train.weight_decay=0.02"],
+    "dropout 0.1": ["model.dropout=0.1", "train.weight_decay=0.02"],
+    "dropout 0.2": ["model.dropout=0.2", "train.weight_decay=0.02"],
+    "dropout 0.2, decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
 }
 EVALUATIONS = 20
 
 
 def main() -> None:
-    arguments = job_parser(__doc__, "runs/passes", "dropout-0.2-*").parse_intermixed_args()
+    arguments = job_parser(__doc__, "runs/passes", "dropout-0.1-*").parse_intermixed_args()
     jobs = Jobs(arguments.out, arguments.overrides, arguments.only)
 
     def result(name: str, passes: float, options: list[str]) -> dict | None:
