@@ -85,7 +85,7 @@ def operation_of(name: str, config: BlockConfig, **shape) -> nn.Module:
 def flops_of(name: str, batch: int, segment: int, memory: int, relative=True, heads=4) -> float:
     """FLOPs of a block of width 16 per token."""
     config = Config(train=TrainOptions(batch_size=batch, segment=segment, memory=memory))
-    config.model = ModelOptions(d_model=16, heads=heads, d_ffn=40, grid=[] if relative else [1, 1, 1])
+    config.model = ModelOptions(d_model=16, heads=heads, d_ffn=40, dropout=0, grid=[] if relative else [1, 1, 1])
     config.search.latency.timing = "training"  # the cost at the lengths of training
     return operation_flops(name, config)
 

@@ -27,22 +27,21 @@ def test_epochs_count_the_training_stream(small_config):
 
 
 def test_many_passes_cause_a_warning(small_config):
-    sizes = ["train.batch_size=4", "train.segment=8", "model.dropout=0"]
-    wide, narrow = small_config(*sizes, "model.d_model=128"), small_config(*sizes)
+    config = small_config("train.batch_size=4", "train.segment=8", "model.dropout=0")
 
-    def warning(config, steps, epochs=None):
+    def warning(steps, epochs=None):
         return passes_warning(replace(config, train=replace(config.train, steps=steps, epochs=epochs)), 320)
 
-    assert "read the 320 training tokens 5.1 times" in warning(wide, 51)
-    assert "give train.steps=50 or less, or model.dropout=0.2 train.weight_decay=0.5" in warning(wide, 51)
-    assert warning(wide, 50) is None and warning(narrow, 140) is None
-    assert warning(narrow, 141).endswith("give train.steps=140 or less")
-    assert warning(narrow, None, 15).endswith("give train.epochs=14 or less")
-    assert passes_warning(replace(narrow, train=replace(narrow.train, steps=None, epochs=14)), 321) is None
-    wide.model.dropout = 0.1
-    assert warning(wide, 140) is None and warning(wide, 141) is not None
-    wide.train.weight_decay = 0.5
-    assert warning(wide, 280) is None and warning(wide, 281) is not None
+    assert "read the 320 training tokens 2.1 times" in warning(21)
+    assert "give train.steps=20 or less, or model.dropout=auto train.weight_decay=auto" in warning(21)
+    assert warning(20) is None and warning(None, 2) is None
+    assert "give train.epochs=2 or less, or " in warning(None, 3)
+    config.model.dropout = 0.1
+    assert warning(50) is None and "give train.steps=50 or less, or " in warning(51)
+    config.train.weight_decay = 0.5
+    assert warning(280) is None and warning(281).endswith("give train.steps=280 or less")
+    config.model.dropout = config.train.weight_decay = "auto"
+    assert warning(280) is None and warning(281).endswith("give train.steps=280 or less")
 
 
 def test_auto_regularizes_trainings_by_the_passes_over_their_text(small_config):

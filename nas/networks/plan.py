@@ -42,8 +42,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     left = 60 * minutes - spent
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
     least = FEWEST_STEPS / share / steps
-    widest = replace(config, model=replace(config.model, d_model=max(width for _, width in search.costs.tables)))
-    most = most_passes(widest)
+    most = most_passes(config)
     if most < least:
         raise InputError(
             f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"

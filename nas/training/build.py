@@ -18,14 +18,13 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-# Passes over a text after which models may overfit (experiments/passes): without dropout, with dropout or less width,
-# and with dropout and strong weight decay.
-MAX_PASSES, MAX_PASSES_ROBUST, MAX_PASSES_DECAY = 5, 14, 28
-STRONG_DECAY, ROBUST_WIDTH = 0.5, 128
+# Passes over a text after which models may overfit (experiments/passes): without dropout, with it, and with strong
+# weight decay too. Dropout and weight decay that are auto follow them.
+PASSES_PLAIN, PASSES_DROPOUT, PASSES_DECAY = 2, 5, 28
+STRONG_DECAY = 0.5
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
-WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
-REGULARIZATION = (5, 0.2, 0.5), (2, 0.1, None), (0, 0.0, None)  # from so many passes on: dropout, weight decay
+WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # by train.optimizer
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -55,8 +54,8 @@ def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = p
         known["model.ngram_rows"] = rows
         tell(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
     passes = count_passes(config, tokens)
-    known["model.dropout"], decay = next(both for least, *both in REGULARIZATION if passes >= least)
-    known["train.weight_decay"] = decay or WEIGHT_DECAY[train.optimizer]
+    known["model.dropout"] = 0.2 if passes >= PASSES_DROPOUT else 0.1 if passes >= PASSES_PLAIN else 0.0
+    known["train.weight_decay"] = STRONG_DECAY if passes >= PASSES_DROPOUT else WEIGHT_DECAY[train.optimizer]
     resolved = known_values(config, known, tuple(known))
     if "auto" in (model.dropout, train.weight_decay):
         dropout, decay = resolved.model.dropout, resolved.train.weight_decay
@@ -128,9 +127,9 @@ def short_share(config: Config) -> float:
 def most_passes(config: Config) -> int:
     """The passes over its text after which a training may overfit. Dropout and weight decay may be auto."""
     decay = config.train.weight_decay
-    if config.model.dropout:
-        return MAX_PASSES_DECAY if decay == "auto" or decay >= STRONG_DECAY else MAX_PASSES_ROBUST
-    return MAX_PASSES_ROBUST if config.model.d_model < ROBUST_WIDTH else MAX_PASSES
+    if not config.model.dropout:
+        return PASSES_PLAIN
+    return PASSES_DECAY if decay == "auto" or decay >= STRONG_DECAY else PASSES_DROPOUT
 
 
 def passes_warning(config: Config, text_tokens: int) -> str | None:
@@ -140,10 +139,10 @@ def passes_warning(config: Config, text_tokens: int) -> str | None:
     if passes <= most:
         return None
     less = f"train.steps={enough}" if config.train.epochs is None else f"train.epochs={most}"
-    dropout = ", or model.dropout=0.2 train.weight_decay=0.5" if most == MAX_PASSES else ""
+    more = ", or model.dropout=auto train.weight_decay=auto" if most < PASSES_DECAY else ""
     return (
         f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
-        f"may overfit after {most}; give {less} or less{dropout}"
+        f"may overfit after {most}; give {less} or less{more}"
     )
 
 
