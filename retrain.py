@@ -158,7 +158,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
         run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
         continue_trial(pattern_file, config, run, record, phase.total_steps)
-        passes = passes_warning(config, len(corpus.tokens("train")))
+        passes = passes_warning(config, corpus)
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)
         results, out = train(phase, run, pattern_file, arguments.until), RESULTS

@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,40 +25,45 @@ def test_epochs_count_the_training_stream(small_config):
     assert phase.total_steps == math.ceil(2 * tokens / 32)
 
 
-def test_many_passes_cause_a_warning(small_config):
-    config = small_config("train.batch_size=4", "train.segment=8", "model.dropout=0")
-
-    def warning(steps, epochs=None):
-        return passes_warning(replace(config, train=replace(config.train, steps=steps, epochs=epochs)), 320)
-
-    assert "read the 320 training tokens 2.1 times" in warning(21)
-    assert "give train.steps=20 or less, or model.dropout=auto train.weight_decay=auto" in warning(21)
-    assert warning(20) is None and warning(None, 2) is None
-    assert "give train.epochs=2 or less, or " in warning(None, 3)
-    config.model.dropout = 0.1
-    assert warning(50) is None and "give train.steps=50 or less, or " in warning(51)
-    config.train.weight_decay = 0.5
-    assert warning(280) is None and warning(281).endswith("give train.steps=280 or less")
-    config.model.dropout = config.train.weight_decay = "auto"
-    assert warning(280) is None and warning(281).endswith("give train.steps=280 or less")
+READ_AGAIN = ["train.batch_size=4", "train.segment=8", "model.dropout=auto", "train.weight_decay=auto"]
 
 
-def test_auto_regularizes_trainings_by_the_passes_over_their_text(small_config):
-    corpus = ArrayCorpus(50, train=np.zeros(320, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
+@pytest.fixture
+def short_text() -> ArrayCorpus:
+    return ArrayCorpus(50, train=np.zeros(320, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
 
-    def resolved(*options):
-        given = ["train.batch_size=4", "train.segment=8", "model.dropout=auto", "train.weight_decay=auto"]
-        config = resolve_auto(small_config(*given, *options), corpus, tell=said.append)
+
+def test_auto_regularizes_trainings_that_read_their_text_again(small_config, short_text):
+    """By the passes, and by the parameters of the tables for each token of the text: five in a pass, or half of it."""
+
+    def found(epochs, *options):
+        given = small_config(*READ_AGAIN, f"train.epochs={epochs}", *options)
+        config = resolve_auto(given, short_text, tell=said.append)
         return config.model.dropout, config.train.weight_decay
 
     said = []
-    assert (resolved("train.steps=19"), resolved("train.steps=20")) == ((0.0, 0.02), (0.1, 0.02))
-    assert (resolved("train.epochs=1.9"), resolved("train.epochs=2")) == ((0.0, 0.02), (0.1, 0.02))
+    assert (found(1.9), found(2), found(3.9), found(4)) == ((0.0, 0.02), (0.1, 0.02), (0.1, 0.02), (0.2, 0.5))
+    assert found(2, "train.steps=19") == (0.0, 0.02) and found(1, "train.steps=20") == (0.1, 0.02)
     assert said[-1] == "model.dropout=0.1, train.weight_decay=0.02 for 2 passes over the training text"
-    assert (resolved("train.epochs=4.9"), resolved("train.epochs=5")) == ((0.1, 0.02), (0.2, 0.5))
-    assert resolved("train.optimizer=adamw", "train.steps=1") == (0.0, 0.1)
-    assert resolved("model.dropout=0", "train.epochs=9") == (0, 0.5)
-    assert resolved("train.weight_decay=0.3", "train.epochs=9") == (0.2, 0.3)
+    for half in ("model.d_model=8", "model.tie_embeddings=true"):
+        assert (found(3.5, half), found(3.7, half), found(5.7, half)) == ((0.0, 0.02), (0.1, 0.02), (0.2, 0.5))
+    assert found(3.5, "model.d_model=8", "model.ngram_rows=[10]") == (0.1, 0.02)
+    assert found(1, "train.optimizer=adamw") == (0.0, 0.1)
+    assert found(9, "model.dropout=0") == (0, 0.5) and found(9, "train.weight_decay=0.3") == (0.2, 0.3)
+
+
+def test_many_passes_cause_a_warning(small_config, short_text):
+    def warning(epochs, *options):
+        return passes_warning(small_config(*READ_AGAIN, f"train.epochs={epochs}", *options), short_text)
+
+    assert warning(28) is None and "290 steps of a pattern read the 320 training tokens 29.0 times" in warning(29)
+    assert warning(29).endswith("it may overfit; give train.epochs=28, or fewer steps")
+    assert warning(1, "train.steps=281").endswith("it may overfit; give train.steps=280, or fewer steps")
+    assert warning(1.9, "model.dropout=0") is None
+    assert warning(3, "model.dropout=0").endswith("give model.dropout=0.1 train.weight_decay=0.02, or fewer steps")
+    strong = "give model.dropout=0.2 train.weight_decay=0.5, or fewer steps"
+    assert warning(4, "model.dropout=0.1").endswith(strong) and warning(4, "train.weight_decay=0.02").endswith(strong)
+    assert warning(4, "model.dropout=0.3", "train.weight_decay=0.5") is None
 
 
 def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):

@@ -8,8 +8,8 @@ from nas.core.operations import Shape
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
-AUTO_MODEL = "model.cutoffs", "model.ngram_rows"  # options that may be auto, until the text is known
-AUTO = *AUTO_MODEL, "model.dropout", "train.weight_decay"
+# Options that may be auto, until the text is known
+AUTO = "model.cutoffs", "model.ngram_rows", "model.dropout", "train.weight_decay"
 CANDIDATES = {  # of search.operations, by search.method
     "trials": ("attention", "dense", "dense 8x", "conv", "window", "identity"),
     "gumbel": ("attention", "dense", "identity"),  # of the paper
@@ -47,7 +47,7 @@ class ModelOptions:
     # float or "auto": check_range() checks the type
     dropout: Any = option(
         "auto",
-        "of embeddings, branches, inner activations, last layer; auto: 0.1 from 2 passes over the text on, 0.2 from 5",
+        "of embeddings, branches, inner activations, last layer; auto: up to 0.2 if the text is read again",
         minimum=0,
         below=1,
         number_or_auto=True,
@@ -81,7 +81,7 @@ class TrainOptions:
     # float or "auto": check_range() checks the type
     weight_decay: Any = option(
         "auto",
-        "weight decay of matrices; auto: 0.02, of adamw 0.1, and 0.5 from 5 passes over the text on",
+        "weight decay of matrices; auto: 0.02 (adamw: 0.1), or 0.5 if the text is read often",
         minimum=0,
         number_or_auto=True,
     )
@@ -218,11 +218,11 @@ def flat_config(content: dict) -> dict[str, Any]:
     return flat
 
 
-def known_values(config: Config, values: dict[str, Any], keys: tuple[str, ...] = AUTO) -> Config:
+def known_values(config: Config, values: dict[str, Any]) -> Config:
     """A copy of a configuration with known values in place of auto. values: {dotted key: value}."""
-    for key in keys:
+    for key in AUTO:
         section, name = key.split(".")
         options = getattr(config, section)
-        if getattr(options, name) == "auto":
+        if key in values and getattr(options, name) == "auto":
             config = replace(config, **{section: replace(options, **{name: values[key]})})
     return config

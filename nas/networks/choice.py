@@ -86,7 +86,7 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     parts = batches(trials.rungs)
     most = f"{sum(share * count for share, count in parts):.3g}"
     print(f"{len(search.networks)} networks are {within} at first; trials take the steps of at most {most} trainings")
-    if warning := passes_warning(config, len(trials.corpora[size].tokens("train"))):
+    if warning := passes_warning(config, trials.corpora[size]):
         print(warning)
     if not (folder / LOGS).exists():
         estimate = trial_estimate(search, folder)

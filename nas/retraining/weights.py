@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nas.core.config import AUTO_MODEL, Config, flat_config, known_values
+from nas.core.config import Config, flat_config, known_values
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
@@ -91,8 +91,9 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
 
 
 def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
-    """The configuration with another tokenizer, and with the origin's values in place of auto."""
-    config = known_values(config, flat_config(asdict(origin)), AUTO_MODEL)
+    """The configuration with another tokenizer, and with the origin's values of the model in place of auto."""
+    origin_values = flat_config(asdict(origin))
+    config = known_values(config, {key: origin_values[key] for key in ("model.cutoffs", "model.ngram_rows")})
     return replace(config, data=replace(config.data, tokenizer=tokenizer))
 
 

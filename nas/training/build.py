@@ -18,13 +18,10 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-# Passes over a text after which models may overfit (experiments/passes): without dropout, with it, and with strong
-# weight decay too. Dropout and weight decay that are auto follow them.
-PASSES_PLAIN, PASSES_DROPOUT, PASSES_DECAY = 2, 5, 28
-STRONG_DECAY = 0.5
+MOST_PASSES = 28  # over a text, after which models may overfit with any dropout (experiments/passes)
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
-WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # by train.optimizer
+WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -42,7 +39,7 @@ def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = p
     """The configuration with values for the training text in place of auto.
 
     The cutoffs are the cheapest ones. The rows of n-grams are few beside the tokens, and a small text has none, because
-    models learn it by heart by its n-grams. Trainings that read the text again are regularized (experiments/passes).
+    models learn it by heart by its n-grams. For dropout and weight decay see regularization().
     """
     model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
     if model.cutoffs == "auto":
@@ -53,14 +50,30 @@ def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = p
         rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
         known["model.ngram_rows"] = rows
         tell(f"model.ngram_rows=auto: {rows} for {tokens:,} training tokens")
-    passes = count_passes(config, tokens)
-    known["model.dropout"] = 0.2 if passes >= PASSES_DROPOUT else 0.1 if passes >= PASSES_PLAIN else 0.0
-    known["train.weight_decay"] = STRONG_DECAY if passes >= PASSES_DROPOUT else WEIGHT_DECAY[train.optimizer]
-    resolved = known_values(config, known, tuple(known))
+    resolved = known_values(config, known)
     if "auto" in (model.dropout, train.weight_decay):
-        dropout, decay = resolved.model.dropout, resolved.train.weight_decay
+        resolved = known_values(resolved, regularization(resolved, corpus))
+        dropout, decay, passes = resolved.model.dropout, resolved.train.weight_decay, count_passes(config, tokens)
         tell(f"model.dropout={dropout:g}, train.weight_decay={decay:g} for {passes:.2g} passes over the training text")
     return resolved
+
+
+def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
+    """Dropout and weight decay for a training that reads its text again. config: with numbers of rows of n-grams.
+
+    The more parameters the embeddings and the output layer have for each token of the text, the fewer passes a model
+    needs to learn it by heart. The bounds are from trainings of seven networks (experiments/passes).
+    """
+    model, tokens = config.model, len(corpus.tokens("train"))
+    tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings else 2) + sum(model.ngram_rows))
+    passes = count_passes(config, tokens)
+    exposure = passes * tables / tokens
+    dropout, decay = 0.0, WEIGHT_DECAY[config.train.optimizer]
+    if passes >= 2 and exposure >= 9:
+        dropout = 0.1
+    if passes >= 4 and exposure >= 14:
+        dropout, decay = 0.2, 0.5
+    return {"model.dropout": dropout, "train.weight_decay": decay}
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:
@@ -124,25 +137,22 @@ def short_share(config: Config) -> float:
     return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
 
 
-def most_passes(config: Config) -> int:
-    """The passes over its text after which a training may overfit. Dropout and weight decay may be auto."""
-    decay = config.train.weight_decay
-    if not config.model.dropout:
-        return PASSES_PLAIN
-    return PASSES_DECAY if decay == "auto" or decay >= STRONG_DECAY else PASSES_DROPOUT
-
-
-def passes_warning(config: Config, text_tokens: int) -> str | None:
+def passes_warning(config: Config, corpus: Corpus) -> str | None:
     """A warning if the training of a pattern reads its text so often that it overfits."""
-    most, passes, steps = most_passes(config), count_passes(config, text_tokens), count_steps(config, text_tokens)
-    enough = max(1, most * text_tokens // (config.train.batch_size * config.train.segment))
-    if passes <= most:
+    tokens, train = len(corpus.tokens("train")), config.train
+    passes, steps = count_passes(config, tokens), count_steps(config, tokens)
+    config = resolve_auto(config, corpus, tell=lambda text: None)
+    needed, given = regularization(config, corpus), (config.model.dropout, config.train.weight_decay)
+    if passes > MOST_PASSES:
+        enough = max(1, MOST_PASSES * tokens // (train.batch_size * train.segment))
+        advice = f"train.steps={enough}" if train.epochs is None else f"train.epochs={MOST_PASSES}"
+    elif any(own < least for own, least in zip(given, needed.values(), strict=True)):
+        advice = " ".join(f"{key}={value:g}" for key, value in needed.items())
+    else:
         return None
-    less = f"train.steps={enough}" if config.train.epochs is None else f"train.epochs={most}"
-    more = ", or model.dropout=auto train.weight_decay=auto" if most < PASSES_DECAY else ""
     return (
-        f"WARNING: {steps:,} steps of a pattern read the {text_tokens:,} training tokens {passes:.1f} times, and it "
-        f"may overfit after {most}; give {less} or less{more}"
+        f"WARNING: {steps:,} steps of a pattern read the {tokens:,} training tokens {passes:.1f} times, and it may "
+        f"overfit; give {advice}, or fewer steps"
     )
 
 
