@@ -69,9 +69,9 @@ def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
     passes = count_passes(config, tokens)
     exposure = passes * tables / tokens
     dropout, decay = 0.0, WEIGHT_DECAY[config.train.optimizer]
-    if passes >= 2 and exposure >= 9:
+    if passes >= 2 and exposure >= 10:
         dropout = 0.1
-    if passes >= 4 and exposure >= 14:
+    if passes >= 3 and exposure >= 18:
         dropout, decay = 0.2, 0.5
     return {"model.dropout": dropout, "train.weight_decay": decay}
 
