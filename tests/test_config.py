@@ -58,6 +58,8 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("model.dropout=1", "model.dropout=1 must be less than 1"),
         ("model.dropout=-0.1", "model.dropout=-0.1 must be at least 0"),
         ("model.dropout=true", "model.dropout=True must be a number or auto"),
+        ("model.dropout=null", "model.dropout=None must be a number or auto"),
+        ("train.weight_decay=null", "train.weight_decay=None must be a number or auto"),
         ("train.weight_decay=Auto", "train.weight_decay=Auto must be a number or auto"),
         ("data.lowercase=maybe", "data.lowercase must be true or false"),
         ("data.lowercase=3", "data.lowercase must be true or false"),

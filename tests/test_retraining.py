@@ -44,11 +44,12 @@ def test_auto_regularizes_trainings_that_read_their_text_again(small_config, sho
     said = []
     assert (found(1.9), found(2), found(3.5), found(3.7)) == ((0.0, 0.02), (0.1, 0.02), (0.1, 0.02), (0.2, 0.5))
     assert found(2, "train.steps=19") == (0.0, 0.02) and found(1, "train.steps=20") == (0.1, 0.02)
-    assert said[-1] == "model.dropout=0.1, train.weight_decay=0.02 for 2 passes over the training text"
+    assert said[-1] == "model.dropout=0.1, train.weight_decay=0.02 for 2.00 passes over the training text"
     for half in ("model.d_model=8", "model.tie_embeddings=true"):
         assert (found(3.9, half), found(4.1, half), found(7.3, half)) == ((0.0, 0.02), (0.1, 0.02), (0.2, 0.5))
     assert found(3.7, "model.d_model=8", "model.ngram_rows=[10]") == (0.1, 0.02)
     assert found(2.9, "model.d_model=32") == (0.1, 0.02) and found(3, "model.d_model=32") == (0.2, 0.5)
+    assert found(1.95) == found(1, "train.steps=20") == (0.1, 0.02)  # these epochs are 19.5 steps, so 20
     assert found(1, "train.optimizer=adamw") == (0.0, 0.1)
     assert found(9, "model.dropout=0") == (0, 0.5) and found(9, "train.weight_decay=0.3") == (0.2, 0.3)
 
@@ -59,11 +60,13 @@ def test_many_passes_cause_a_warning(small_config, short_text):
 
     assert warning(28) is None and "290 steps of a pattern read the 320 training tokens 29.0 times" in warning(29)
     assert warning(29).endswith("it may overfit; give train.epochs=28, or fewer steps")
+    both = "give model.dropout=0.2 train.weight_decay=0.5 train.epochs=28, or fewer steps"
+    assert warning(29, "model.dropout=0", "train.weight_decay=0").endswith(both)
     assert warning(1, "train.steps=281").endswith("it may overfit; give train.steps=280, or fewer steps")
-    assert warning(1.9, "model.dropout=0") is None
-    assert warning(3, "model.dropout=0").endswith("give model.dropout=0.1 train.weight_decay=0.02, or fewer steps")
-    strong = "give model.dropout=0.2 train.weight_decay=0.5, or fewer steps"
-    assert warning(4, "model.dropout=0.1").endswith(strong) and warning(4, "train.weight_decay=0.02").endswith(strong)
+    assert warning(1.9, "model.dropout=0", "train.weight_decay=0") is None
+    assert warning(3, "model.dropout=0", "train.weight_decay=0").endswith("give model.dropout=0.1, or fewer steps")
+    assert warning(4, "model.dropout=0.1").endswith("give model.dropout=0.2, or fewer steps")
+    assert warning(4, "train.weight_decay=0.02").endswith("give train.weight_decay=0.5, or fewer steps")
     assert warning(4, "model.dropout=0.3", "train.weight_decay=0.5") is None
 
 

@@ -1,4 +1,4 @@
-"""How many passes over a small text pay, and with which dropout? `python experiments/passes/run.py`.
+"""Which dropout and weight decay for how many passes over a text? `python experiments/passes/run.py`.
 
 It trains the interleaved pattern with 6 blocks for several numbers of passes and settings, and evaluates valid 20 times
 during each training. Every finished training is a JSON file in OUT and is not repeated. Several processes may share OUT

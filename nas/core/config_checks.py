@@ -55,10 +55,12 @@ def check(config: Config) -> None:
 
 def check_range(key: str, value, allowed) -> None:
     """Raises InputError if a value is not allowed. allowed: the metadata of the option."""
-    if value is None or (value == "auto" and "number_or_auto" in allowed):
-        return
     if "number_or_auto" in allowed and type(value) not in (int, float):
+        if value == "auto":
+            return
         raise InputError(f"{key}={value} must be a number or auto")
+    if value is None:
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{key}={value} must be a finite number")
     choices = allowed.get("choices")

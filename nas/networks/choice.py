@@ -33,6 +33,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     within the budget or another process runs the trials, and RunError if every trial of a rung fails.
     """
     opened = open_run(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
+    config = opened.resolve_auto(config)
     if not (run / CHOICE).exists():
         record, history = search_networks(config, opened, context)
         write_jsonl(run / PI, history)

@@ -14,11 +14,12 @@ from nas.data.preprocess import prepare
 from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.networks.halving import LONG_ENOUGH, batches
 from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, rung_steps
-from nas.training.build import MOST_PASSES
+from nas.training.build import most_passes
 from nas.training.device import DeviceContext
 
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
+DROPOUT_TIME = 1.15  # of a training step with dropout, to one without
 EVALUATIONS = 4  # of a training on valid, before its end
 
 
@@ -42,14 +43,19 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     left = 60 * minutes - spent
     steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
     least = FEWEST_STEPS / share / steps
-    if least > MOST_PASSES:
-        most = f"{MOST_PASSES} passes have {MOST_PASSES * steps} steps"
-        raise InputError(f"the text is too short: {most}; {FEWEST_STEPS / share:.0f} are needed")
+    most = most_passes(config)
+    if most < least:
+        raise InputError(
+            f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
+        )
     epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
+    if longer > 2 and config.model.dropout == "auto":  # the estimate has no dropout
+        again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
+        longer = (left - again[0]) / again[1]
     if max(longer, least) > 1:
-        (fixed, per_epoch), epochs = again, min(longer, MOST_PASSES)
+        (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
         enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")

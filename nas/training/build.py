@@ -18,7 +18,8 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-MOST_PASSES = 28  # over a text, after which models may overfit with any dropout (experiments/passes)
+PASSES_DECAY, STRONG_DECAY = 3, 0.5  # from so many passes over a text on, models may need so much weight decay
+MOST_PASSES = 28  # after which models may overfit with any dropout (experiments/passes)
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
 WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
@@ -53,26 +54,27 @@ def resolve_auto(config: Config, corpus: Corpus, tell: Callable[[str], None] = p
     resolved = known_values(config, known)
     if "auto" in (model.dropout, train.weight_decay):
         resolved = known_values(resolved, regularization(resolved, corpus))
-        dropout, decay, passes = resolved.model.dropout, resolved.train.weight_decay, count_passes(config, tokens)
-        tell(f"model.dropout={dropout:g}, train.weight_decay={decay:g} for {passes:.2g} passes over the training text")
+        dropout, decay, passes = resolved.model.dropout, resolved.train.weight_decay, whole_passes(config, tokens)
+        tell(f"model.dropout={dropout:g}, train.weight_decay={decay:g} for {passes:.2f} passes over the training text")
     return resolved
 
 
 def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
     """Dropout and weight decay for a training that reads its text again. config: with numbers of rows of n-grams.
 
-    The more parameters the embeddings and the output layer have for each token of the text, the fewer passes a model
-    needs to learn it by heart. The bounds are from trainings of seven networks (experiments/passes).
+    The more parameters the embeddings and the output layer (with model.div_value=1) have for each token of the text,
+    the fewer passes a model needs to learn it by heart. The bounds are from trainings of seven networks
+    (experiments/passes).
     """
     model, tokens = config.model, len(corpus.tokens("train"))
     tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings else 2) + sum(model.ngram_rows))
-    passes = count_passes(config, tokens)
+    passes = whole_passes(config, tokens)
     exposure = passes * tables / tokens
     dropout, decay = 0.0, WEIGHT_DECAY[config.train.optimizer]
     if passes >= 2 and exposure >= 10:
         dropout = 0.1
-    if passes >= 3 and exposure >= 18:
-        dropout, decay = 0.2, 0.5
+    if passes >= PASSES_DECAY and exposure >= 18:
+        dropout, decay = 0.2, STRONG_DECAY
     return {"model.dropout": dropout, "train.weight_decay": decay}
 
 
@@ -129,6 +131,11 @@ def count_passes(config: Config, stream_tokens: int) -> float:
     return train.epochs if train.steps is None else train.steps * train.batch_size * train.segment / stream_tokens
 
 
+def whole_passes(config: Config, stream_tokens: int) -> float:
+    """Passes over a stream of whole steps, which are equal for train.steps and the train.epochs that they come from."""
+    return count_steps(config, stream_tokens) * config.train.batch_size * config.train.segment / stream_tokens
+
+
 def short_share(config: Config) -> float:
     """train.short_share, or its default."""
     train = config.train
@@ -137,22 +144,30 @@ def short_share(config: Config) -> float:
     return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
 
 
+def most_passes(config: Config) -> int:
+    """The passes after which any model may overfit with the given dropout and weight decay, which may be auto."""
+    decay = config.train.weight_decay
+    return MOST_PASSES if config.model.dropout and (decay == "auto" or decay >= STRONG_DECAY) else PASSES_DECAY
+
+
 def passes_warning(config: Config, corpus: Corpus) -> str | None:
     """A warning if the training of a pattern reads its text so often that it overfits."""
     tokens, train = len(corpus.tokens("train")), config.train
-    passes, steps = count_passes(config, tokens), count_steps(config, tokens)
+    steps, passes = count_steps(config, tokens), whole_passes(config, tokens)
     config = resolve_auto(config, corpus, tell=lambda text: None)
-    needed, given = regularization(config, corpus), (config.model.dropout, config.train.weight_decay)
+    needed, advice = regularization(config, corpus), []
+    if config.model.dropout < (least := needed["model.dropout"]):
+        advice.append(f"model.dropout={least}")
+    if train.weight_decay != "auto" and train.weight_decay < STRONG_DECAY == needed["train.weight_decay"]:
+        advice.append(f"train.weight_decay={STRONG_DECAY}")
     if passes > MOST_PASSES:
         enough = max(1, MOST_PASSES * tokens // (train.batch_size * train.segment))
-        advice = f"train.steps={enough}" if train.epochs is None else f"train.epochs={MOST_PASSES}"
-    elif any(own < least for own, least in zip(given, needed.values(), strict=True)):
-        advice = " ".join(f"{key}={value:g}" for key, value in needed.items())
-    else:
+        advice.append(f"train.steps={enough}" if train.epochs is None else f"train.epochs={MOST_PASSES}")
+    if not advice:
         return None
     return (
         f"WARNING: {steps:,} steps of a pattern read the {tokens:,} training tokens {passes:.1f} times, and it may "
-        f"overfit; give {advice}, or fewer steps"
+        f"overfit; give {' '.join(advice)}, or fewer steps"
     )
 
 
@@ -172,7 +187,7 @@ def rising_warning(metrics: list[dict]) -> str | None:
     losses = " -> ".join(f"{nll:.4f}" for nll in last)
     return (
         f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "
-        "or model.dropout=0.2 train.weight_decay=0.5"
+        "or more model.dropout and train.weight_decay"
     )
 
 
