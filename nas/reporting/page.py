@@ -63,7 +63,7 @@ def origin(run: Path) -> dict:
 
 
 def changed_options(own: dict) -> dict:
-    """The options of a run, as flat_config returns them, that differ from their defaults, and values in place of auto."""
+    """The options of a run that differ from their defaults, and values in place of auto. own: of flat_config()."""
     defaults = flat_config({})
     defaults["train.lr"] = LEARNING_RATES[own["train.optimizer"]]
     return {
