@@ -259,7 +259,8 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     tmp_path, small_yaml, text_folder
 ):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    shown = succeed("search", small_yaml, "--run", whole, *OPTIONS)
+    auto = *OPTIONS, "model.dropout=auto", "train.weight_decay=auto"  # on resume, auto means the recorded value
+    shown = succeed("search", small_yaml, "--run", whole, *auto, "model.dropout=0.3")
     assert "trials take the steps of at most 3.5 trainings" in shown and "\na whole training of 3" in shown
     minutes = re.search(r"the trials take about (\S+) minutes", shown)
     assert 0.1 < float(minutes[1]) < 10  # 19 starts of PyTorch
@@ -268,7 +269,8 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
     assert 2 < choice["trainings"] < 3.51
     text, moved = shutil.copytree(text_folder, tmp_path / "text"), tmp_path / "moved"
-    command = [sys.executable, "search.py", small_yaml, "--run", killed, *OPTIONS, f"data.source={text}"]
+    begin = small_yaml, "--run", killed, *auto, f"data.source={text}"
+    command = [sys.executable, "search.py", *begin, "model.dropout=0.3"]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(killed.glob("trials/*/trial-*.yaml")):
@@ -276,8 +278,8 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
         time.sleep(0.05)
     process.kill()
     process.wait()
-    assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", killed, *OPTIONS)
-    resume = "search", small_yaml, "--run", killed, "--resume", *OPTIONS, f"data.source={text.rename(moved)}"
+    assert "already holds a run; add --resume" in refuse("search", *begin)
+    resume = "search", *begin, "--resume", f"data.source={text.rename(moved)}"
     changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")
     assert "another configuration: train.lr (0.003 -> 0.5), search.latency.target (0.9 -> 1" in changed
     other = shutil.copytree(text_folder, tmp_path / "other")

@@ -35,7 +35,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
             assert process.returncode == 130
             assert "progress is saved: repeat the command to continue" in errors.read_text()
     plan = yaml.safe_load((folder / "run.yaml").read_text())
-    assert 0.5 < plan["train"]["epochs"] <= 14 and plan["train"]["steps"] is None
+    assert 0.5 < plan["train"]["epochs"] <= 3 and plan["train"]["steps"] is None
     assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")
     assert "train.lr (0.003 -> 0.1)" in refuse("run", *whole, "train.lr=0.1")
     assert "was begun with --minutes 3: repeat the command so" in refuse("run", *whole, "--minutes", 2)
