@@ -18,8 +18,8 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-PASSES_DECAY, STRONG_DECAY = 3, 0.5  # from so many passes over a text on, models may need so much weight decay
-MOST_PASSES = 28  # after which models may overfit with any dropout (experiments/passes)
+PASSES_DECAY, STRONG_DECAY = 3, 0.5  # passes from which models may need this weight decay (experiments/passes)
+MOST_PASSES = 28  # the most that were tried
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
 WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
