@@ -115,7 +115,6 @@ def main() -> None:
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
     config, origin = with_origin(config, pattern_file["blocks"], folder)
     run = open_run(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, may_differ)
-    config = run.resolve_auto(config)
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
         retrain(pattern_file, config, origin, run, context, arguments)

@@ -72,7 +72,6 @@ def search_by_gumbel(config, folder: Path, context) -> None:
     from nas.training.trainer import Trainer
 
     run = open_run(folder, config, "search")
-    config = run.resolve_auto(config)
     began, options = time.monotonic(), config.search
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")

@@ -58,14 +58,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def configure(options: list[str], **sections):
-    """The defaults without n-grams, updated by these sections, then by the options."""
+    """The defaults without n-grams and dropout, updated by these sections, then by the options."""
     import yaml
 
     from nas.core.config_loading import load_config
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.yaml"
-        sections["model"] = {"ngram_rows": []} | sections.get("model", {})
+        sections["model"] = {"ngram_rows": [], "dropout": 0} | sections.get("model", {})
+        sections["train"] = {"weight_decay": 0.02} | sections.get("train", {})
         path.write_text(yaml.safe_dump(sections))
         return load_config(path, options)
 
