@@ -60,6 +60,8 @@ def test_many_passes_cause_a_warning(small_config, short_text):
 
     assert warning(28) is None and "290 steps of a pattern read the 320 training tokens 29.0 times" in warning(29)
     assert warning(29).endswith("it may overfit; give train.epochs=28, or fewer steps")
+    odd = ArrayCorpus(50, train=np.zeros(321, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
+    assert passes_warning(small_config(*READ_AGAIN, "train.epochs=28"), odd) is None  # 280.9 steps, so 281
     both = "give model.dropout=0.2 train.weight_decay=0.5 train.epochs=28, or fewer steps"
     assert warning(29, "model.dropout=0", "train.weight_decay=0").endswith(both)
     assert warning(1, "train.steps=281").endswith("it may overfit; give train.steps=280, or fewer steps")

@@ -153,7 +153,7 @@ def most_passes(config: Config) -> int:
 def passes_warning(config: Config, corpus: Corpus) -> str | None:
     """A warning if the training of a pattern reads its text so often that it overfits."""
     tokens, train = len(corpus.tokens("train")), config.train
-    steps, passes = count_steps(config, tokens), whole_passes(config, tokens)
+    steps, passes = count_steps(config, tokens), count_passes(config, tokens)
     config = resolve_auto(config, corpus, tell=lambda text: None)
     needed, advice = regularization(config, corpus), []
     if config.model.dropout < (least := needed["model.dropout"]):
