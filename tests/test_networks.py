@@ -162,6 +162,12 @@ def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_
     trained = shared_conditions(small_config(*training, "data.vocab_size=40", "model.dropout=0.5"), corpus)
     slow = NetworkCosts({(40, 16): table}, network, {"timing": "training"} | trained)
     assert reason(slow, *training) == "it was measured with dropout 0.5"
+    by_passes = shared_conditions(small_config(*training, "data.vocab_size=40", "model.dropout=auto"), corpus)
+    slow.device.update(by_passes)
+    assert reason(slow, *training, "model.dropout=auto") == ""
+    assert reason(slow, *training, "model.dropout=auto", "train.epochs=9", "train.steps=null") == (
+        f"it was measured with passes {by_passes['passes']}"
+    )
     onnx = ["search.latency.source=onnx", "search.latency.timing=generation"]
     generation = NetworkCosts({(40, 16): table}, network, {"timing": "generation"})
     assert reason(generation, *onnx) == "it was measured in another runtime"

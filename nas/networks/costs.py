@@ -17,7 +17,7 @@ from nas.costs.latency import ROUNDS, SECONDS, changed_conditions, device_condit
 from nas.costs.works import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, read_network, with_sizes
-from nas.training.build import resolve_auto
+from nas.training.build import resolve_auto, whole_passes
 from nas.training.device import DeviceContext
 
 TIMED_BLOCKS = 8  # of the networks that give the time of a block
@@ -124,8 +124,10 @@ def shared_conditions(config: Config, corpus: Corpus) -> dict:
     train = corpus.meta["splits"]["train"]
     text = {"train_sha256": train.get("sha256"), "train_tokens": train["tokens"]}
     blocks = {name: describe_sizes(name, config.shape) for name in config.search.operations}
-    optimizer = {"optimizer": config.train.optimizer} if training else {}
-    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text | blocks | optimizer
+    own = {"optimizer": config.train.optimizer} if training else {}
+    if training and config.model.dropout == "auto":  # its values depend on the passes
+        own["passes"] = whole_passes(config, train["tokens"])
+    return sizes | {"head_width": config.model.d_model // config.model.heads} | model | text | blocks | own
 
 
 def network_costs(
