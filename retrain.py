@@ -178,17 +178,10 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
 
     trainer = Trainer(phase, run)
     trainer.fit(until)
-    if until:
-        if trainer.step > until:
-            raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
-        valid = phase.figures(phase.trial_average) if trainer.step < phase.total_steps else trainer.valid
-        if not math.isfinite(valid["nll_per_token"]):
-            raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {until}; give a smaller train.lr")
-        figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
-        # The mean has fewer steps if an earlier call stopped among them.
-        figures |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
-        run.write(trial_file(until), figures)
+    if until and trainer.step > until:
+        raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
     if trainer.step < phase.total_steps:
+        write_trial(phase, run, trainer, phase.trial_figures())
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
         return None
     lost, finished = broadcast_from_main(lambda: [not (run.path / BEST).exists(), (run.path / RESULTS).exists()])
@@ -206,9 +199,21 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
             "wall_time_s": trainer.wall_seconds,
             "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
         }
+    if until:
+        write_trial(phase, run, trainer, results["valid"])
     test = results["test"]  # written again, because restoring the checkpoint removed its line
     run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     return results
+
+
+def write_trial(phase, run, trainer, valid: dict) -> None:
+    """Write what a trial has reached. valid: its figures. Raises RunError if the loss is not finite."""
+    if not math.isfinite(valid["nll_per_token"]):
+        raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {phase.until}; give a smaller train.lr")
+    figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
+    # The mean has fewer steps if an earlier call stopped among them.
+    figures |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
+    run.write(trial_file(phase.until), figures)
 
 
 if __name__ == "__main__":

@@ -98,14 +98,14 @@ class Training:
             return self.end()  # rates have decayed, so retrain.py judges the whole training too
         self.phase.begin_trial(last)
         self.train(last)
-        return self.phase.figures(self.phase.trial_average)
+        return self.phase.trial_figures()
 
     def end(self) -> dict:
         """Figures on valid at the end. The model is then in evaluation mode."""
         self.train(self.phase.total_steps)
         self.phase.end()
         self.model.eval()
-        return self.phase.figures(self.phase.train_weights.average)
+        return self.phase.figures(self.phase.train_weights.average, self.phase.config)
 
     def train(self, last: int) -> None:
         while self.steps < last:

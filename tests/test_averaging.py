@@ -1,5 +1,7 @@
 """The mean of the weights over the last steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,6 +17,10 @@ AVERAGE = ["train.steps=12", "train.average_share=0.34", "model.dropout=0.2"]  #
 
 def weights_of(phase) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in phase.train_weights.optimizer.parameters]
+
+
+def valid_nll(phase) -> float:
+    return phase.figures(phase.train_weights.average, phase.config)["nll"]
 
 
 def assert_mean(found, kept: list[list[torch.Tensor]]) -> None:
@@ -78,10 +84,23 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         if step == 6:
             with trial.trial_average.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.figures(trial.trial_average)["nll"] != plain.figures(plain.train_weights.average)["nll"]
+            assert trial.trial_figures()["nll"] != valid_nll(plain)
             longer = continued(trial, 8)
             assert longer.trial_average.count == 0  # the mean of a shorter trial is not part of it
-        assert trial.figures(trial.train_weights.average)["nll"] == plain.figures(plain.train_weights.average)["nll"]
+        assert valid_nll(trial) == valid_nll(plain)
+
+
+def test_a_trial_is_judged_at_the_lengths_that_its_steps_have_read(small_config):
+    cases = (6, 0.5, 8, (4, 4)), (6, 0.5, 2, (4, 2)), (7, 0.5, 8, (8, 8)), (6, 0, 8, (8, 8))
+    for until, share, memory, lengths in cases:
+        config = small_config(*AVERAGE, "train.segment=8", f"train.memory={memory}", f"train.short_share={share}")
+        phase = make_retraining(config, PATTERN, until=until)
+        for step in range(1, until + 1):
+            phase.step(step)
+        other = replace(config.evaluate, segment=lengths[0], memory=lengths[1])
+        expected = phase.figures(phase.trial_average, replace(config, evaluate=other))
+        assert phase.trial_figures() == expected
+        assert (expected["nll"] == phase.figures(phase.trial_average, config)["nll"]) == (lengths == (8, memory))
 
 
 def test_training_without_a_run_folder_ends_with_the_mean(small_config):

@@ -1,6 +1,6 @@
 """The choice of a pattern, and what is printed about it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import expand
+from nas.costs.cost_table import MILLISECONDS
 from nas.derivation import choice
 from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.printing import print_choice, print_notices, trials_table
@@ -28,6 +29,7 @@ def test_trials_give_their_network_or_the_best_of_its_sizes_within_another_budge
     run = search_run([[1, 0, 0]] * 3, path=tmp_path, search=search)
     made = choice.tried_choice(run, content, COSTS, 1.0)
     assert made.blocks == own and made.trial == Path("runs/one/trials/aa") and made.trials == trials
+    assert choice.tried_choice(run, content, replace(COSTS, unit=MILLISECONDS), 1.0).trial is None  # another budget
     other = choice.tried_choice(run, content, COSTS, 16.5 / COSTS.reference(3))
     assert other.blocks == ["attention"] and other.trial is None
     pi = other.runs[0].pi

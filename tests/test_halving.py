@@ -221,6 +221,15 @@ def test_law_probability_and_vocabulary_decide_who_goes_on(known_search):
         assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
 
 
+def test_the_law_counts_the_steps_that_trials_have_taken(known_search, monkeypatch):
+    search, seen = known_search(), []
+    monkeypatch.setattr(halving, "Law", lambda points, *rest: seen.extend(points))
+    search.trials.steps = {2000: 135, 8000: 128}
+    search.trials.points = [Point(plain(size, 64, 4), share, 2.0) for size in (2000, 8000) for share in (1 / 8, 1)]
+    search.law()
+    assert [point.share for point in seen] == [16 / 135, 1, 1 / 8, 1]
+
+
 def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypatch):
     monkeypatch.setattr(halving, "TIE", 0.5)
     search = known_search()

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,13 @@ def test_candidates_for_the_sizes_are_those_given_or_the_automatic_ones_that_the
     found = candidate_sizes(config, 500, 10**9)
     assert found == list(itertools.product((500, 700), (16, 24, 32, 48, 64)))
     config.search.vocab_size, config.search.d_model = "auto", []
+    auto = "search.method=trials", "search.d_model=auto", "model.d_model=30", "model.heads=2"
+    assert [width for _, width in candidate_sizes(small_config("data.vocab_size=500", *auto), 500, 10**9)] == [
+        30,
+        60,
+        90,
+        120,
+    ]  # 45 has no sine and cosine
     assert candidate_sizes(config, 500, 1_300_000) == [(size, 16) for size in (500, 1000, 2000, 4000)]
 
 
@@ -59,6 +67,8 @@ def test_a_search_begins_with_interleaved_networks_or_else_with_those_of_one_ope
     assert patterns(8.0) == {"a", "ad", "ada", "adad"}
     assert patterns(2.5) == {"d"}  # no interleaved one
     assert first_candidates(config, tables, 1.5) == []
+    dear = replace(TABLE, overhead=6.0)  # leaves no room for an interleaved network of this size
+    assert Network(200, 8, ("dense",)) in first_candidates(config, tables | {(200, 8): dear}, 7.5)
     config.search.operations.remove("identity")
     assert patterns(12.0) == {"adadad"} and patterns(9.5) == {"dddddd"}
     config.search.operations.remove("dense")

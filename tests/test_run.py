@@ -95,6 +95,10 @@ def test_a_refused_start_does_not_fix_the_configuration(tmp_path, small_yaml):
     failed = run("run", *whole, "train.epochs=0.2", "search.latency.target=0.01")
     assert failed.returncode == 1 and "error: no network is within search.latency.target=0.01" in failed.stderr
     assert "--minutes 0.01 is too short" in refuse("run", *whole, "search.latency.target=0.8", "--minutes", 0.01)
+    costs = folder / "search" / "trials" / "costs.yaml"  # the next call may have other sizes
+    assert costs.exists()
+    run("run", *whole, "train.epochs=0.2", "search.latency.target=0.01")
+    assert not costs.exists()
 
 
 def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):

@@ -183,9 +183,9 @@ def check_sizes(config: Config) -> None:
         if sizes != "auto" and len({*sizes}) < len(sizes):
             raise InputError(f"search.{key}={sizes} names a size twice")
     for width in search.d_model if search.d_model != "auto" else []:
-        if width % head:
+        if width % head or width % 2:
             raise InputError(
-                f"search.d_model={width} must be a multiple of {head}, the channels of a head (model.heads)"
+                f"search.d_model={width} must be even, and a multiple of {head}, the channels of a head (model.heads)"
             )
     if search.vocab_size and data.tokenizer not in PIECES:
         raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram")

@@ -23,7 +23,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     content: of choice.yaml.
     """
     own, trials = content["network"], content["trials"]
-    if budget in (None, run.budget):
+    if budget is None or (budget == run.budget and costs.unit == run.costs.unit):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
     shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / CONFIG, [])
     tried = [read_network(one) for one in trials]

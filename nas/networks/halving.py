@@ -3,6 +3,7 @@
 P networks, N blocks, O operations.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,8 +36,11 @@ class Halving:
         self.config, self.centre, self.terms = trials.config, mean_sizes(networks), TERMS
 
     def law(self, points: int | None = None) -> Law:
-        """The law of the first points; None: of all."""
-        known = self.trials.points[:points]
+        """The law of the first points; None: of all. Their shares are those of whole steps."""
+        trials, known = self.trials, []
+        for point in trials.points[:points]:
+            share = trials.until(point.network, point.share) / trials.steps[point.network.vocab_size]
+            known.append(replace(point, share=share))
         return Law(known, self.networks, self.config.model.d_ffn, self.centre, self.terms, self.trials.text)
 
     def run(self) -> Network:

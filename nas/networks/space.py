@@ -59,26 +59,26 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
     """All pairs of search.vocab_size and search.d_model. vocab_size, text_bytes: of the training text."""
     model, search, head = config.model, config.search, config.model.d_model // config.model.heads
     sizes = [size for size in VOCABULARIES if size * BYTES_PER_PIECE <= text_bytes]
-    widths = [round(model.d_model * factor / head) * head for factor in WIDTHS]
+    widths = [width for factor in WIDTHS if (width := round(model.d_model * factor / head) * head) % 2 == 0]
     given = (search.vocab_size, sizes, vocab_size), (search.d_model, widths, model.d_model)
     return list(product(*(sorted({*auto, own} if it == "auto" else {*it}) or [own] for it, auto, own in given)))
 
 
 def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
-    """The candidates of at most a cost from which a search climbs: interleaved networks or, if there are none, networks
-    of one operation.
+    """The candidates of at most a cost from which a search climbs: of each pair of sizes its interleaved networks, or
+    if there are none, networks of one operation.
 
     With identity among the operations, a network has at most model.blocks blocks, else exactly as many.
     tables: costs of each vocabulary and width.
     """
     operations, most = config.search.operations, config.model.blocks
     depths = range(1, most + 1) if "identity" in operations else [most]
-    plain = map(interleaved, depths) if {*interleaved(2)} <= {*operations} else []
-    for patterns in (list(plain), [[name] * depth for name in operations if name != "identity" for depth in depths]):
-        fitting = [(shape, filter(within(table, limit), patterns)) for shape, table in tables.items()]
-        if found := [make_network(*shape, blocks) for shape, fits in fitting for blocks in fits]:
-            return found
-    return []
+    plain = [interleaved(depth) for depth in depths] if {*interleaved(2)} <= {*operations} else []
+    uniform, found = [[name] * depth for name in operations if name != "identity" for depth in depths], []
+    for shape, table in tables.items():
+        fits = within(table, limit)
+        found += [make_network(*shape, blocks) for blocks in [*filter(fits, plain)] or filter(fits, uniform)]
+    return found
 
 
 def cheapest(config: Config, table: CostTable) -> float:

@@ -135,7 +135,7 @@ class Trials:
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)
         write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
-        arguments = [pattern, folder / CONFIG, *run_options(run), f"train.steps={steps}", "train.evaluate_every=0"]
+        arguments = [pattern, folder / CONFIG, *run_options(run), f"train.steps={steps}"]
         arguments += [*options_of(network, self.config), *([] if until is None else ["--until", until])]
         result = RESULTS if until is None else trial_file(until)
         return script_task(name, "retrain.py", arguments, run / result, log)

@@ -1,18 +1,19 @@
 """The training of a fixed pattern, as an ordinary Transformer-XL."""
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
 from models.transformer_xl import TransformerXL
-from nas.core.config import Config
+from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import check_splits, count_steps, open_stream, short_share
 from nas.training.checkpoint import save_checkpoint
 from nas.training.device import DeviceContext
-from nas.training.evaluation import evaluate_split
+from nas.training.evaluation import evaluate_split, evaluation_lengths
 from nas.training.optimizer import TailAverage
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase
@@ -58,7 +59,7 @@ class RetrainPhase(Phase):
         return nll, batch.targets.numel() * distributed.world_size()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        figures = self.figures(self.train_weights.average)
+        figures = self.figures(self.train_weights.average, self.config)
         if figures["nll_per_token"] < self.best_nll:
             self.best_nll = figures["nll_per_token"]
             if distributed.is_main():
@@ -66,10 +67,24 @@ class RetrainPhase(Phase):
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
         return figures
 
-    def figures(self, average: TailAverage) -> dict:
-        """Figures on valid of a mean of the weights, or of the weights if it has none yet."""
+    def trial_figures(self) -> dict:
+        """Figures on valid of the trial's mean.
+
+        Until long segments begin, segments and memories have at most the length of short segments here, because the
+        model has not learned to attend farther.
+        """
+        config, short = self.config, self.config.train.segment // SHORT_PARTS
+        if self.until <= self.train_weights.short_steps:
+            segment, memory = (min(length, short) for length in evaluation_lengths(config))
+            config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
+        return self.figures(self.trial_average, config)
+
+    def figures(self, average: TailAverage, config: Config) -> dict:
+        """Figures on valid, at the lengths of a configuration, of a mean of the weights, or of the weights if it has
+        none yet.
+        """
         with average.in_use():
-            return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.context)
+            return evaluate_split(config, self.model, self.model.blocks, self.corpus, "valid", self.context)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}
