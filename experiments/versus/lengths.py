@@ -1,0 +1,39 @@
+"""At which lengths are trials judged best? `python experiments/versus/lengths.py 32000-64-adad ... data.source=FOLDER`.
+
+Trains networks, given by pieces, width and blocks, to each rung of a search. The training is that of
+experiments/frontier, whose steps until then read short segments. Prints bits per byte on valid at the lengths of
+trials, and at full segments and memories. The last line is JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.helpers import Training, open_experiment, print_row
+from experiments.versus.run import FRONTIER
+from nas.core.errors import run_command
+from nas.core.pattern import expand
+from nas.networks.trials import RUNGS
+
+
+def main() -> None:
+    networks = [text for text in sys.argv[1:] if "=" not in text]
+    overrides, rows = [text for text in sys.argv[1:] if "=" in text], {}
+    print_row("network", "share", "at the lengths of trials", "at full lengths", header=True)
+    for name in networks:
+        size, width, blocks = name.split("-")
+        sizes = [f"data.vocab_size={size}", f"model.d_model={width}", f"model.heads={int(width) // 32}"]
+        config, corpus, context = open_experiment(FRONTIER, [*overrides, *sizes])
+        training, rows[name] = Training(expand(blocks), config, corpus, context), {}
+        for share, *_ in RUNGS:
+            trial = training.until(share)
+            full = training.phase.figures(training.phase.trial_average, config)
+            rows[name][share] = [round(one["bits_per_byte"], 4) for one in (trial, full)]
+            print_row(name, share, *rows[name][share])
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    run_command(main)
