@@ -1,4 +1,4 @@
-"""A training that goes on from a trial."""
+"""Trials: their time, and trainings that go on from them."""
 
 import shutil
 
@@ -7,8 +7,16 @@ import torch
 import yaml
 
 from nas.core.files import write_yaml
-from tests.making import assert_same_state
+from nas.networks import trials
+from tests.making import assert_same_state, make_retraining
 from tests.processes import succeed
+
+
+def test_the_time_of_a_training_counts_its_short_and_its_long_segments(small_config, monkeypatch):
+    config = small_config("train.steps=8", "train.short_share=0.75")
+    phase = make_retraining(config, ["attention"])
+    monkeypatch.setattr(trials, "timed_rounds", lambda steps, *rest: dict(zip(steps, ([1.0], [3.0]), strict=True)))
+    assert trials.step_seconds(phase) == (6 * 1 + 2 * 3) / 8
 
 
 @pytest.mark.slow

@@ -75,13 +75,16 @@ class Estimate(NamedTuple):
 
 
 def step_seconds(phase: RetrainPhase) -> float:
-    """Seconds of a training step."""
+    """Mean seconds of the steps of a training, whose first ones may read short segments."""
 
-    def step() -> None:
-        phase.step(1)
+    def take(step: int) -> None:
+        phase.step(step)
         phase.context.synchronize()
 
-    return float(np.median(timed_rounds({"step": step}, 1, TIMED_SECONDS)["step"]))
+    total, short = phase.total_steps, phase.train_weights.short_steps
+    times = timed_rounds({step: lambda step=step: take(step) for step in (1, total)}, 1, TIMED_SECONDS)
+    first, last = (float(np.median(times[step])) for step in (1, total))
+    return last + (first - last) * short / total
 
 
 class Trials:
