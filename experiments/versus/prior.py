@@ -1,16 +1,17 @@
 """Fit the prior means of the law: `python experiments/versus/prior.py [TEXT FOLDER ...]`.
 
-The data are the grids of experiments/frontier and trainings.csv: trainings of run.py at each rung and at the end. With
-a text, wikitext2 or stdlib, and folders of run.py, the program first replaces the trainings of this text in the file.
+The data are trainings.csv, which has trials and trainings of searches, and the grids and trainings of
+experiments/frontier. With a text, wikitext2 or stdlib, and folders of searches, the program first replaces the trials
+of this text that were judged at the lengths of trials by those in the folders.
+
 They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
 training that two searches repeated counts once. Each text has an offset, a slope in T, and an offset of whole
-trainings, whose learning rates have decayed. Also tells how well the law predicts the ends of trainings from their
-trials. The last line is JSON.
+trainings, whose learning rates have decayed. Trials of networks with full attention that were judged at full lengths
+(README.md, "The lengths at which trials are judged") have terms of their own. The last line is JSON.
 """
 
 import argparse
 import csv
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -19,20 +20,27 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import kendall_tau, print_row
+from experiments.helpers import print_row
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand, interleaved
-from nas.core.run_folder import RESULTS, TRIALS
-from nas.networks.law import NOISE, OWN, TERMS, Law, Point
+from nas.core.run_folder import CONFIG, RESULTS
+from nas.networks.law import NOISE, OWN, TERMS, Law, Point, log_sizes
 from nas.networks.space import Network, make_network
 from nas.networks.trials import RUNGS
 
-TEXTS = "wikitext2", "stdlib"
+TEXTS = {"wikitext2": "frontier", "stdlib": "python"}  # and the table of their trainings in experiments/frontier
 GRIDS = Path(__file__).parents[1] / "frontier"
 TRAININGS = Path(__file__).with_name("trainings.csv")
-COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte"
+COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte", "lengths"
+FULL, OF_TRIALS = "full", "trial"  # lengths at which trials were judged
 WIDER = 3
+MISJUDGED = 0.02  # standard deviation of the terms of trials with full attention that were judged at full lengths
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as rows:
+        return list(csv.DictReader(rows))
 
 
 def grid_network(row: dict[str, str]) -> Network:
@@ -42,57 +50,75 @@ def grid_network(row: dict[str, str]) -> Network:
 
 def read_grid(text: str) -> list[Point]:
     points = []
-    with (GRIDS / f"{text}.csv").open(newline="") as rows:
-        for row in csv.DictReader(rows):
-            network = grid_network(row)
-            losses = {share: row[str(share)] for share, *_ in RUNGS} | {1.0: row["bits_per_byte"]}
-            points += [Point(network, share, float(loss)) for share, loss in losses.items() if loss]
+    for row in read_rows(GRIDS / f"{text}.csv"):
+        losses = {share: row[str(share)] for share, *_ in RUNGS} | {1.0: row["bits_per_byte"]}
+        points += [Point(grid_network(row), share, float(loss)) for share, loss in losses.items() if loss]
     return points
 
 
+def read_frontier(text: str) -> list[Point]:
+    """The ends of trainings of experiments/frontier, without those that have other heads."""
+    points = []
+    for row in read_rows(GRIDS / f"{TEXTS[text]}.csv"):
+        size, width, *heads, blocks = row["network"].split("-")
+        if not heads:
+            network = make_network(int(size), int(width), expand(blocks))
+            points.append(Point(network, 1.0, float(row["valid_bits_per_byte"])))
+    return points
+
+
+def read_points(text: str) -> dict[Point, bool]:
+    """All losses of a text, and whether full lengths judged them."""
+    found = dict.fromkeys(read_frontier(text), False) | dict.fromkeys(read_grid(text), True)
+    for row in read_rows(TRAININGS):
+        if row["text"] == text:
+            network = make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"]))
+            found[Point(network, float(row["share"]), float(row["bits_per_byte"]))] = row["lengths"] == FULL
+    return found
+
+
 def write_trainings(text: str, folders: list[Path]) -> None:
-    """Replace the losses of a text in TRAININGS by those of all trials and trainings in folders of run.py."""
-    rows = [tuple(row.values()) for row in read_rows() if row["text"] != text]
-    for file in (file for folder in folders for file in sorted(folder.glob(f"*/{TRIALS}/*/config.yaml"))):
-        content, run = read_yaml(file), file.parent
-        own = content["data"]["vocab_size"], content["model"]["d_model"], abbreviate(content["pattern"])
-        for trial in map(read_yaml, sorted(run.glob("trial-*.yaml"))):
-            done = trial["step"] / trial["of_steps"]
-            share = min((share for share, *_ in RUNGS), key=lambda share: abs(share - done))
-            rows.append((text, file.parts[-4], *own, share, round(trial["valid"]["bits_per_byte"], 5)))
-        if (run / RESULTS).exists():
-            rows.append((text, file.parts[-4], *own, 1.0, round(read_yaml(run / RESULTS)["valid"]["bits_per_byte"], 5)))
+    """Replace the losses of a text at the lengths of trials in TRAININGS by those of all trials in folders."""
+    kept = [row for row in read_rows(TRAININGS) if (row["text"], row["lengths"]) != (text, OF_TRIALS)]
+    rows = [tuple(row.values()) for row in kept]
+    for folder in folders:
+        for run in sorted({file.parent for file in folder.rglob("trial-*.yaml")}):
+            content = read_yaml(run / CONFIG)
+            own = content["data"]["vocab_size"], content["model"]["d_model"], abbreviate(content["pattern"])
+            losses = {}
+            for trial in map(read_yaml, sorted(run.glob("trial-*.yaml"))):
+                done = trial["step"] / trial["of_steps"]
+                losses[min((share for share, *_ in RUNGS), key=lambda share: abs(share - done))] = trial["valid"]
+            if (run / RESULTS).exists():
+                losses[1.0] = read_yaml(run / RESULTS)["valid"]
+            about = text, str(run.parent.relative_to(folder.parent)), *own
+            rows += [(*about, share, round(one["bits_per_byte"], 5), OF_TRIALS) for share, one in losses.items()]
     with TRAININGS.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
 
 
-def read_rows() -> list[dict]:
-    with TRAININGS.open(newline="") as file:
-        return list(csv.DictReader(file))
+def misjudged_columns(law: Law, points: dict[Point, bool]) -> np.ndarray:
+    """[P, 8] for trials of full attention at full lengths: an offset, N, A and P, and these times T. 0 for others."""
+    rows = []
+    for point, full in points.items():
+        _, _, blocks, attending, _, later, _ = log_sizes(point.network, law.d_ffn)
+        full = full and point.share < 1 and any(block.split()[0] == "attention" for block in point.network.blocks)
+        own = full * np.array([1.0, blocks - law.centre[2], attending, later])
+        rows.append([*own, *(own * np.log(point.share))])
+    return np.array(rows)
 
 
-def read_trainings(text: str) -> list[Point]:
-    return [
-        Point(
-            make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"])),
-            float(row["share"]),
-            float(row["bits_per_byte"]),
-        )
-        for row in read_rows()
-        if row["text"] == text
-    ]
-
-
-def fit(texts: list[list[Point]], terms: dict = TERMS) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard errors of the factors of the terms. texts: the points of each text."""
-    texts = [list(dict.fromkeys(own)) for own in texts]
+def fit(texts: list[dict[Point, bool]], terms: dict = TERMS) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard errors of the factors of the terms. texts: read_points() of each text."""
     points = [point for own in texts for point in own]
     law = Law([], list(dict.fromkeys(point.network for point in points)), terms=terms)
     known = law.inputs([point.network for point in points], [point.share for point in points])
     of_text = np.repeat(np.eye(len(texts)), [len(own) for own in texts], axis=0)
     time = np.log([[point.share] for point in points])
-    features = np.hstack([known.features, of_text, of_text * time, of_text * (time == 0)])
-    spread = np.append(WIDER * law.spread, np.ones(features.shape[1] - known.features.shape[1]))
+    misjudged = np.vstack([misjudged_columns(law, own) for own in texts])
+    features = np.hstack([known.features, misjudged, of_text, of_text * time, of_text * (time == 0)])
+    spreads = WIDER * law.spread, [MISJUDGED] * misjudged.shape[1], [1.0] * 3 * len(texts)
+    spread = np.concatenate(spreads)
     same = (known.effects[:, None] == known.effects).sum(axis=-1) * (of_text @ of_text.T)
     covariance = (features * spread**2) @ features.T + OWN**2 * same + NOISE**2 * np.eye(len(points))
     gain = spread[:, None] ** 2 * np.linalg.solve(covariance, features).T
@@ -101,50 +127,24 @@ def fit(texts: list[list[Point]], terms: dict = TERMS) -> tuple[np.ndarray, np.n
     return means[: len(terms)], errors[: len(terms)]
 
 
-def fitted_terms(texts: list[list[Point]], terms: dict = TERMS) -> dict[str, tuple[float, float]]:
+def fitted_terms(texts: list[dict[Point, bool]], terms: dict = TERMS) -> dict[str, tuple[float, float]]:
     """The terms with means fitted to texts, but for the offset and the slope in T, which differ between texts."""
     means = dict(zip(terms, fit(texts, terms)[0], strict=True))
     return {term: (means[term] if {*term} - {"T"} else mean, spread) for term, (mean, spread) in terms.items()}
 
 
-def predict_ends(points: list[Point], terms: dict) -> tuple[float, float]:
-    """Kendall's tau of the law, given the trials of trained networks, with their losses at the end; and how far the
-    network that it prefers is behind the best one.
-    """
-    ends: dict = {}
-    for point in points:
-        if point.share == 1:
-            ends.setdefault(point.network, []).append(point.loss)
-    networks, truth = [*ends], [float(np.mean(losses)) for losses in ends.values()]
-    predicted = Law([point for point in points if point.share < 1], networks, terms=terms).predict(networks)
-    return kendall_tau(predicted.tolist(), truth), truth[int(predicted.argmin())] / min(truth) - 1
-
-
-def print_ends(points: dict[str, list[Point]]) -> None:
-    """What the terms of the decay add to the prediction of the ends, with means of one text, for both texts."""
-    print_row("means of", "terms with E", "trainings of", "Kendall's tau", "its best, behind the best", header=True)
-    for text, decay in itertools.product(TEXTS, (False, True)):
-        without = {term: (0.0, 1e-9) for term in TERMS if "E" in term and not decay}
-        terms = fitted_terms([points[text]], TERMS | without)
-        for other, own in points.items():
-            tau, behind = predict_ends(own, terms)
-            print_row(text, "yes" if decay else "no", other, f"{tau:.3f}", f"{behind:.2%}")
-    print()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", choices=TEXTS, help="of the folders")
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of run.py")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of searches")
     arguments = parser.parse_args()
     if arguments.text and not arguments.folders:
-        parser.error("give the folders of run.py after the text")
+        parser.error("give the folders of searches after the text")
     if arguments.folders:
         write_trainings(arguments.text, arguments.folders)
-    points = {text: read_grid(text) + read_trainings(text) for text in TEXTS}
-    print_ends(points)
+    points = {text: read_points(text) for text in TEXTS}
     fits = {"all": fit([*points.values()]), **{text: fit([own]) for text, own in points.items()}}
-    titles = [f"{name}, {len({*points[name]})} losses" if name in points else "both texts" for name in fits]
+    titles = [f"{name}, {len(points[name])} losses" if name in points else "both texts" for name in fits]
     print_row("term", "prior of the law", *titles, header=True)
     for index, (term, (mean, spread)) in enumerate(TERMS.items()):
         found = [f"{means[index]:.4f} ± {errors[index]:.4f}" for means, errors in fits.values()]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
 from experiments.versus.draws import random_networks
-from experiments.versus.prior import TEXTS, fitted_terms, read_grid, read_trainings
+from experiments.versus.prior import TEXTS, fitted_terms, read_points
 from experiments.versus.run import BAND, FRONTIER, RandomHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     arguments = parser.parse_args()
     config, costs = load_config(FRONTIER, []), NetworkCosts.read(RECORDED / arguments.text / COSTS)
-    target, points = config.search.latency.target, {text: read_grid(text) + read_trainings(text) for text in TEXTS}
+    target, points = config.search.latency.target, {text: read_points(text) for text in TEXTS}
     limit = target * costs.reference_cost
     priors = {text: fitted_terms([own]) for text, own in points.items()} | {
         "both texts": fitted_terms([*points.values()])
@@ -95,7 +95,7 @@ def main() -> None:
     behind = {}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
-        truth, plain = Truth(points[arguments.text], seed, neutral), first_candidates(config, costs.tables, limit)
+        truth, plain = Truth([*points[arguments.text]], seed, neutral), first_candidates(config, costs.tables, limit)
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0].networks))
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):

@@ -13,25 +13,26 @@ from nas.networks.space import BYTES_PER_PIECE, Network
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
 # product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and share of a
 # training. A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
-# relative to interleaved. P tells how much later the attending blocks stand. E is 1 at the end of a training, whose
-# learning rates have decayed, and else 0. The means are fits to losses of WikiText-2 alone
-# (experiments/versus/prior.py).
+# relative to interleaved. P tells how much later the attending blocks stand. O is 1 if no block attends, and else 0.
+# E is 1 at the end of a training, whose learning rates have decayed, and else 0. The means are fits to losses of
+# WikiText-2 alone (experiments/versus/prior.py).
 # fmt: off
 TERMS = {
-    "": (0, 3), "T": (-0.145, 0.1), "TT": (0.0058, 0.05), "V": (-0.0229, 0.03), "D": (-0.0369, 0.015),
-    "N": (-0.0142, 0.01), "VT": (0.011, 0.006), "DT": (-0.0039, 0.006), "NT": (-0.0106, 0.004),
-    "VV": (-0.0061, 0.01), "DD": (0.0113, 0.015), "NN": (0.0062, 0.006), "VD": (-0.002, 0.008),
-    "VN": (-0.0012, 0.006), "DN": (-0.002, 0.008), "A": (-0.0236, 0.008), "F": (-0.0009, 0.006),
-    "P": (0.0041, 0.005), "AA": (0.0051, 0.004), "FF": (0.0005, 0.006), "AF": (-0.007, 0.005),
-    "PP": (0.0008, 0.005), "AT": (-0.0148, 0.004), "FT": (0.0002, 0.004), "PT": (0.0021, 0.003),
-    "AN": (0.0089, 0.005), "FN": (0.0037, 0.005), "AD": (-0.016, 0.005), "FD": (-0.0008, 0.005),
-    "VE": (-0.0095, 0.005), "VVT": (0.0011, 0.003), "VVE": (0.0038, 0.003),
+    "": (0, 3), "T": (-0.145, 0.1), "TT": (0.0048, 0.05), "V": (-0.0236, 0.03), "D": (-0.0374, 0.015),
+    "N": (-0.0122, 0.01), "VT": (0.0117, 0.006), "DT": (-0.0051, 0.006), "NT": (-0.0043, 0.004),
+    "VV": (-0.005, 0.01), "DD": (0.0065, 0.015), "NN": (0.002, 0.006), "VD": (-0.0045, 0.008),
+    "VN": (-0.0029, 0.006), "DN": (-0.0085, 0.008), "A": (-0.0154, 0.008), "F": (0.0042, 0.006),
+    "P": (0.0017, 0.005), "AA": (0.001, 0.004), "FF": (0.0038, 0.006), "AF": (-0.003, 0.005),
+    "PP": (0.0003, 0.005), "AT": (-0.0014, 0.004), "FT": (0.0024, 0.004), "PT": (-0.0003, 0.003),
+    "AN": (0.0006, 0.005), "FN": (-0.0004, 0.005), "AD": (-0.0101, 0.005), "FD": (0.0085, 0.005),
+    "VE": (-0.0091, 0.005), "VVT": (0.0015, 0.003), "VVE": (0.0027, 0.003), "O": (0.0207, 0.02),
+    "OT": (0.0201, 0.008),
 }
 # fmt: on
 # Terms of a text that is read again. R is the number of passes after the first, and W the vocabulary as a share of the
 # largest that suits the text. How much large vocabularies lose differs between texts.
 AGAIN = {"R": (0, 0.1), "WR": (0.02, 0.03)}
-LETTERS = "VDNTAFPERW"
+LETTERS = "VDNTAFPOERW"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
@@ -69,7 +70,7 @@ class Inputs(NamedTuple):
 
 @cache
 def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
-    """What the terms are made of: the logarithms of sizes, A, F and P. d_ffn: of dense blocks that give no width."""
+    """What the terms are made of: the logarithms of sizes, A, F, P and O. d_ffn: of dense blocks that give no width."""
     blocks, half = network.blocks, len(network.blocks) / 2
     attends = np.array([kind_of(block).attends for block in blocks])
     widths = sum(width_of(block, network.d_model, d_ffn) for block in blocks)
@@ -77,7 +78,7 @@ def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     if 0 < attends.sum() < len(blocks):
         later = places[attends].mean() - places[~attends].mean()
     logs = np.log([network.vocab_size, network.d_model, len(blocks)])
-    return *logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later
+    return *logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later, float(not attends.any())
 
 
 def mean_sizes(networks: Sequence[Network]) -> np.ndarray:
@@ -127,7 +128,7 @@ class Law:
 
     def inputs(self, networks: Sequence[Network], share: Sequence[float] | float = 1.0) -> Inputs:
         """share: of a training."""
-        given = np.array([log_sizes(network, self.d_ffn) for network in networks]).reshape(-1, 6)
+        given = np.array([log_sizes(network, self.d_ffn) for network in networks]).reshape(-1, 7)
         time = np.broadcast_to(np.log(share), len(given))[:, None]
         again = np.maximum(0, self.text.passes * np.exp(time) - 1)
         suited = np.exp(given[:, :1]) * BYTES_PER_PIECE / self.text.bytes
