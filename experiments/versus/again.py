@@ -45,7 +45,8 @@ class GridTrials(Trials):
 
     def __init__(self, config, losses: dict, text: Text, seed: int):
         super().__init__(config, {}, Path(), None)
-        self.losses, self.text, self.steps = losses, text, {0: 10**6}
+        self.losses, self.text = losses, text
+        self.steps = dict.fromkeys((network.vocab_size for network, _ in losses), 800_000)
         self.generator = np.random.default_rng(seed)
 
     def train(self, networks, share):

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
 from experiments.versus.draws import random_networks
-from experiments.versus.prior import TEXTS, fitted_terms, read_points
+from experiments.versus.prior import MISJUDGED, TEXTS, fitted_terms, misjudged_columns, read_points
 from experiments.versus.run import BAND, FRONTIER, RandomHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
@@ -38,12 +38,15 @@ WIDER = 2  # the spread of the terms of a truth, relative to that of the law's p
 class Truth:
     """A draw of the law, with effects of networks and sizes, given the trainings of a text."""
 
-    def __init__(self, points: list[Point], seed: int, terms: dict):
+    def __init__(self, points: dict[Point, bool], seed: int, terms: dict):
+        """points: of read_points()."""
         networks = list(dict.fromkeys(p.network for p in points))
         generator, law = np.random.default_rng(seed), Law([], networks, terms=terms)
         self.seed, self.law, known = seed, law, law.inputs([p.network for p in points], [p.share for p in points])
-        features = np.hstack([known.features, [[p.share == 1.0] for p in points]])  # decayed rates have an offset
-        mean, spread = np.append(law.mean, 0.0), np.append(law.spread, 1.0)
+        misjudged = misjudged_columns(law, points)
+        ends = [[p.share == 1.0] for p in points]  # decayed rates have an offset
+        features, others = np.hstack([known.features, misjudged, ends]), [MISJUDGED] * misjudged.shape[1]
+        mean, spread = np.append(law.mean, [0.0] * (len(others) + 1)), np.concatenate([law.spread, others, [1.0]])
         effects = np.zeros((len(points), len(law.keys)))
         for row, own in zip(effects, known.effects, strict=True):
             row[own] = 1
@@ -53,7 +56,7 @@ class Truth:
         missed = np.log([p.loss for p in points]) - features @ factors - effects @ own
         missed -= NOISE * generator.standard_normal(len(points))
         weights = np.linalg.solve(covariance, missed)
-        self.factors = (factors + spread**2 * (features.T @ weights))[:-1]
+        self.factors = (factors + spread**2 * (features.T @ weights))[: len(law.mean)]
         self.own = [*(own + OWN**2 * (effects.T @ weights))]
 
     def losses(self, networks: list[Network], text: float = 1.0) -> np.ndarray:
@@ -73,7 +76,7 @@ class Truth:
 class SimulatedTrials(Trials):
     def __init__(self, truth: Truth, config):
         super().__init__(config, {}, Path(), None)
-        self.truth, self.steps = truth, {0: 10**6}  # no warning about the warm-up
+        self.truth, self.steps = truth, dict.fromkeys(config.search.vocab_size, 800_000)  # no warning about the warm-up
 
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
         return {network: {"valid": {"bits_per_byte": self.truth.trial(network, share)}} for network in networks}
@@ -95,7 +98,7 @@ def main() -> None:
     behind = {}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         config.seed = seed
-        truth, plain = Truth([*points[arguments.text]], seed, neutral), first_candidates(config, costs.tables, limit)
+        truth, plain = Truth(points[arguments.text], seed, neutral), first_candidates(config, costs.tables, limit)
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0].networks))
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):
