@@ -1,11 +1,12 @@
 """One table and one picture of all budgets: `python experiments/frontier/report.py runs/frontier/*/compare`.
 
 RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. OUT gets NAME.csv, a line
-for each training, and NAME.png. Prints the table: word perplexity on test, and in brackets how far the searched
-network is from it, with the interval and p of Dunnett's test.
+for each training, and NAME.png. Instead of folders, such a table may be given. Prints the table: word perplexity on
+test, and in brackets how far the searched network is from it, with the interval and p of Dunnett's test.
 """
 
 import argparse
+import csv
 import sys
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from matplotlib.ticker import LogLocator, NullLocator
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import print_row
-from nas.comparison.claims import describe, read_claims
+from nas.comparison.claims import describe, make_claims
 from nas.comparison.results import NetworkResult, choose_metric, read_results
+from nas.comparison.spec import Settings
 from nas.core.errors import run_command
 from nas.core.files import write_text
-from nas.core.pattern import abbreviate
+from nas.core.pattern import abbreviate, expand
 from nas.reporting.comparison_figures import front
 from nas.reporting.comparison_report import csv_records, csv_text
 from nas.reporting.style import BLUE, GREY, NAVY, RED, new_figure, save, tidy
@@ -33,10 +35,32 @@ STYLES = {  # marker, colour and size
 }
 
 
-def cells(run: Path, results: list[NetworkResult]) -> dict[str, str]:
+def read_table(path: Path) -> dict[str, list[NetworkResult]]:
+    """{budget: results} of a table that this program has written; the searched network is the first of each."""
+    budgets: dict[str, dict[str, list[dict]]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            budgets.setdefault(row["budget"], {}).setdefault(row["name"], []).append(row)
+    return {budget: [result_of(name, rows) for name, rows in names.items()] for budget, names in budgets.items()}
+
+
+def result_of(name: str, rows: list[dict[str, str]]) -> NetworkResult:
+    """The result of a network. rows: of its trainings in a table."""
+    key, runs = rows[0]["network"], []
+    for row in rows:
+        run = {"pattern": expand(key.rpartition("-")[2])}
+        for split in ("valid", "test"):
+            words, bits = (float(row[f"{split}_{metric}"]) for metric in ("word_perplexity", "bits_per_byte"))
+            run[split] = {"word_perplexity": words, "word_perplexity_comparable": True, "bits_per_byte": bits}
+        runs.append(run)
+    times = (float(rows[0][column]) for column in ("ms_per_1000_bytes", "latency_ratio"))
+    return NetworkResult(name, key, runs, *times, int(key.partition("-")[0]))
+
+
+def cells(results: list[NetworkResult]) -> dict[str, str]:
     """{name: cell of the table}"""
     metric = choose_metric(results)
-    claims = {claim["pattern"]: claim for claim in read_claims(run, results)}
+    claims = {claim["pattern"]: claim for claim in make_claims(results, Settings.margin)}
     found = {}
     for result in results:
         found[result.name] = metric.format(result.values(metric))
@@ -82,20 +106,24 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="of nas.compare")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="of nas.compare; or one table")
     parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
     parser.add_argument("--name", default="frontier", help="of the files, without ending (default: %(default)s)")
     arguments = parser.parse_args()
-    runs = {run.resolve().parent.name: run for run in arguments.runs}
-    budgets = {budget: read_results(run) for budget, run in runs.items()}
-    tables = {budget: cells(run, budgets[budget]) for budget, run in runs.items()}
+    given = arguments.runs[0].suffix == ".csv"
+    if given:
+        budgets = read_table(arguments.runs[0])
+    else:
+        budgets = {run.resolve().parent.name: read_results(run) for run in arguments.runs}
+    tables = {budget: cells(results) for budget, results in budgets.items()}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     print_row("network", *budgets, header=True)
     for name in names:
         print_row(name, *(table.get(name) for table in tables.values()))
-    records = [{"budget": budget} | record for budget, rs in budgets.items() for r in rs for record in csv_records(r)]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out / f"{arguments.name}.csv", csv_text(records))
+    if not given:
+        records = [{"budget": budget} | one for budget, own in budgets.items() for r in own for one in csv_records(r)]
+        write_text(arguments.out / f"{arguments.name}.csv", csv_text(records))
     draw(budgets, arguments.out / f"{arguments.name}.png")
 
 
