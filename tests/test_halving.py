@@ -230,6 +230,13 @@ def test_the_law_counts_the_steps_that_trials_have_taken(known_search, monkeypat
     assert [point.share for point in seen] == [16 / 135, 1, 1 / 8, 1]
 
 
+def test_trials_are_evaluated_at_their_ends_alone_unless_the_text_is_read_again(known_search, tmp_path):
+    trials, network = known_search().trials, plain(2000, 64, 2)
+    for passes, given in ((1.0, True), (2.0, False)):  # then earlier weights may be the best
+        trials.text = Text(passes)
+        assert ("train.evaluate_every=0" in trials.task(network, 500, tmp_path).arguments) == given
+
+
 def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypatch):
     monkeypatch.setattr(halving, "TIE", 0.5)
     search = known_search()

@@ -1,7 +1,11 @@
 """The fit of the law's prior, against a slow reference."""
 
+import csv
+
 import numpy as np
 
+from nas.core.files import write_yaml
+from nas.core.pattern import expand
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point
 from nas.networks.space import make_network
 from tests.making import load_script
@@ -45,3 +49,23 @@ def test_the_fit_is_a_regression_with_random_effects_of_networks_and_sizes():
     found = prior.fit([dict(zip(own, flags, strict=True)) for own, flags in zip(texts, full, strict=True)])
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
     np.testing.assert_allclose(found[1], errors, rtol=1e-4)
+
+
+def test_trials_of_a_search_replace_its_own_and_each_loss_counts_once(tmp_path, monkeypatch):
+    prior, network = load_script("versus/prior"), make_network(2000, 64, expand("ad"))
+    table, run = tmp_path / "trainings.csv", tmp_path / "runs" / "trials" / "2000-64-ad"
+    rows = [("wikitext2", "earlier", 2000, 64, "ad", 0.5, loss, "full") for loss in (1.43219, 1.4322)]
+    rows += [("wikitext2", "runs/trials", 2000, 64, "ad", 0.5, 1.7, "trial"), ("stdlib", *rows[0][1:])]
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([prior.COLUMNS, *rows])
+    run.mkdir(parents=True)
+    write_yaml(run / "config.yaml", {"data": {"vocab_size": 2000}, "model": {"d_model": 64}, "pattern": expand("ad")})
+    for step, loss in ((4, 1.45), (8, 1.4)):  # a whole trial is a training: results.yaml has its loss
+        write_yaml(run / f"trial-{step}.yaml", {"step": step, "of_steps": 8, "valid": {"bits_per_byte": loss}})
+    write_yaml(run / "results.yaml", {"valid": {"bits_per_byte": 1.3}, "train_tokens_per_s": 9.0})
+    for name, found in (("TRAININGS", table), ("read_grid", lambda text: []), ("read_frontier", lambda text: [])):
+        monkeypatch.setattr(prior, name, found)
+    prior.write_trainings("wikitext2", [tmp_path / "runs"])
+    wanted = {(0.5, 1.4322): True, (0.5, 1.45): False, (1.0, 1.3): False}
+    assert prior.read_points("wikitext2") == {Point(network, *key): full for key, full in wanted.items()}
+    assert prior.read_points("stdlib") == {Point(network, 0.5, 1.4322): True}

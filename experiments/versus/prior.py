@@ -2,18 +2,20 @@
 
 The data are trainings.csv, which has trials and trainings of searches, and the grids and trainings of
 experiments/frontier. With a text, wikitext2 or stdlib, and folders of searches, the program first replaces the trials
-of this text that were judged at the lengths of trials by those in the folders.
+of the same searches by those in the folders.
 
 They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
-training that two searches repeated counts once. Each text has an offset, a slope in T, and an offset of whole
-trainings, whose learning rates have decayed. Trials of networks with full attention that were judged at full lengths
-(README.md, "The lengths at which trials are judged") have terms of their own. The last line is JSON.
+training that several tables have counts once, also if one table rounds its loss. Each text has an offset, a slope in
+T, and an offset of whole trainings, whose learning rates have decayed. Trials of networks with full attention that were
+judged at full lengths (README.md, "The lengths at which trials are judged") have terms of their own. The last line is
+JSON.
 """
 
 import argparse
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,32 +71,34 @@ def read_frontier(text: str) -> list[Point]:
 
 def read_points(text: str) -> dict[Point, bool]:
     """All losses of a text, and whether full lengths judged them."""
-    found = dict.fromkeys(read_frontier(text), False) | dict.fromkeys(read_grid(text), True)
+    found = [(point, False) for point in read_frontier(text)] + [(point, True) for point in read_grid(text)]
     for row in read_rows(TRAININGS):
         if row["text"] == text:
             network = make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"]))
-            found[Point(network, float(row["share"]), float(row["bits_per_byte"]))] = row["lengths"] == FULL
-    return found
+            point = Point(network, float(row["share"]), float(row["bits_per_byte"]))
+            found.append((point, row["lengths"] == FULL))
+    return {replace(point, loss=round(point.loss, 4)): full for point, full in found}
 
 
 def write_trainings(text: str, folders: list[Path]) -> None:
-    """Replace the losses of a text at the lengths of trials in TRAININGS by those of all trials in folders."""
-    kept = [row for row in read_rows(TRAININGS) if (row["text"], row["lengths"]) != (text, OF_TRIALS)]
-    rows = [tuple(row.values()) for row in kept]
+    """Replace the losses of searches of a text in TRAININGS by those of the trials in folders."""
+    rows = []
     for folder in folders:
         for run in sorted({file.parent for file in folder.rglob("trial-*.yaml")}):
             content = read_yaml(run / CONFIG)
             own = content["data"]["vocab_size"], content["model"]["d_model"], abbreviate(content["pattern"])
             losses = {}
             for trial in map(read_yaml, sorted(run.glob("trial-*.yaml"))):
-                done = trial["step"] / trial["of_steps"]
-                losses[min((share for share, *_ in RUNGS), key=lambda share: abs(share - done))] = trial["valid"]
+                if (done := trial["step"] / trial["of_steps"]) < 1:
+                    losses[min((share for share, *_ in RUNGS), key=lambda share: abs(share - done))] = trial["valid"]
             if (run / RESULTS).exists():
                 losses[1.0] = read_yaml(run / RESULTS)["valid"]
             about = text, str(run.parent.relative_to(folder.parent)), *own
             rows += [(*about, share, round(one["bits_per_byte"], 5), OF_TRIALS) for share, one in losses.items()]
+    again = {row[:2] for row in rows}
+    kept = [tuple(row.values()) for row in read_rows(TRAININGS) if (row["text"], row["search"]) not in again]
     with TRAININGS.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *kept, *rows])
 
 
 def misjudged_columns(law: Law, points: dict[Point, bool]) -> np.ndarray:

@@ -139,6 +139,7 @@ class Trials:
         pattern.parent.mkdir(parents=True, exist_ok=True)
         write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
         arguments = [pattern, folder / CONFIG, *run_options(run), f"train.steps={steps}"]
+        arguments += [] if self.text.is_read_again else ["train.evaluate_every=0"]  # earlier weights may be the best
         arguments += [*options_of(network, self.config), *([] if until is None else ["--until", until])]
         result = RESULTS if until is None else trial_file(until)
         return script_task(name, "retrain.py", arguments, run / result, log)

@@ -71,7 +71,7 @@ class RetrainPhase(Phase):
         """Figures on valid of the trial's mean.
 
         Until long segments begin, segments and memories have at most the length of short segments here, because the
-        model has not learned to attend farther.
+        model has not learned to attend much farther.
         """
         config, short = self.config, self.config.train.segment // SHORT_PARTS
         if self.until <= self.train_weights.short_steps:
