@@ -30,7 +30,7 @@ STYLES = {  # marker, colour and size
     SHRUNK: ("s", GREY, 6),
     "random": ("x", GREY, 5),
     "the paper's method": ("^", NAVY, 6),
-    "rules at their best sizes": ("o", BLUE, 5),
+    "known rules": ("o", BLUE, 5),
     "searched": ("o", RED, 8),
 }
 
@@ -72,7 +72,7 @@ def cells(results: list[NetworkResult]) -> dict[str, str]:
 def label_of(name: str) -> str:
     """The label of a network in the picture."""
     known = {"searched": "searched", "gumbel": "the paper's method", "fewer": SHRUNK, "narrower": SHRUNK}
-    return "random" if name.startswith("random") else known.get(name, "rules at their best sizes")
+    return "random" if name.startswith("random") else known.get(name, "known rules")
 
 
 def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
