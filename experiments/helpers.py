@@ -105,7 +105,7 @@ class Training:
         self.train(self.phase.total_steps)
         self.phase.end()
         self.model.eval()
-        return self.phase.figures(self.phase.train_weights.average, self.phase.config)
+        return self.phase.figures(self.phase.train_weights.average)
 
     def train(self, last: int) -> None:
         while self.steps < last:

@@ -88,10 +88,9 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
         context = set_up_device(config.seed, config.train)
         config = plan_minutes(config, arguments.minutes, trials, context)
     else:
-        from nas.networks.choice import COSTS, ESTIMATE
+        from nas.networks.plan import forget_estimate
 
-        for name in (COSTS, ESTIMATE):  # of an earlier call with other options, which was refused
-            (trials / name).unlink(missing_ok=True)
+        forget_estimate(trials)
     write_yaml(file, {"minutes": arguments.minutes, **asdict(config)})
     return config
 

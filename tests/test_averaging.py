@@ -20,7 +20,7 @@ def weights_of(phase) -> list[torch.Tensor]:
 
 
 def valid_nll(phase) -> float:
-    return phase.figures(phase.train_weights.average, phase.config)["nll"]
+    return phase.figures(phase.train_weights.average)["nll"]
 
 
 def assert_mean(found, kept: list[list[torch.Tensor]]) -> None:

@@ -52,7 +52,7 @@ def train(overrides: list[str]) -> dict:
 
     def evaluate(step, phase):
         if step in {math.ceil(count * phase.total_steps / EVALUATIONS) for count in range(1, EVALUATIONS + 1)}:
-            nlls.append(phase.figures(phase.train_weights.average, phase.config)["nll_per_token"])
+            nlls.append(phase.figures(phase.train_weights.average)["nll_per_token"])
 
     training = Training(expand(PATTERN), config, corpus, context, evaluate)
     training.end()

@@ -29,7 +29,7 @@ def main() -> None:
         training, rows[name] = Training(expand(blocks), config, corpus, context), {}
         for share, *_ in RUNGS:
             trial = training.until(share)
-            full = training.phase.figures(training.phase.trial_average, config)
+            full = training.phase.figures(training.phase.trial_average)
             rows[name][share] = [round(one["bits_per_byte"], 4) for one in (trial, full)]
             print_row(name, share, *rows[name][share])
     print(json.dumps(rows))

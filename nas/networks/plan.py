@@ -32,8 +32,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
     about = asdict(epoch) | data_digests(Corpus(prepare(config.data, print)).meta)
     if (folder / ESTIMATE).exists() and read_yaml(folder / ESTIMATE)["about"] != about:
-        for name in (COSTS, ESTIMATE):  # of an earlier call with other options, which was refused
-            (folder / name).unlink()
+        forget_estimate(folder)
     search = open_search(epoch, folder, context)
     share, estimate = RUNGS[0].share, trial_estimate(search, folder)  # of an earlier call with too few minutes, too
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +65,12 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     total = (spent + fixed + epochs * per_epoch) / 60
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     return replace(config, train=train)
+
+
+def forget_estimate(folder: Path) -> None:
+    """Remove costs and estimate of an earlier call with other options, which was refused. folder: of the trials."""
+    for name in (COSTS, ESTIMATE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:

@@ -59,7 +59,7 @@ class RetrainPhase(Phase):
         return nll, batch.targets.numel() * distributed.world_size()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        figures = self.figures(self.train_weights.average, self.config)
+        figures = self.figures(self.train_weights.average)
         if figures["nll_per_token"] < self.best_nll:
             self.best_nll = figures["nll_per_token"]
             if distributed.is_main():
@@ -79,12 +79,15 @@ class RetrainPhase(Phase):
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
         return self.figures(self.trial_average, config)
 
-    def figures(self, average: TailAverage, config: Config) -> dict:
-        """Figures on valid, at the lengths of a configuration, of a mean of the weights, or of the weights if it has
-        none yet.
+    def figures(self, average: TailAverage, config: Config | None = None) -> dict:
+        """Figures on valid of a mean of the weights, or of the weights if it has none yet.
+
+        config: with other lengths; None: that of the phase.
         """
         with average.in_use():
-            return evaluate_split(config, self.model, self.model.blocks, self.corpus, "valid", self.context)
+            return evaluate_split(
+                config or self.config, self.model, self.model.blocks, self.corpus, "valid", self.context
+            )
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}
