@@ -95,21 +95,31 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
     assert found.ratio(networks[0]) == 1
 
 
-def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_vocabulary(small_config, monkeypatch):
+def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_vocabulary(
+    small_config, monkeypatch, capsys
+):
+    """A round at half of the clock speed changes no median, but negative and unsteady costs are measured again."""
     overheads, blocks = {(40, 16): 1.0, (80, 16): 3.0, (80, 32): 4.0}, {16: {"attention": 0.5, "dense": 0.25}}
     blocks[32] = {"attention": 2.0, "dense": 0.75}
+    exact = {width: dict(own) for width, own in blocks.items()}
 
     def timed(works, rounds, seconds):
         times = {key: overheads[key[0]] + 8 * blocks[key[0][1]].get(key[1], 0) for key in works}
-        return {key: np.array([taken, taken, 99]) / 1e3 for key, taken in times.items()}
+        found = {key: np.array([taken, 2 * taken, taken, taken, 99, taken]) / 1e3 for key, taken in times.items()}
+        blocks[32] = exact[32]
+        return found
 
     monkeypatch.setattr(costs, "timed_rounds", timed)
     configs = {key: small_config(f"data.vocab_size={key[0]}", f"model.d_model={key[1]}") for key in overheads}
     counts = {size: np.arange(size) for size in (40, 80)}
-    for key, (overhead, own) in costs.measured_parts(configs, counts, CPU).items():
-        assert overhead == pytest.approx(overheads[key]) and own == pytest.approx(blocks[key[1]] | {"identity": 0})
-    blocks[32]["dense"] = -0.1
-    with pytest.raises(InputError, match="no time: stop other programs"):
+    for dense in 0.75, -0.1:
+        blocks[32] = exact[32] | {"dense": dense}
+        for key, table in costs.measured_parts(configs, counts, CPU).items():
+            assert table.overhead == pytest.approx(overheads[key])
+            assert table.blocks == pytest.approx(exact[key[1]] | {"identity": 0})
+        assert capsys.readouterr().out.count("measuring again") == (dense < 0)
+    exact[32]["dense"] = -0.1
+    with pytest.raises(InputError, match=r"dense has a median of 0\.0000 ms.*stop other programs"):
         costs.measured_parts(configs, counts, CPU)
 
 

@@ -137,8 +137,7 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     Whole models are timed, because an operation alone would find other data in the caches. In each round a
     least-squares fit of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
 
-    counts [V]: of each token in the training text. A table with an unusable cost is measured again, ATTEMPTS times in
-    all. Raises InputError, which names the cost, if it is still so.
+    counts [V]: of each token in the training text.
     """
     names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
     patterns = calibration_patterns(names, config.model.blocks)
@@ -146,11 +145,24 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     work = f"{work_of(config)}, {batch} x {segment} tokens, memory {memory}"
     models = f"{len(patterns)} models of {config.model.blocks} blocks, at least {ROUNDS} times each"
     print(f"measuring {', '.join(names)} ({work}): {models}", flush=True)
+
+    def measure() -> list[CostTable]:
+        return [fit_costs(patterns, names, segment_times(patterns, config, counts, context, ROUNDS))]
+
+    (table,) = measure_steadily(measure, config)
+    return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
+
+
+def measure_steadily(measure: Callable[[], list[CostTable]], config: Config) -> list[CostTable]:
+    """Measure tables of costs, again if a cost is unusable, ATTEMPTS times in all.
+
+    Raises InputError, which names the cost, if one is still unusable.
+    """
     for attempt in range(1, ATTEMPTS + 1):
-        table = fit_costs(patterns, names, segment_times(patterns, config, counts, context, ROUNDS))
-        reason = unusable_cost(table)
+        tables = measure()
+        reason = next(filter(None, map(unusable_cost, tables)), "")
         if not reason:
-            return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
+            return tables
         if attempt < ATTEMPTS:
             print(f"NOTICE: {reason}; measuring again", flush=True)
     section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
@@ -165,10 +177,15 @@ def fit_costs(patterns: list[list[str]], names: list[str], times: np.ndarray) ->
     """The costs of operations from the seconds [P, R] of P patterns in R rounds."""
     terms = np.array([[1, *(pattern.count(name) for name in names)] for pattern in patterns])
     fits = [np.linalg.lstsq(terms / taken[:, None], np.ones(len(terms)), rcond=None)[0] for taken in 1e3 * times.T]
-    low, middle, high = np.maximum(0.0, np.quantile(fits, [0.25, 0.5, 0.75], axis=0))
-    overhead, *costs = map(float, middle)
-    quartiles = {name: [float(a), float(b)] for name, a, b in zip(["overhead", *names], low, high, strict=True)}
-    return CostTable(MILLISECONDS, overhead, dict(zip(names, costs, strict=True)), quartiles=quartiles)
+    return table_of_rounds(dict(zip(["overhead", *names], np.transpose(fits), strict=True)))
+
+
+def table_of_rounds(costs: dict[str, np.ndarray]) -> CostTable:
+    """The medians and quartiles of the overhead and each operation. costs: milliseconds in each round [R]."""
+    found = {name: np.maximum(0.0, np.quantile(own, [0.25, 0.5, 0.75])).tolist() for name, own in costs.items()}
+    blocks = {name: middle for name, (_, middle, _) in found.items()}
+    quartiles = {name: [low, high] for name, (low, _, high) in found.items()}
+    return CostTable(MILLISECONDS, blocks.pop("overhead"), blocks, quartiles=quartiles)
 
 
 def current_costs(config: Config, counts: np.ndarray, context: DeviceContext, file: Path) -> CostTable:

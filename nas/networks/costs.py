@@ -11,9 +11,18 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.operations import describe_sizes
 from nas.core.pattern import interleaved
-from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable, are_costs
+from nas.costs.cost_table import MILLISECONDS, CostTable, are_costs
 from nas.costs.flops import batch_shape, cost_options, count_flops
-from nas.costs.latency import ROUNDS, SECONDS, changed_conditions, device_conditions, timed_rounds, work_of
+from nas.costs.latency import (
+    ROUNDS,
+    SECONDS,
+    changed_conditions,
+    device_conditions,
+    measure_steadily,
+    table_of_rounds,
+    timed_rounds,
+    work_of,
+)
 from nas.costs.works import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.networks.space import Network, read_network, with_sizes
@@ -147,11 +156,11 @@ def network_costs(
         parts = measured_parts(configs, counts, context)
     else:
         parts = {shape: count_flops(shaped, counts[shape[0]]) for shape, shaped in configs.items()}
-        parts = {shape: (table.overhead, table.blocks) for shape, table in parts.items()}
-    tables, unit = {}, MILLISECONDS if measured else FLOPS
-    for shape, (overhead, blocks) in parts.items():
+    tables = {}
+    for shape, part in parts.items():
         scale = 1000 / (bytes_per_token(corpora[shape[0]]) * tokens)
-        tables[shape] = CostTable(unit, scale * overhead, {name: scale * cost for name, cost in blocks.items()})
+        blocks = {name: scale * cost for name, cost in part.blocks.items()}
+        tables[shape] = CostTable(part.unit, scale * part.overhead, blocks)
     device = {}
     if measured:
         device = device_conditions(config, context) | shared_conditions(config, corpora[reference.vocab_size])
@@ -159,9 +168,9 @@ def network_costs(
 
 
 def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: DeviceContext) -> dict:
-    """{shape: (milliseconds of embedding and output layer, of each operation)} for a batch of segments.
+    """{shape: milliseconds of embedding and output layer, and of each operation, for a batch of segments}
 
-    Blocks are measured once for each width.
+    Blocks are measured once for each width. Raises InputError if a cost is unusable.
     """
     config = next(iter(configs.values()))
     print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)
@@ -175,11 +184,17 @@ def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: Device
                 works[key, name] = work
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {key[0]} pieces, width {key[1]}: exported", flush=True)
-        times = {key: float(np.median(taken)) * 1e3 for key, taken in timed_rounds(works, ROUNDS, SECONDS).items()}
-    blocks = {
-        width: {name: (times[key, name] - times[key, "none"]) / TIMED_BLOCKS for name in names}
-        for width, key in one_of.items()
-    }
-    if min(min(own.values()) for own in blocks.values()) <= 0:
-        raise InputError("a block was measured to take no time: stop other programs, and search again")
-    return {key: (times[key, "none"], blocks[key[1]] | {"identity": 0.0}) for key in configs}
+
+        def measure() -> list[CostTable]:
+            times = timed_rounds(works, ROUNDS, SECONDS)
+            return [table_of(times, shape, one_of[shape[1]], names) for shape in configs]
+
+        return dict(zip(configs, measure_steadily(measure, config), strict=True))
+
+
+def table_of(times: dict, shape: tuple[int, int], own: tuple[int, int], names: list[str]) -> CostTable:
+    """Milliseconds of a shape. times: seconds of each work in each round [R]. own: the shape of the timed blocks."""
+    none = times[own, "none"]
+    rounds = {name: (times[own, name] - none) / TIMED_BLOCKS for name in names}
+    rounds |= {"overhead": times[shape, "none"], "identity": np.zeros(len(none))}
+    return table_of_rounds({name: 1e3 * taken for name, taken in rounds.items()})
