@@ -98,7 +98,7 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
 def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_vocabulary(
     small_config, monkeypatch, capsys
 ):
-    """A round at half of the clock speed changes no median, but negative and unsteady costs are measured again."""
+    """A round at half of the clock speed changes no median, but tables with a negative cost are measured again."""
     overheads, blocks = {(40, 16): 1.0, (80, 16): 3.0, (80, 32): 4.0}, {16: {"attention": 0.5, "dense": 0.25}}
     blocks[32] = {"attention": 2.0, "dense": 0.75}
     exact = {width: dict(own) for width, own in blocks.items()}

@@ -177,10 +177,10 @@ def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: Device
     one_of, works = {width: (size, width) for size, width in sorted(configs, reverse=True)}, {}
     names = [name for name in dict.fromkeys([*config.search.operations, *interleaved(2)]) if name != "identity"]
     with context.fork_rng():
-        for number, (key, config) in enumerate(configs.items(), start=1):
+        for number, (key, shaped) in enumerate(configs.items(), start=1):
             own = names if key in one_of.values() else []
             patterns = [[], *([name] * TIMED_BLOCKS for name in own)]
-            for name, work in zip(("none", *own), new_works(patterns, config, counts[key[0]], context)):
+            for name, work in zip(("none", *own), new_works(patterns, shaped, counts[key[0]], context)):
                 works[key, name] = work
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {key[0]} pieces, width {key[1]}: exported", flush=True)
