@@ -20,7 +20,7 @@ def test_tiny_numbers_count_as_zero_on_all_threads():
         "x = torch.full((3_000_000,), 1e-39); print((x * 1.0).count_nonzero().item())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-2:] == ["cpu 2", "0"], done.stderr
+    assert done.stdout.split("\n")[:2] == ["cpu 2", "0"], done.stderr
 
 
 def test_entries_of_the_cpu_are_read(tmp_path):

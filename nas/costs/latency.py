@@ -137,7 +137,7 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     Whole models are timed, because an operation alone would find other data in the caches. In each round a
     least-squares fit of relative errors gives the costs. The table holds their medians and quartiles over the rounds.
 
-    counts [V]: of each token in the training text.
+    counts [V]: of each token in the training text. Raises InputError as measure_steadily().
     """
     names = list(dict.fromkeys([*config.search.operations, *interleaved(2)]))
     patterns = calibration_patterns(names, config.model.blocks)
