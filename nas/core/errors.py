@@ -63,7 +63,9 @@ class StopSignal:
         self.handlers = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind, *_) -> None:
+        if kind is Interrupted and world_size() > 1:
+            return  # torchrun sends SIGTERM to rank 0 if another rank ends first, but rank 0 has a message to print
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
