@@ -309,6 +309,6 @@ def test_training_steps_are_measured_with_the_optimizer_of_the_run(small_config,
     """The patterns include one without blocks, so without matrices for Muon."""
     monkeypatch.setattr(latency, "ROUNDS", 1)
     monkeypatch.setattr(latency, "SECONDS", 0.0)
-    monkeypatch.setattr(latency, "unusable_cost", lambda table: "")  # one round says little
+    monkeypatch.setattr(latency, "unusable_cost", lambda tables: "")  # one round says little
     config = small_config("search.latency.timing=training", f"train.optimizer={optimizer}")
     assert measure_costs(config, counts, CPU).holds_for["optimizer"] == optimizer

@@ -122,12 +122,17 @@ def calibration_patterns(operations: list[str], blocks: int) -> list[list[str]]:
     return [[], *([name] * blocks for name in operations), *mixtures]
 
 
-def unusable_cost(table: CostTable) -> str:
-    """The first cost, but of identity, that is not larger than its interquartile range, as text; "" if none."""
-    for name, cost in {"overhead": table.overhead, **table.blocks}.items():
-        low, high = table.quartiles[name]
-        if name != "identity" and high - low >= cost:
-            return f"{name} has a median of {cost:.4f} ms and quartiles of {low:.4f} and {high:.4f} ms"
+def unusable_cost(tables: dict[str, CostTable]) -> str:
+    """The first cost, but of identity, that is not larger than its interquartile range, as text; "" if none.
+
+    tables: by the sizes to which a table belongs, as text that may be empty.
+    """
+    for sizes, table in tables.items():
+        for name, cost in {"overhead": table.overhead, **table.blocks}.items():
+            low, high = table.quartiles[name]
+            if name != "identity" and high - low >= cost:
+                of = f" of {sizes}" if sizes else ""
+                return f"{name}{of} has a median of {cost:.4f} ms and quartiles of {low:.4f} and {high:.4f} ms"
     return ""
 
 
@@ -146,23 +151,23 @@ def measure_costs(config: Config, counts: np.ndarray, context: DeviceContext) ->
     models = f"{len(patterns)} models of {config.model.blocks} blocks, at least {ROUNDS} times each"
     print(f"measuring {', '.join(names)} ({work}): {models}", flush=True)
 
-    def measure() -> list[CostTable]:
-        return [fit_costs(patterns, names, segment_times(patterns, config, counts, context, ROUNDS))]
+    def measure() -> dict[str, CostTable]:
+        return {"": fit_costs(patterns, names, segment_times(patterns, config, counts, context, ROUNDS))}
 
     (table,) = measure_steadily(measure, config)
     return replace(table, holds_for=measurement_conditions(config, len(counts), names, context))
 
 
-def measure_steadily(measure: Callable[[], list[CostTable]], config: Config) -> list[CostTable]:
-    """Measure tables of costs, again if a cost is unusable, ATTEMPTS times in all.
+def measure_steadily(measure: Callable[[], dict[str, CostTable]], config: Config) -> list[CostTable]:
+    """Measure tables of costs, as in unusable_cost(), again if a cost is unusable, ATTEMPTS times in all.
 
     Raises InputError, which names the cost, if one is still unusable.
     """
     for attempt in range(1, ATTEMPTS + 1):
         tables = measure()
-        reason = next(filter(None, map(unusable_cost, tables)), "")
+        reason = unusable_cost(tables)
         if not reason:
-            return tables
+            return [*tables.values()]
         if attempt < ATTEMPTS:
             print(f"NOTICE: {reason}; measuring again", flush=True)
     section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row

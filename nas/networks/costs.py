@@ -185,9 +185,12 @@ def measured_parts(configs: dict, counts: dict[int, np.ndarray], context: Device
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {key[0]} pieces, width {key[1]}: exported", flush=True)
 
-        def measure() -> list[CostTable]:
+        def measure() -> dict[str, CostTable]:
             times = timed_rounds(works, ROUNDS, SECONDS)
-            return [table_of(times, shape, one_of[shape[1]], names) for shape in configs]
+            return {
+                f"{size} pieces, width {width}": table_of(times, (size, width), one_of[width], names)
+                for size, width in configs
+            }
 
         return dict(zip(configs, measure_steadily(measure, config), strict=True))
 
