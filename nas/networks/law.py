@@ -31,7 +31,7 @@ TERMS = {
 # fmt: on
 # Terms of a text that is read again. R is the number of passes after the first, and W the vocabulary as a share of the
 # largest that suits the text. How much large vocabularies lose differs between texts.
-AGAIN = {"R": (0, 0.1), "WR": (0.02, 0.03)}
+AGAIN = {"R": (0, 0.1), "WR": (0, 0.03)}
 LETTERS = "VDNTAFPOERW"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
