@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml, write_text, write_yaml
+from nas.core.pattern import FORMAT
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN
 from nas.costs.budget import read_budgets
 from nas.derivation.pattern_record import pattern_record
@@ -42,6 +43,17 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def check_files(files: list[Path], force: bool) -> None:
+    """Raises InputError if a pattern cannot be written, before minutes are spent on it."""
+    if not files[0].parent.is_dir():
+        raise InputError(f"--out {files[0]}: there is no folder {files[0].parent}")
+    for file in filter(Path.exists, files):
+        if not force:
+            raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
+        if not file.is_file() or f"format: {FORMAT}".encode() not in file.read_bytes():
+            raise InputError(f"{file} is no pattern file, which --force would replace; give another file with --out")
+
+
 def main() -> None:
     arguments = parse_arguments()
     runs = [read_run(path) for path in arguments.runs]
@@ -50,8 +62,7 @@ def main() -> None:
     out = arguments.out or runs[0].path / (PATTERN if len(runs) == 1 else f"pattern-of-{len(runs)}-seeds.yaml")
     names = [str(budget).removesuffix(".0") for budget in arguments.budgets]
     files = [out.with_stem(f"{out.stem}-{name}") for name in names] if arguments.pareto else [out]
-    for file in filter(Path.exists, () if arguments.force else files):  # before minutes are spent on its content
-        raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
+    check_files(files, arguments.force)
 
     from nas.costs.run_latency import RunLatency  # imported only now, because it needs torch
     from nas.derivation.choice import likeliest_choice, tried_choice
@@ -65,7 +76,7 @@ def main() -> None:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
     choice_file = runs[0].path / CHOICE
     tried = read_yaml(choice_file) if choice_file.exists() else None
-    if choice_file.parent.exists() and not tried:
+    if runs[0].options["search.method"] == "trials" and not tried:
         raise InputError(f"{choice_file} is missing: continue the search with search.py --resume, which writes it")
 
     patterns = []
@@ -89,8 +100,9 @@ def main() -> None:
     if tried:
         from nas.reporting.networks_figure import networks_figure
 
-        networks_figure(tried, [], out.with_name("networks.png"))
-        print(f"written to {out.with_name('networks.png')}")
+        picture = out.with_name(f"{out.stem}-networks.png")
+        networks_figure(tried, [], picture)
+        print(f"written to {picture}")
     print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
     if tried:
         print(f"next: python retrain.py {files[0]} {runs[0].path / 'config.yaml'} --run {runs[0].path}-trained")

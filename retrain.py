@@ -109,7 +109,7 @@ def main() -> None:
     folder = Path(arguments.run)
     if arguments.eval_only and not (folder / BEST).exists():
         raise InputError(f"--eval-only: {folder} holds no {BEST}; train it first, without --eval-only")
-    check_folder(folder, arguments.resume or arguments.eval_only)
+    check_folder(folder, arguments.resume or arguments.eval_only, "retrain")
     for other in arguments.beside:
         if not (other / RESULTS).exists():
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")

@@ -27,7 +27,7 @@ def main() -> None:
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
-    check_folder(folder, arguments.resume)
+    check_folder(folder, arguments.resume, "search")
     context = set_up_device(config.seed, config.train)
     if config.search.method == "trials":
         search_by_trials(config, folder, context)

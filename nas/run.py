@@ -50,7 +50,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder for the files of all stages")
     minutes = "for everything; sets train.epochs (default: trainings as in CONFIG.yaml)"
     parser.add_argument("--minutes", type=float, metavar="N", help=minutes)
+    parser.add_argument("--resume", action="store_true", help="only continue a run, do not start one")
     arguments = parser.parse_intermixed_args()
+    if arguments.resume and not (arguments.run / PLAN).exists():
+        raise InputError(f"--resume: {arguments.run} holds no run of this command; without --resume a new one starts")
     if arguments.minutes is not None and not 0 < arguments.minutes < math.inf:
         raise InputError(f"--minutes {arguments.minutes:g} must be above 0")
     return arguments

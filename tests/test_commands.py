@@ -246,5 +246,7 @@ def test_the_installed_command_calls_scripts_and_modules(tmp_path, small_yaml):
     done = call("run", small_yaml, "--run", "other", "--minuts", 4)
     told = "error: unrecognized arguments: --minuts 4; the nearest option is --minutes; --help lists the arguments\n"
     assert (done.returncode, done.stderr) == (2, told)
+    told = "error: unrecognized arguments: --minutes 4; --help lists the arguments\n"
+    assert call("search", small_yaml, "--run", "other", "--minutes", 4).stderr == told
     done = call("sarch", small_yaml)
     assert done.returncode == 2 and done.stderr == "error: par-nas has no command sarch; the nearest is search\n"

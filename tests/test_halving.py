@@ -308,7 +308,7 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
 
     shown = succeed("derive", whole)
-    assert "0.125     0.25      0.5        1\n" in shown and f"written to {whole / 'networks.png'}" in shown
+    assert "0.125     0.25      0.5        1\n" in shown and f"written to {whole / 'pattern-networks.png'}" in shown
     next_command = shown.splitlines()[-1].removeprefix("next: python retrain.py ").split()
     pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
     network = choice["network"]
@@ -318,6 +318,14 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     results = yaml.safe_load((Path(next_command[next_command.index("--run") + 1]) / "results.yaml").read_text())
     ended = [one for one in choice["trials"] if one["share"] == 1 and one["name"] == choice["name"]]
     assert [one["bits_per_byte"] for one in ended] == [results["valid"]["bits_per_byte"]]
+    choice_file = whole / "trials" / "choice.yaml"
+    content = choice_file.read_text()
+    choice_file.write_text(content[: content.index("\ntrials:") + 1])
+    assert "choice.yaml is damaged: it lacks 'networks'; remove it" in refuse("derive", whole, "--force")
+    choice_file.write_text(content)
+    (whole / "trials").rename(tmp_path / "trials")
+    assert "choice.yaml is missing: continue the search with" in refuse("derive", whole, "--force")
+    (tmp_path / "trials").rename(whole / "trials")
     succeed("derive", whole, "--latency-budget", 0.7, "--force")
     smaller = yaml.safe_load((whole / "pattern.yaml").read_text())
     assert smaller["derived_from"]["latency_budget"] == 0.7 and "trial" not in smaller["derived_from"]

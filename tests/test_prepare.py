@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,12 +168,21 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     short.write_text("a\n")
     fails("has 0 bytes: too short to split", source=empty)
     fails("too short to split", source=short)
-    fails("binary is not UTF-8 text .byte 5 of the train split.; data.tokenizer=bytes reads any file", source=binary)
+    fails(
+        "binary is not UTF-8 text .byte 5 of the train split.; convert it, .*; data.tokenizer=bytes reads any file",
+        source=binary,
+    )
     kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]
     assert kept["lossless"] and not kept["words_kept"]
     fails("bytes, words, a .model file or a vocabulary folder that exists", tokenizer="wordpiece")
     fails("is not a SentencePiece model", tokenizer=str(text_folder / "train.txt"))
-    prepare(options(text_folder, tmp_path / "cache", vocab_size=None))  # as many pieces as the text allows
+    told = []
+    prepare(options(text_folder, tmp_path / "cache", vocab_size=None), told.append)  # as many pieces as the text allows
+    assert not any("WARNING" in text for text in told)
+    same = shutil.copytree(text_folder, tmp_path / "same")
+    shutil.copy(same / "valid.txt", same / "test.txt")
+    prepare(options(same, tmp_path / "cache", vocab_size=None), told.append)
+    assert "two of train, valid and test are the same text" in told[-1]
     fails("too small: the 256 bytes and the text's characters need", vocab_size=100)
 
 

@@ -21,29 +21,32 @@ def start(path, config, stage="search", **more):
 
 
 def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_config):
-    check_folder(tmp_path / "new/run", False)
+    check_folder(tmp_path / "new/run", False, "search")
     open_run(tmp_path / "new/run", small_config(), "search")
     assert not (tmp_path / "new").exists()
     (tmp_path / "new/run").mkdir(parents=True)
     (tmp_path / "new/run/latency.yaml").touch()  # costs that the search shall use
-    check_folder(tmp_path / "new/run", False)
+    check_folder(tmp_path / "new/run", False, "search")
     run = start(tmp_path / "new/run", small_config())
-    check_folder(run.path, True)
+    check_folder(run.path, True, "search")
     open_run(run.path, small_config("data.source=/elsewhere"), "search")  # the same text may have moved
     with pytest.raises(InputError, match="already holds a run; add --resume"):
-        check_folder(tmp_path / "new/run", False)
+        check_folder(tmp_path / "new/run", False, "search")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="new/run holds a search run, not a retrain run; use another folder"):
+            check_folder(tmp_path / "new/run", resume, "retrain")
     with pytest.raises(InputError, match=r"new/rum does not exist; the nearest run is .*new/run; without --resume"):
-        check_folder(tmp_path / "new/rum", True)
+        check_folder(tmp_path / "new/rum", True, "search")
     with pytest.raises(InputError, match="nothing/run does not exist; without --resume a new run starts"):
-        check_folder(tmp_path / "nothing/run", True)
+        check_folder(tmp_path / "nothing/run", True, "search")
     assert not (tmp_path / "new/rum").exists() and not (tmp_path / "nothing").exists()
     (tmp_path / "new/run/config.yaml").unlink()  # then the folder is foreign
     with pytest.raises(InputError, match=r"is not empty, but holds no config\.yaml of a run"):
-        check_folder(tmp_path / "new/run", True)
+        check_folder(tmp_path / "new/run", True, "search")
     with pytest.raises(InputError, match="is a file; give a folder"):
-        check_folder(tmp_path / "new/run/provenance.yaml", True)
+        check_folder(tmp_path / "new/run/provenance.yaml", True, "search")
     with pytest.raises(InputError, match=r"/proc/run cannot be written: .*; give another folder"):
-        check_folder(Path("/proc/run"), False)
+        check_folder(Path("/proc/run"), False, "search")
 
 
 def test_a_run_that_another_process_began_meanwhile_is_refused(tmp_path, small_config):
@@ -67,7 +70,7 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
     with pytest.raises(InputError, match="pattern"):
         open_run(tmp_path / "run", small_config(), "search", {"pattern": ["identity"]})
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
-        open_run(tmp_path / "run", small_config(), "retrain")
+        check_folder(tmp_path / "run", True, "retrain")
     open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]}, may_change=("train.", "search."))
 
 

@@ -40,7 +40,7 @@ class Comparison:
         self, settings: Settings, contenders: list[Contender], recipe: Config, path: Path, overrides: list[str]
     ):
         self.settings, self.contenders, self.path, self.overrides = settings, contenders, path, overrides
-        check_folder(path, has_run(path))
+        check_folder(path, has_run(path), "compare")
         self.run = open_run(path, recipe, "compare")
         self.recipe = self.run.resolve_auto(recipe)
         for contender in contenders:

@@ -67,7 +67,8 @@ def check_range(key: str, value, allowed) -> None:
     for name in value if isinstance(value, list) else [value]:
         if choices and name not in choices:
             raise InputError(
-                f"{key}={name} must be one of {', '.join(choices)}; the nearest is {nearest(name, choices)}"
+                f"{key}={name} must be one of {', '.join(choices)}; the nearest is "
+                + nearest("cuda" if name == "gpu" else name, choices)
             )
     for name, (holds, text) in LIMITS.items():
         if name in allowed and not holds(value, allowed[name]):

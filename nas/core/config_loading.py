@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nas.core.config import LEARNING_RATES, Config, TrainOptions, default_of, flat_config, options
+from nas.core.config import LEARNING_RATES, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_mistake
@@ -87,15 +87,17 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         elif steps is not None and epochs is None:
             config.train.epochs = None
     result = OmegaConf.to_object(config)
-    resolve_defaults(result.train)
+    resolve_defaults(result)
     check(result)
     return result
 
 
-def resolve_defaults(train: TrainOptions) -> None:
+def resolve_defaults(config: Config) -> None:
     """Replace null by the value that it stands for, so that config.yaml records values."""
-    if train.lr is None:
-        train.lr = LEARNING_RATES.get(train.optimizer)  # check() reports unknown ones
+    if config.train.lr is None:
+        config.train.lr = LEARNING_RATES.get(config.train.optimizer)  # check() reports unknown ones
+    if config.data.tokenizer == "bytes":  # there are always 256
+        config.data.vocab_size = None
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
@@ -116,12 +118,16 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
 
 def check_keys(content: dict, path: str | Path) -> None:
-    """Raises InputError if a key of a file, or of a section, holds a colon or a dot."""
+    """Raises InputError if a key of a file, or of a section, is no text, or holds a colon or a dot."""
     for key, value in content.items():
-        if ":" in str(key):
+        if not isinstance(key, str):
+            raise InputError(f"{path}: {key!r} is no name of an option; numbers have no comma: write 2000, or 0.8")
+        if ":" in key:
             raise InputError(f"{path}: {key!r} is one word: write a space after the colon")
-        if "." in str(key):
-            nested = ": {".join(str(key).split(".")) + ": VALUE" + "}" * str(key).count(".")
+        if "." in key:
+            if value is None:
+                raise InputError(f"{path}: {key!r} has no value; put quotes around a text that holds a comma")
+            nested = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
             raise InputError(f"{path}: {key!r}: dots are for the command line; here write {nested}")
         if isinstance(value, dict):
             check_keys(value, path)

@@ -26,9 +26,9 @@ class Interrupted(Exception):
     """The user stopped a run. The message says how to continue. Exit status 130."""
 
 
-def nearest(name, known: Iterable[str]) -> str:
-    """The known name that is spelled most like `name`, for messages about misspelled names."""
-    return difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
+def nearest(name, known: Iterable[str], least: float = 0.0) -> str:
+    """The known name that is spelled most like `name`; "" if the share of its letters in common is below `least`."""
+    return next(iter(difflib.get_close_matches(str(name), known, n=1, cutoff=least)), "")
 
 
 def check_onnx(*names: str) -> None:
@@ -85,8 +85,9 @@ def interrupt_on_signals() -> None:
 def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """As ArgumentParser.error(), but in one line that names the option that is nearest to an unknown one."""
     unknown = [word.split("=")[0] for word in message.split() if word.startswith("--")]
-    if message.startswith("unrecognized arguments") and unknown:
-        message += f"; the nearest option is {nearest(unknown[0], parser._option_string_actions)}"
+    known = nearest(unknown[0], parser._option_string_actions, least=0.7) if unknown else ""
+    if message.startswith("unrecognized arguments") and known:
+        message += f"; the nearest option is {known}"
     raise InputError(f"{message}; --help lists the arguments")
 
 
@@ -111,7 +112,8 @@ def run_command(main: Callable[[], None]) -> None:
         sys.stderr.close()  # the reader of the output has exited, such as `| head`
         sys.exit(1)
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
+        file = error.filename2 or error.filename  # of a copy, the new file
+        where = f" ({file})" if file else ""
         fail(1, f"error: {error.strerror or error}{where}")
 
 

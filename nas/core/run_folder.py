@@ -87,10 +87,7 @@ class RunFolder:
         return known_values(config, flat_config(self.recorded))
 
     def check_config(self, config: Config) -> None:
-        """Raises InputError if the run belongs to another stage, or has other options, which the message lists."""
-        stage = self.recorded.get("stage")
-        if stage != self.stage:
-            raise InputError(f"--run {self.path} holds a {stage} run, not a {self.stage} run; use another folder")
+        """Raises InputError if the run has other options, which the message lists."""
         old = flat_config(self.recorded) | {key: self.recorded.get(key) for key in self.extra}
         new = flat_config(asdict(self.resolve_auto(config))) | self.extra
         different = [key for key in new if new[key] != old[key] and not key.startswith(self.may_change)]
@@ -155,14 +152,16 @@ def open_run(
     return run
 
 
-def check_folder(path: Path, resume: bool) -> None:
-    """Raises InputError if a run may neither start nor continue in a folder."""
+def check_folder(path: Path, resume: bool, stage: str) -> None:
+    """Raises InputError if a run of a stage may neither start nor continue in a folder."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
     if resume and not path.exists():
         runs = [str(other) for other in path.parent.glob("*/") if has_run(other)]
         found = f"; the nearest run is {nearest(str(path), runs)}" if runs else ""
         raise InputError(f"--resume: {path} does not exist{found}; without --resume a new run starts")
+    if (path / CONFIG).exists() and (other := read_yaml(path / CONFIG).get("stage")) != stage:
+        raise InputError(f"--run {path} holds a {other} run, not a {stage} run; use another folder")
     if has_run(path) and not resume:
         raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
     names = {entry.name for entry in path.iterdir()} if path.exists() else set()

@@ -44,6 +44,8 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
         folder = cache / "tokens" / corpus_digest(texts, options)
         if not (folder / "meta.yaml").exists():
             tell(f"preparing the tokens of {options.source}, once")
+            if len({sha256_of(path) for path in texts.values()}) < len(texts):
+                tell("WARNING: two of train, valid and test are the same text, so results are not those of unseen text")
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as temporary:
                 write_corpus(texts, Path(temporary), options)
@@ -128,7 +130,7 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
             except UnicodeDecodeError as error:
                 raise InputError(
                     f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} "
-                    "split); data.tokenizer=bytes reads any file"
+                    "split); convert it, for example with iconv -t UTF-8; data.tokenizer=bytes reads any file"
                 ) from None
             yield chunk
             rest, offset = data[cut:], offset + cut

@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-BLOCKED = signal.SIGTERM, signal.SIGHUP
+BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the server would show a traceback while it imports
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf"]
 POLL_S = 0.2
 LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
@@ -50,6 +51,7 @@ def start(function: Callable, *arguments) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with LOCK:
+        resource_tracker.ensure_running()  # its start unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
             process = context.Process(target=function, args=arguments)

@@ -199,13 +199,14 @@ def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name
 
 
 def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tuple[Stream, Stream | None]:
-    """The training text that the weights read and, with search.split=heldout, its end, which the logits read.
+    """The training text that the weights read and, with search.split=heldout, its end, which the logits of a SuperNet
+    read.
 
     Raises InputError if a text is too short.
     """
     check_splits(config, corpus)
     tokens, image = corpus.tokens("train"), image_size(config)
-    if config.search.split == "shared":
+    if config.search.method != "gumbel" or config.search.split == "shared":
         return open_stream(tokens, config, context), None
     boundary = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
     name = "held-out training (search.arch_fraction)"
