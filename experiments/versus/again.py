@@ -3,6 +3,8 @@
 The losses are those of the grids of experiments/frontier, with noise. Each pass after the first multiplies them, by a
 factor that depends on the vocabulary (OVERFITTING). `once` is the search for a text that is read once; `again` is the
 one for the given passes. A cell tells how far the found network is behind the best one, in bits per byte at the end.
+
+The first line is the factor of WR, the law's term for overfitting, given trials with dropout.
 """
 
 import argparse
@@ -21,15 +23,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.frontier.opponents import RuleHalving
 from experiments.helpers import print_row
-from experiments.versus.prior import GRIDS, grid_network, read_grid
+from experiments.versus.prior import AGAIN_TEXT, GRIDS, grid_network, read_grid, read_trials
 from experiments.versus.run import FRONTIER
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.networks.law import NOISE, Text
+from nas.networks.law import AGAIN, NOISE, TERMS, Law, Text
 from nas.networks.space import Network
 from nas.networks.trials import RUNGS, Trials
 
 CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
+AGAIN_READ = Text(2.88, 10_900_000)  # what the trials of AGAIN_TEXT are parts of
 OVERFITTING = {  # the logarithm of the factor of a pass, for a number of pieces
     "none": lambda pieces: 0.0,
     "0.03 per 30,000 pieces": lambda pieces: 0.03 * pieces / 30_000,
@@ -82,12 +85,23 @@ def behind(case: tuple[str, float, float], factor, passes: float, knows: bool, c
     return truth[best, 1.0] / min(truth[network, 1.0] for network in networks) - 1
 
 
+def measured_overfitting() -> tuple[float, float]:
+    """The mean and standard error of the factor of WR, given trials of a text that is read again."""
+    points = list(dict.fromkeys(point for point, _ in read_trials(AGAIN_TEXT)))
+    law = Law(points, list(dict.fromkeys(point.network for point in points)), text=AGAIN_READ)
+    index = [*TERMS, *AGAIN].index("WR")
+    gain = law.spread[index] ** 2 * law.known.features[:, index]
+    mean = law.mean[index] + gain @ law.inverse @ law.residuals
+    return mean, np.sqrt(law.spread[index] ** 2 - gain @ law.inverse @ gain)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", default="1.5,2.75,5,9", help="separated by commas (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=12, help="of the noise and the law's draws (default: %(default)s)")
     arguments = parser.parse_args()
     config = load_config(FRONTIER, [])
+    print("WR given trials with dropout: {:.4f} ± {:.4f}".format(*measured_overfitting()))
     passes = [float(text) for text in arguments.passes.split(",")]
     heads = [f"{count:g} passes: once, again" for count in passes]
     print_row("a pass multiplies the loss by e to", *heads, header=True)

@@ -2,7 +2,7 @@
 
 The data are trainings.csv, which has trials and trainings of searches, and the grids and trainings of
 experiments/frontier. With a text, wikitext2 or stdlib, and folders of searches, the program first replaces the trials
-of the same searches by those in the folders.
+of the same searches by those in the folders. The text again is for again.py; this program does not fit it.
 
 They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
 training that several tables have counts once, also if one table rounds its loss. Each text has an offset, a slope in
@@ -32,6 +32,7 @@ from nas.networks.space import Network, make_network
 from nas.networks.trials import RUNGS
 
 TEXTS = {"wikitext2": "frontier", "stdlib": "python"}  # and the table of their trainings in experiments/frontier
+AGAIN_TEXT = "again"  # WikiText-2, read 2.88 times with dropout (experiments/frontier/README.md, "A larger case")
 GRIDS = Path(__file__).parents[1] / "frontier"
 TRAININGS = Path(__file__).with_name("trainings.csv")
 COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte", "lengths"
@@ -69,14 +70,20 @@ def read_frontier(text: str) -> list[Point]:
     return points
 
 
-def read_points(text: str) -> dict[Point, bool]:
-    """All losses of a text, and whether full lengths judged them."""
-    found = [(point, False) for point in read_frontier(text)] + [(point, True) for point in read_grid(text)]
+def read_trials(text: str) -> list[tuple[Point, str]]:
+    """The losses in TRAININGS, and the lengths at which they were judged."""
+    found = []
     for row in read_rows(TRAININGS):
         if row["text"] == text:
             network = make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"]))
-            point = Point(network, float(row["share"]), float(row["bits_per_byte"]))
-            found.append((point, row["lengths"] == FULL))
+            found.append((Point(network, float(row["share"]), float(row["bits_per_byte"])), row["lengths"]))
+    return found
+
+
+def read_points(text: str) -> dict[Point, bool]:
+    """All losses of a text, and whether full lengths judged them."""
+    found = [(point, False) for point in read_frontier(text)] + [(point, True) for point in read_grid(text)]
+    found += [(point, lengths == FULL) for point, lengths in read_trials(text)]
     return {replace(point, loss=round(point.loss, 4)): full for point, full in found}
 
 
@@ -139,7 +146,7 @@ def fitted_terms(texts: list[dict[Point, bool]], terms: dict = TERMS) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", nargs="?", choices=TEXTS, help="of the folders")
+    parser.add_argument("text", nargs="?", choices=[*TEXTS, AGAIN_TEXT], help="of the folders")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of searches")
     arguments = parser.parse_args()
     if arguments.text and not arguments.folders:
