@@ -119,7 +119,7 @@ def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
     message = refuse(
         "run", small_yaml, "--run", tmp_path / "short", "--minutes", 1, *OPTIONS, *short, "search.vocab_size=[]"
     )
-    assert "the training stream has" in message  # not the held-out one, which only the paper's method reads
+    assert "the train stream has" in message  # not the held-out one, which only the paper's method reads
     assert "tokens: too short for train.batch_size=32 rows of" in message
     assert "short holds no run of this command" in refuse("run", small_yaml, "--run", tmp_path / "short", "--resume")
     (tmp_path / "mine").mkdir()
