@@ -50,8 +50,8 @@ def check_files(files: list[Path], force: bool) -> None:
     for file in filter(Path.exists, files):
         if not force:
             raise InputError(f"{file} exists; give another file with --out, or replace it with --force")
-        if not file.is_file() or f"format: {FORMAT}".encode() not in file.read_bytes():
-            raise InputError(f"{file} is no pattern file, which --force would replace; give another file with --out")
+        if not file.is_file() or (file.stat().st_size and FORMAT.encode() not in file.read_bytes()):
+            raise InputError(f"{file} is not a pattern file; --force replaces only those; give another file with --out")
 
 
 def main() -> None:

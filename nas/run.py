@@ -52,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, metavar="N", help=minutes)
     parser.add_argument("--resume", action="store_true", help="only continue a run, do not start one")
     arguments = parser.parse_intermixed_args()
-    if arguments.resume and not (arguments.run / PLAN).exists():
-        raise InputError(f"--resume: {arguments.run} holds no run of this command; without --resume a new one starts")
+    if arguments.resume and not arguments.run.exists():
+        raise InputError(f"--resume: {arguments.run} does not exist; without --resume a new run starts")
     if arguments.minutes is not None and not 0 < arguments.minutes < math.inf:
         raise InputError(f"--minutes {arguments.minutes:g} must be above 0")
     return arguments

@@ -39,7 +39,7 @@ def test_derive_replaces_a_pattern_only_by_force(searched, tmp_path):
     succeed("derive", searched, "--out", out, "--force")
     assert out.read_text() != edited
     out.write_text("a text of mine\n")
-    assert "mine.yaml is no pattern file" in refuse("derive", searched, "--out", out, "--force")
+    assert "mine.yaml is not a pattern file" in refuse("derive", searched, "--out", out, "--force")
     assert out.read_text() == "a text of mine\n"
     assert f"there is no folder {tmp_path / 'none'}" in refuse(
         "derive", searched, "--out", tmp_path / "none" / "x.yaml"

@@ -1,6 +1,7 @@
 """Runs that are killed, interrupted, or run out of disk."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from nas.core.errors import StopSignal
+from nas.core.errors import Interrupted, StopSignal
 from nas.core.run_folder import run_options
 from tests.making import assert_same_run
 from tests.processes import ROOT, refuse, succeed
@@ -112,6 +113,39 @@ def test_only_a_second_ctrl_c_interrupts_at_once():
         assert stop.received
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_an_early_ctrl_c_ends_a_command_and_the_server_that_still_imports(tmp_path, small_yaml):
+    """The server is in the group of processes that Ctrl-C reaches."""
+    options = ["search.method=trials", "search.operations=[attention,dense]", "train.steps=100000"]
+    command = [sys.executable, "search.py", small_yaml, "--run", tmp_path / "run", *options]
+    with (tmp_path / "out.txt").open("w") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+        until = time.monotonic() + 60
+        while "at first; trials take" not in (tmp_path / "out.txt").read_text():  # the server is the next
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+    until = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-s", str(process.pid)], stdout=subprocess.DEVNULL).returncode == 0:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    shown = (tmp_path / "out.txt").read_text()
+    assert "interrupted; rerun the command" in shown and "Traceback" not in shown
+
+
+def test_rank_0_survives_the_sigterm_that_follows_an_interrupted_rank(monkeypatch):
+    """torchrun sends it as soon as one rank has ended; rank 0 may not have printed its message yet."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for processes in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        with pytest.raises(Interrupted), StopSignal():
+            raise Interrupted
+        assert (signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]) == (processes == "1")
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, small_yaml):

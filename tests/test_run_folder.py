@@ -40,6 +40,9 @@ def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_confi
     with pytest.raises(InputError, match="nothing/run does not exist; without --resume a new run starts"):
         check_folder(tmp_path / "nothing/run", True, "search")
     assert not (tmp_path / "new/rum").exists() and not (tmp_path / "nothing").exists()
+    (tmp_path / "begun/trials").mkdir(parents=True)
+    with pytest.raises(InputError, match="begun holds a search run, not a retrain run"):
+        check_folder(tmp_path / "begun", True, "retrain")
     (tmp_path / "new/run/config.yaml").unlink()  # then the folder is foreign
     with pytest.raises(InputError, match=r"is not empty, but holds no config\.yaml of a run"):
         check_folder(tmp_path / "new/run", True, "search")

@@ -4,7 +4,7 @@ The losses are those of the grids of experiments/frontier, with noise. Each pass
 factor that depends on the vocabulary (OVERFITTING). `once` is the search for a text that is read once; `again` is the
 one for the given passes. A cell tells how far the found network is behind the best one, in bits per byte at the end.
 
-The first line is the factor of WR, the law's term for overfitting, given trials with dropout.
+The first line is the factor of WR, the law's term for overfitting, given trials with model.dropout=auto.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12, help="of the noise and the law's draws (default: %(default)s)")
     arguments = parser.parse_args()
     config = load_config(FRONTIER, [])
-    print("WR given trials with dropout: {:.4f} ± {:.4f}".format(*measured_overfitting()))
+    print("WR given trials with model.dropout=auto: {:.4f} ± {:.4f}".format(*measured_overfitting()))
     passes = [float(text) for text in arguments.passes.split(",")]
     heads = [f"{count:g} passes: once, again" for count in passes]
     print_row("a pass multiplies the loss by e to", *heads, header=True)

@@ -32,7 +32,7 @@ from nas.networks.space import Network, make_network
 from nas.networks.trials import RUNGS
 
 TEXTS = {"wikitext2": "frontier", "stdlib": "python"}  # and the table of their trainings in experiments/frontier
-AGAIN_TEXT = "again"  # WikiText-2, read 2.88 times with dropout (experiments/frontier/README.md, "A larger case")
+AGAIN_TEXT = "again"  # WikiText-2, read 2.88 times, with model.dropout=auto (experiments/frontier, "A larger case")
 GRIDS = Path(__file__).parents[1] / "frontier"
 TRAININGS = Path(__file__).with_name("trainings.csv")
 COLUMNS = "text", "search", "vocab_size", "d_model", "blocks", "share", "bits_per_byte", "lengths"

@@ -121,14 +121,14 @@ def check_keys(content: dict, path: str | Path) -> None:
     """Raises InputError if a key of a file, or of a section, is no text, or holds a colon or a dot."""
     for key, value in content.items():
         if not isinstance(key, str):
-            raise InputError(f"{path}: {key!r} is no name of an option; numbers have no comma: write 2000, or 0.8")
+            comma = "; write numbers without a comma, such as 2000 or 0.8" if type(key) is int else ""
+            raise InputError(f"{path}: {key!r} is no name of an option{comma}")
         if ":" in key:
             raise InputError(f"{path}: {key!r} is one word: write a space after the colon")
         if "." in key:
-            if value is None:
-                raise InputError(f"{path}: {key!r} has no value; put quotes around a text that holds a comma")
+            quotes = "; put quotes around a text that holds a comma" if value is None else ""
             nested = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
-            raise InputError(f"{path}: {key!r}: dots are for the command line; here write {nested}")
+            raise InputError(f"{path}: {key!r}: dots are for the command line; here write {nested}{quotes}")
         if isinstance(value, dict):
             check_keys(value, path)
 

@@ -85,7 +85,7 @@ def interrupt_on_signals() -> None:
 def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """As ArgumentParser.error(), but in one line that names the option that is nearest to an unknown one."""
     unknown = [word.split("=")[0] for word in message.split() if word.startswith("--")]
-    known = nearest(unknown[0], parser._option_string_actions, least=0.7) if unknown else ""
+    known = nearest(unknown[0], parser._option_string_actions, least=0.6) if unknown else ""
     if message.startswith("unrecognized arguments") and known:
         message += f"; the nearest option is {known}"
     raise InputError(f"{message}; --help lists the arguments")

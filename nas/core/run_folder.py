@@ -160,8 +160,10 @@ def check_folder(path: Path, resume: bool, stage: str) -> None:
         runs = [str(other) for other in path.parent.glob("*/") if has_run(other)]
         found = f"; the nearest run is {nearest(str(path), runs)}" if runs else ""
         raise InputError(f"--resume: {path} does not exist{found}; without --resume a new run starts")
-    if (path / CONFIG).exists() and (other := read_yaml(path / CONFIG).get("stage")) != stage:
-        raise InputError(f"--run {path} holds a {other} run, not a {stage} run; use another folder")
+    if has_run(path):
+        other = read_yaml(path / CONFIG).get("stage") if (path / CONFIG).exists() else "search"  # in its trials
+        if other != stage:
+            raise InputError(f"--run {path} holds a {other or 'foreign'} run, not a {stage} run; use another folder")
     if has_run(path) and not resume:
         raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
     names = {entry.name for entry in path.iterdir()} if path.exists() else set()

@@ -130,7 +130,7 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
             except UnicodeDecodeError as error:
                 raise InputError(
                     f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} "
-                    "split); convert it, for example with iconv -t UTF-8; data.tokenizer=bytes reads any file"
+                    "split); convert it, as with iconv -f ENCODING -t UTF-8; data.tokenizer=bytes reads any file"
                 ) from None
             yield chunk
             rest, offset = data[cut:], offset + cut

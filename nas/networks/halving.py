@@ -173,7 +173,6 @@ class Halving:
             "trainings": sum(one["step"] / one["of_steps"] for one in results.values()),
             "train_steps": steps,
             "train_tokens": steps * train.batch_size * train.segment,
-            "wall_time_s": sum(one["wall_time_s"] for one in results.values()),
             "trials": [
                 {"name": str(one.network), **one.network.to_dict(), "share": one.share, "bits_per_byte": one.loss}
                 for one in points
@@ -190,6 +189,7 @@ class Halving:
                 }
                 for index in sorted(shown, key=lambda index: losses[index])
             ],
+            "wall_time_s": sum(one["wall_time_s"] for one in results.values()),
         }
 
 

@@ -42,7 +42,7 @@ class Rung(NamedTuple):
 RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
-AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 5), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
+AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
 
 
 def rung_steps(share: float, steps: int) -> int:

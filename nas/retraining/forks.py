@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the server would show a traceback while it imports
+BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # by the server
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf"]
 POLL_S = 0.2
 LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
@@ -47,17 +47,21 @@ def start_command(
 
 
 def start(function: Callable, *arguments) -> BaseProcess:
-    """Start a function in a fork of the server, and first the server. Signals to our process group do not end it."""
+    """Start a function in a fork of the server, and first the server. Signals to our process group do not end it.
+
+    Signals of this process are blocked only until the server runs, not while it imports PRELOADED.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with LOCK:
         resource_tracker.ensure_running()  # its start unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
-            process = context.Process(target=function, args=arguments)
-            process.start()
+            forkserver.ensure_running()  # the server inherits the mask
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        process = context.Process(target=function, args=arguments)
+        process.start()
     return process
 
 
