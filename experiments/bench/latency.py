@@ -45,7 +45,7 @@ def make_config(timing: str, threads: int, blocks: int, source: str) -> Config:
     config.model.blocks, config.model.cutoffs, config.model.ngram_rows = blocks, [250, 2500], []
     config.search.latency.timing, config.search.operations = timing, OPERATIONS
     config.search.latency.source = source
-    resolve_defaults(config.train)
+    resolve_defaults(config)
     config.train.threads, config.train.device = threads, "cpu"
     config.model.dropout, config.train.weight_decay = 0.0, 0.02
     return config

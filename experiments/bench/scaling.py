@@ -53,7 +53,7 @@ def make_config(blocks: int, d_model: int):
     config = Config(model=model, train=TrainOptions(segment=192, memory=192, weight_decay=0.02))
     config.search.operations = [*CANDIDATES["gumbel"]]
     config.search.latency.timing = "training"  # FLOPs are counted at the sizes of training
-    resolve_defaults(config.train)
+    resolve_defaults(config)
     return config
 
 
