@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import read_yaml, write_text, write_yaml
+from nas.core.files import check_parent, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN
 from nas.costs.budget import read_budgets
@@ -45,8 +45,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def check_files(files: list[Path], force: bool) -> None:
     """Raises InputError if a pattern cannot be written, before minutes are spent on it."""
-    if not files[0].parent.is_dir():
-        raise InputError(f"--out {files[0]}: there is no folder {files[0].parent}")
+    check_parent(files[0])
     for file in filter(Path.exists, files):
         if not force:
             raise InputError(f"{file} exists; give another file with --out, or replace it with --force")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import read_input
+from nas.core.files import check_parent, read_input
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,8 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 def out_files(out: Path | None, samples: int) -> list[Path]:
     if out is None:
         return []
-    if not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}")
+    check_parent(out)
     files = [out] if samples == 1 else [out.with_name(f"{out.name}.{number}") for number in range(1, samples + 1)]
     if existing := next(filter(Path.exists, files), None):
         raise InputError(f"--out {out}: {existing} exists; name another file, or remove it")

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
+from nas.core.files import check_parent
 from nas.reporting.page import write_page
 
 
@@ -21,8 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {arguments.out} must end in .html")
-    if not arguments.out.parent.is_dir():
-        raise InputError(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
+    check_parent(arguments.out)
     return arguments
 
 

@@ -24,6 +24,7 @@ from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, si
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 MOST_BUDGET = 10  # times the cost of the reference
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
+OTHER_VALUES = {"gpu": "cuda"}  # words of other libraries
 LIMITS = {
     "minimum": (operator.ge, "at least"),
     "above": (operator.gt, "greater than"),
@@ -67,8 +68,8 @@ def check_range(key: str, value, allowed) -> None:
     for name in value if isinstance(value, list) else [value]:
         if choices and name not in choices:
             raise InputError(
-                f"{key}={name} must be one of {', '.join(choices)}; the nearest is "
-                + nearest("cuda" if name == "gpu" else name, choices)
+                f"{key}={name} must be one of {', '.join(choices)}; "
+                f"the nearest is {nearest(OTHER_VALUES.get(name, name), choices)}"
             )
     for name, (holds, text) in LIMITS.items():
         if name in allowed and not holds(value, allowed[name]):

@@ -60,6 +60,12 @@ def read_input(name: str | Path) -> bytes:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
 
 
+def check_parent(out: Path) -> None:
+    """Raises InputError if the folder of an output file does not exist."""
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.parent}")
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_write(path) as file:
         file.write(text.encode("utf-8"))

@@ -41,10 +41,11 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
         for split, path in texts.items():
             if path.stat().st_size == 0:
                 raise InputError(f"{path} is empty: the {split} split needs text")
-        folder = cache / "tokens" / corpus_digest(texts, options)
+        digests = {split: sha256_of(path) for split, path in texts.items()}
+        folder = cache / "tokens" / corpus_digest(digests, options)
         if not (folder / "meta.yaml").exists():
             tell(f"preparing the tokens of {options.source}, once")
-            if len({sha256_of(path) for path in texts.values()}) < len(texts):
+            if len({*digests.values()}) < len(digests):
                 tell("WARNING: two of train, valid and test are the same text, so results are not those of unseen text")
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as temporary:
@@ -53,13 +54,16 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
     return folder
 
 
-def corpus_digest(texts: dict[str, Path], options: DataOptions) -> str:
-    """16 hexadecimal digits that change with the text and with each option that changes the tokens."""
+def corpus_digest(digests: dict[str, str], options: DataOptions) -> str:
+    """16 hexadecimal digits that change with the text and with each option that changes the tokens.
+
+    digests: the SHA-256 of each split.
+    """
     tokenizer = Path(options.tokenizer).expanduser()
     file = tokenizer / VOCABULARY_FILE if tokenizer.is_dir() else tokenizer
     key = {
         "format": FORMAT,
-        "text": {split: sha256_of(path) for split, path in texts.items()},
+        "text": digests,
         "tokenizer": sha256_of(file) if file.is_file() else options.tokenizer,
         "vocab_size": options.vocab_size if options.tokenizer in (*PIECES, "words") else None,
         "lowercase": options.lowercase,
