@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from nas.core.config import Config
+from nas.core.errors import RunError
 from nas.core.pattern import interleaved
 from nas.networks.costs import NetworkCosts
 from nas.networks.law import TERMS, Law, mean_sizes
@@ -62,12 +63,30 @@ class Halving:
             self.trials.run(batch, first)
             self.add_neighbours()
             batch = self.promising(min(BATCH, count - len(self.trials.tried)))
-        for before, (share, count, vocabularies) in pairwise(rungs):
-            batch = self.contenders(self.finished(before), count, vocabularies)
-            if before == rungs[0]:
-                batch = self.with_newcomer(batch, count)
-            self.trials.run(batch, share)
+        for before, rung in pairwise(rungs):
+            self.train_best(before, rung)
         return self.winner(self.finished(rungs[-1]))
+
+    def train_best(self, before: Rung, rung: Rung) -> None:
+        """Train the best networks of the rung before; if the trials of all of them fail, the next best ones.
+
+        Raises RunError if none is left.
+        """
+        share, count, vocabularies = rung
+        others = self.finished(before)
+        while others:
+            batch = self.contenders(others, count, vocabularies)
+            if before == self.trials.rungs[0]:
+                batch = self.with_newcomer(batch, count)
+            others = [network for network in others if network not in batch]
+            try:
+                self.trials.run(batch, share)
+            except RunError as error:
+                if not others:
+                    raise
+                print(f"NOTICE: {error}; the next best networks follow", flush=True)
+            else:
+                return
 
     def finished(self, rung: Rung) -> list[Network]:
         """The networks whose trials in a rung have not failed."""
