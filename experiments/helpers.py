@@ -12,11 +12,15 @@ import numpy as np
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.operations import Shape, resolve_block
-from nas.core.pattern import abbreviate
+from nas.core.pattern import abbreviate, expand, interleaved
+from nas.networks.space import Network, make_network, options_of
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
     from nas.training.device import DeviceContext
+
+FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
+BUILDS, ROUNDS = 7, 5  # of measure_networks()
 
 
 class ArrayCorpus:
@@ -47,6 +51,31 @@ def sized_blocks(blocks: list[str], d_model: int, keys: int = 0) -> list[tuple[s
 def spell_network(content: dict) -> str:
     """Pieces, width and blocks for a table. content: as Network.to_dict()."""
     return f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks']) or 'no block'}`"
+
+
+def named_network(name: str) -> tuple[Network, list[str]]:
+    """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc, and the option of its heads."""
+    size, width, *heads, blocks = name.split("-")
+    return make_network(int(size), int(width), expand(blocks)), [f"model.heads={count[1:]}" for count in heads]
+
+
+def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[str, float]]:
+    """{name: text_times()} of networks of the reference problem, in the same rounds. Ratios are to its reference.
+
+    Networks are built BUILDS times, and the median counts, because times of one build differ by up to 10%.
+    """
+    from nas.costs.latency import text_times
+
+    config, corpus, context = open_experiment(FRONTIER, overrides)
+    opened = {"": (interleaved(config.model.blocks), config, corpus)}
+    for name in names:
+        network, heads = named_network(name)
+        own = [*overrides, *options_of(network, config), *heads]
+        opened[name] = list(network.blocks), *open_experiment(FRONTIER, own)[:2]
+    built = [text_times(opened, context, ROUNDS) for _ in range(BUILDS)]
+    return {
+        name: {key: float(np.median([times[name][key] for times in built])) for key in built[0][name]} for name in names
+    }
 
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:

@@ -9,6 +9,8 @@ For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then tra
 
 All are within the budget by the same measured costs, which are in OUT/costs.yaml; nothing else should run while the
 program measures. Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
+
+With --table, the networks are those of a table of report.py, and nothing is searched or measured.
 """
 
 import json
@@ -19,10 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import open_experiment, print_row, spell_network
+from experiments.frontier.report import budgets_of, read_records
+from experiments.helpers import FRONTIER, named_network, open_experiment, print_row, spell_network
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import (
-    FRONTIER,
     draw_networks,
     open_space,
     open_trials,
@@ -32,12 +34,14 @@ from experiments.versus.run import (
 )
 from nas.comparison.spec import FORMAT as COMPARISON
 from nas.core.config import CANDIDATES
+from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
 from nas.networks.choice import COSTS
 from nas.networks.halving import Halving
+from nas.networks.space import options_of
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
 ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}
@@ -133,16 +137,35 @@ def write_comparison(folder: Path, patterns: dict[str, dict], seeds: int) -> Non
     write_yaml(folder / "compare.yaml", about | {"patterns": others, "once": once})
 
 
+def write_recorded(table: Path, out: Path, seeds: int) -> dict[str, int]:
+    """Write the comparisons of the networks of a table. Returns {budget: number of networks}."""
+    counts = {}
+    for budget, results in budgets_of(read_records(table)).items():
+        patterns = {}
+        for result in results:
+            network, heads = named_network(result.key)
+            config = load_config(FRONTIER, [*options_of(network, load_config(FRONTIER, [])), *heads])
+            patterns[result.name] = network.to_dict() | {"heads": config.model.heads}
+        (out / budget).mkdir(parents=True, exist_ok=True)
+        write_comparison(out / budget, patterns, seeds)
+        counts[budget] = len(patterns)
+    return counts
+
+
 def main() -> None:
     parser = job_parser(__doc__, "runs/frontier", "0.65-*")
     parser.add_argument("--budgets", default="0.4,0.65,1.0", help="separated by commas (default: %(default)s)")
     parser.add_argument("--opponents", default=OPPONENTS, help="separated by commas (default: %(default)s)")
+    parser.add_argument("--table", type=Path, help="such as experiments/frontier/frontier.csv")
     parser.add_argument("--seeds", type=int, default=5, help="of the trainings (default: %(default)s)")
     arguments = parser.parse_intermixed_args()
     out, given, names = arguments.out, arguments.overrides, arguments.opponents.split(",")
     known = dict.fromkeys([*OPPONENTS.split(","), *ALL_RULES])
     if unknown := next((name for name in names if name not in known), None):
         parser.error(f"--opponents: {unknown} is none of {', '.join(known)}")
+    if arguments.table:
+        print(json.dumps(write_recorded(arguments.table, out, arguments.seeds)))
+        return
     jobs, overrides = Jobs(out, given, arguments.only), [OPERATIONS, *given]
     if "narrower" in names:
         jobs.do("narrow", lambda: measure_narrow(given))

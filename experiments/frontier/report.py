@@ -1,8 +1,10 @@
 """One table and one picture of all budgets: `python experiments/frontier/report.py runs/frontier/*/compare`.
 
-RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. OUT gets NAME.csv, a line
-for each training, and NAME.png. Instead of folders, such a table may be given. Prints the table: word perplexity on
-test, and in brackets how far the searched network is from it, with the interval and p of Dunnett's test.
+RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. All networks are timed in the
+same rounds; nothing else should run then. OUT gets NAME.csv, a line for each training, and NAME.png. Instead of
+folders, such a table may be given, whose times are measured again with --measure. Prints the table: word perplexity on
+test, in brackets how far the searched network is from it, with the interval and p of Dunnett's test, and the time for
+the same text as a ratio to the reference.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import measure_networks, print_row
 from nas.comparison.claims import describe, make_claims
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.comparison.spec import Settings
@@ -26,6 +28,7 @@ from nas.reporting.comparison_report import csv_records, csv_text
 from nas.reporting.style import BLUE, GREY, NAVY, RED, new_figure, save, tidy
 
 SHRUNK = "the reference, whole or shrunk"
+TIMES = "ms_per_1000_bytes", "time_ratio"  # the latter to the reference
 STYLES = {  # marker, colour and size
     SHRUNK: ("s", GREY, 6),
     "random": ("x", GREY, 5),
@@ -35,13 +38,26 @@ STYLES = {  # marker, colour and size
 }
 
 
-def read_table(path: Path) -> dict[str, list[NetworkResult]]:
-    """{budget: results} of a table that this program has written; the searched network is the first of each."""
-    budgets: dict[str, dict[str, list[dict]]] = {}
+def read_records(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            budgets.setdefault(row["budget"], {}).setdefault(row["name"], []).append(row)
+        return list(csv.DictReader(file))
+
+
+def budgets_of(records: list[dict]) -> dict[str, list[NetworkResult]]:
+    """{budget: results} of the lines of a table; the searched network is the first of each."""
+    budgets: dict[str, dict[str, list[dict]]] = {}
+    for row in records:
+        budgets.setdefault(row["budget"], {}).setdefault(row["name"], []).append(row)
     return {budget: [result_of(name, rows) for name, rows in names.items()] for budget, names in budgets.items()}
+
+
+def measure(records: list[dict], overrides: list[str]) -> None:
+    """Replace the times in the lines of a table."""
+    names = list(dict.fromkeys(record["network"] for record in records))
+    times = measure_networks(names, overrides)
+    for record in records:
+        record.pop("latency_ratio", None)  # of nas.compare: to the searched network
+        record |= dict(zip(TIMES, times[record["network"]].values(), strict=True))
 
 
 def result_of(name: str, rows: list[dict[str, str]]) -> NetworkResult:
@@ -53,7 +69,7 @@ def result_of(name: str, rows: list[dict[str, str]]) -> NetworkResult:
             words, bits = (float(row[f"{split}_{metric}"]) for metric in ("word_perplexity", "bits_per_byte"))
             run[split] = {"word_perplexity": words, "word_perplexity_comparable": True, "bits_per_byte": bits}
         runs.append(run)
-    times = (float(rows[0][column]) for column in ("ms_per_1000_bytes", "latency_ratio"))
+    times = (float(rows[0][column]) for column in TIMES)
     return NetworkResult(name, key, runs, *times, int(key.partition("-")[0]))
 
 
@@ -66,6 +82,7 @@ def cells(results: list[NetworkResult]) -> dict[str, str]:
         found[result.name] = metric.format(result.values(metric))
         if claim := claims.get(result.name):
             found[result.name] += f" ({describe(claim['figures'], metric)})"
+        found[result.name] += f" at {result.ratio:.3f}"
     return found
 
 
@@ -82,7 +99,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     points = {}  # by kind
     for results in budgets.values():
         for result in results:
-            point = result.latency, float(result.values(metric).mean())
+            point = result.ratio, float(result.values(metric).mean())
             points.setdefault(label_of(result.name), []).append(point)
             if result.name == "searched":
                 words = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
@@ -92,13 +109,17 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
         if kind in points:
             axes.plot(*zip(*points[kind], strict=True), marker, color=colour, markersize=size, label=kind)
     others = [point for kind, own in points.items() if kind != "searched" for point in own]
-    axes.step(*zip(*front(others), strict=True), where="post", color=BLUE, linewidth=1, linestyle=":", zorder=1)
+    others_front = {"color": BLUE, "linewidth": 1, "linestyle": ":", "label": "the best but searched"}
+    axes.step(*zip(*front(others), strict=True), where="post", zorder=1, **others_front)
+    for number, budget in enumerate(budgets):
+        style = {"color": GREY, "linewidth": 1, "linestyle": "--", "zorder": 0}
+        axes.axvline(float(budget), label=None if number else "budgets", **style)
     axes.set_yscale("log")
     axes.margins(x=0.12, y=0.1)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="inference, ms for 1,000 bytes of text", ylabel=f"{metric.name} on test")
+    axes.set(xlabel="time of inference for the same text, reference = 1", ylabel=f"{metric.name} on test")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     save(figure, path)
@@ -106,25 +127,32 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="of nas.compare; or one table")
+    parser.add_argument("given", nargs="+", metavar="RUN_DIR", help="of nas.compare; or one table")
     parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
-    parser.add_argument("--name", default="frontier", help="of the files, without ending (default: %(default)s)")
-    arguments = parser.parse_args()
-    given = arguments.runs[0].suffix == ".csv"
-    if given:
-        budgets = read_table(arguments.runs[0])
+    parser.add_argument("--name", help="of the files, without ending (default: that of the table, or frontier)")
+    parser.add_argument("--measure", action="store_true", help="measure the times of a table again")
+    parser.epilog = "options of the trainings, such as data.source=FOLDER, are needed to measure"
+    arguments = parser.parse_intermixed_args()
+    overrides = [text for text in arguments.given if "=" in text]
+    first, *others = (Path(text) for text in arguments.given if "=" not in text)
+    table = first.suffix == ".csv"
+    if table:
+        records = read_records(first)
     else:
-        budgets = {run.resolve().parent.name: read_results(run) for run in arguments.runs}
+        folders = {run.resolve().parent.name: read_results(run) for run in (first, *others)}
+        records = [{"budget": budget} | one for budget, own in folders.items() for r in own for one in csv_records(r)]
+    if arguments.measure or not table:
+        measure(records, overrides)
+    budgets = budgets_of(records)
     tables = {budget: cells(results) for budget, results in budgets.items()}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     print_row("network", *budgets, header=True)
     for name in names:
         print_row(name, *(table.get(name) for table in tables.values()))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if not given:
-        records = [{"budget": budget} | one for budget, own in budgets.items() for r in own for one in csv_records(r)]
-        write_text(arguments.out / f"{arguments.name}.csv", csv_text(records))
-    draw(budgets, arguments.out / f"{arguments.name}.png")
+    name = arguments.name or (first.stem if table else "frontier")
+    write_text(arguments.out / f"{name}.csv", csv_text(records))
+    draw(budgets, arguments.out / f"{name}.png")
 
 
 if __name__ == "__main__":

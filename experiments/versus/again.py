@@ -22,9 +22,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.frontier.opponents import RuleHalving
-from experiments.helpers import print_row
+from experiments.helpers import FRONTIER, print_row
 from experiments.versus.prior import AGAIN_TEXT, GRIDS, grid_network, read_grid, read_trials
-from experiments.versus.run import FRONTIER
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.networks.law import AGAIN, NOISE, TERMS, Law, Text

@@ -11,8 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import Training, open_experiment, print_row
-from experiments.versus.run import FRONTIER
+from experiments.helpers import FRONTIER, Training, open_experiment, print_row
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 from nas.networks.trials import RUNGS

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import named_network, print_row
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand, interleaved
@@ -63,10 +63,8 @@ def read_frontier(text: str) -> list[Point]:
     """The ends of trainings of experiments/frontier, without those that have other heads."""
     points = []
     for row in read_rows(GRIDS / f"{TEXTS[text]}.csv"):
-        size, width, *heads, blocks = row["network"].split("-")
-        if not heads:
-            network = make_network(int(size), int(width), expand(blocks))
-            points.append(Point(network, 1.0, float(row["valid_bits_per_byte"])))
+        if row["network"].count("-") == 2:  # else with heads
+            points.append(Point(named_network(row["network"])[0], 1.0, float(row["valid_bits_per_byte"])))
     return points
 
 

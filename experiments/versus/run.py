@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row, spell_network
+from experiments.helpers import FRONTIER, print_row, spell_network
 from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
@@ -31,7 +31,6 @@ from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_op
 from nas.networks.halving import Halving
 
 ROOT = Path(__file__).parents[2]
-FRONTIER = ROOT / "experiments/frontier/frontier.yaml"
 SPACES = {
     "large": [],
     "paper": ["search.vocab_size=[]", "search.d_model=[]", "search.operations=[attention,dense,identity]"],

@@ -18,10 +18,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import print_row
+from experiments.helpers import FRONTIER, print_row
 from experiments.versus.draws import random_networks
 from experiments.versus.prior import MISJUDGED, TEXTS, fitted_terms, misjudged_columns, read_points
-from experiments.versus.run import BAND, FRONTIER, RandomHalving
+from experiments.versus.run import BAND, RandomHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.networks.choice import COSTS
