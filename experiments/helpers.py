@@ -54,9 +54,10 @@ def spell_network(content: dict) -> str:
 
 
 def named_network(name: str) -> tuple[Network, list[str]]:
-    """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc, and the option of its heads."""
+    """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc, and the options of its sizes."""
     size, width, *heads, blocks = name.split("-")
-    return make_network(int(size), int(width), expand(blocks)), [f"model.heads={count[1:]}" for count in heads]
+    network = make_network(int(size), int(width), expand(blocks))
+    return network, [*options_of(network, load_config(FRONTIER, [])), *(f"model.heads={count[1:]}" for count in heads)]
 
 
 def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[str, float]]:
@@ -69,9 +70,8 @@ def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[s
     config, corpus, context = open_experiment(FRONTIER, overrides)
     opened = {"": (interleaved(config.model.blocks), config, corpus)}
     for name in names:
-        network, heads = named_network(name)
-        own = [*overrides, *options_of(network, config), *heads]
-        opened[name] = list(network.blocks), *open_experiment(FRONTIER, own)[:2]
+        network, sizes = named_network(name)
+        opened[name] = list(network.blocks), *open_experiment(FRONTIER, [*overrides, *sizes])[:2]
     built = [text_times(opened, context, ROUNDS) for _ in range(BUILDS)]
     return {
         name: {key: float(np.median([times[name][key] for times in built])) for key in built[0][name]} for name in names

@@ -41,7 +41,6 @@ from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
 from nas.networks.choice import COSTS
 from nas.networks.halving import Halving
-from nas.networks.space import options_of
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
 ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}
@@ -143,9 +142,8 @@ def write_recorded(table: Path, out: Path, seeds: int) -> dict[str, int]:
     for budget, results in budgets_of(read_records(table)).items():
         patterns = {}
         for result in results:
-            network, heads = named_network(result.key)
-            config = load_config(FRONTIER, [*options_of(network, load_config(FRONTIER, [])), *heads])
-            patterns[result.name] = network.to_dict() | {"heads": config.model.heads}
+            network, sizes = named_network(result.key)
+            patterns[result.name] = network.to_dict() | {"heads": load_config(FRONTIER, sizes).model.heads}
         (out / budget).mkdir(parents=True, exist_ok=True)
         write_comparison(out / budget, patterns, seeds)
         counts[budget] = len(patterns)

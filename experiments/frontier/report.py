@@ -9,6 +9,7 @@ the same text as a ratio to the reference.
 
 import argparse
 import csv
+import math
 import sys
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def result_of(name: str, rows: list[dict[str, str]]) -> NetworkResult:
             words, bits = (float(row[f"{split}_{metric}"]) for metric in ("word_perplexity", "bits_per_byte"))
             run[split] = {"word_perplexity": words, "word_perplexity_comparable": True, "bits_per_byte": bits}
         runs.append(run)
-    times = (float(rows[0][column]) for column in TIMES)
+    times = (float(rows[0].get(column, "nan")) for column in TIMES)  # tables before a9e0a66 have no ratios
     return NetworkResult(name, key, runs, *times, int(key.partition("-")[0]))
 
 
@@ -82,7 +83,7 @@ def cells(results: list[NetworkResult]) -> dict[str, str]:
         found[result.name] = metric.format(result.values(metric))
         if claim := claims.get(result.name):
             found[result.name] += f" ({describe(claim['figures'], metric)})"
-        found[result.name] += f" at {result.ratio:.3f}"
+        found[result.name] += "" if math.isnan(result.ratio) else f" at {result.ratio:.3f}"
     return found
 
 
@@ -97,9 +98,10 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
     points = {}  # by kind
+    measured = not any(math.isnan(result.ratio) for results in budgets.values() for result in results)
     for results in budgets.values():
         for result in results:
-            point = result.ratio, float(result.values(metric).mean())
+            point = result.ratio if measured else result.latency, float(result.values(metric).mean())
             points.setdefault(label_of(result.name), []).append(point)
             if result.name == "searched":
                 words = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
@@ -111,7 +113,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     others = [point for kind, own in points.items() if kind != "searched" for point in own]
     others_front = {"color": BLUE, "linewidth": 1, "linestyle": ":", "label": "the best but searched"}
     axes.step(*zip(*front(others), strict=True), where="post", zorder=1, **others_front)
-    for number, budget in enumerate(budgets):
+    for number, budget in enumerate(budgets if measured else ()):
         style = {"color": GREY, "linewidth": 1, "linestyle": "--", "zorder": 0}
         axes.axvline(float(budget), label=None if number else "budgets", **style)
     axes.set_yscale("log")
@@ -119,7 +121,8 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="time of inference for the same text, reference = 1", ylabel=f"{metric.name} on test")
+    unit = "time of inference for the same text, reference = 1" if measured else "inference, ms for 1,000 bytes of text"
+    axes.set(xlabel=unit, ylabel=f"{metric.name} on test")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     save(figure, path)

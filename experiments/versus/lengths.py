@@ -5,27 +5,28 @@ experiments/frontier, whose steps until then read short segments. Prints bits pe
 trials, and at full segments and memories. The last line is JSON.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import FRONTIER, Training, open_experiment, print_row
+from experiments.helpers import FRONTIER, Training, named_network, open_experiment, print_row
 from nas.core.errors import run_command
-from nas.core.pattern import expand
 from nas.networks.trials import RUNGS
 
 
 def main() -> None:
-    networks = [text for text in sys.argv[1:] if "=" not in text]
-    overrides, rows = [text for text in sys.argv[1:] if "=" in text], {}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("given", nargs="+", metavar="NETWORK", help="such as 32000-64-adad; and section.key=value")
+    given, rows = parser.parse_args().given, {}
+    overrides = [text for text in given if "=" in text]
     print_row("network", "share", "at the lengths of trials", "at full lengths", header=True)
-    for name in networks:
-        size, width, blocks = name.split("-")
-        sizes = [f"data.vocab_size={size}", f"model.d_model={width}", f"model.heads={int(width) // 32}"]
-        config, corpus, context = open_experiment(FRONTIER, [*overrides, *sizes])
-        training, rows[name] = Training(expand(blocks), config, corpus, context), {}
+    for name in (text for text in given if "=" not in text):
+        network, sizes = named_network(name)
+        opened = open_experiment(FRONTIER, [*overrides, *sizes])
+        training, rows[name] = Training(list(network.blocks), *opened), {}
         for share, *_ in RUNGS:
             trial = training.until(share)
             full = training.phase.figures(training.phase.trial_average)
