@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # they import torch
     from nas.training.device import DeviceContext
 
 FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
-BUILDS, ROUNDS = 7, 5  # of measure_networks()
+ROUNDS = 35  # of measure_networks()
 
 
 class ArrayCorpus:
@@ -53,29 +53,29 @@ def spell_network(content: dict) -> str:
     return f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks']) or 'no block'}`"
 
 
-def named_network(name: str) -> tuple[Network, list[str]]:
-    """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc, and the options of its sizes."""
-    size, width, *heads, blocks = name.split("-")
-    network = make_network(int(size), int(width), expand(blocks))
-    return network, [*options_of(network, load_config(FRONTIER, [])), *(f"model.heads={count[1:]}" for count in heads)]
+def named_network(name: str) -> Network:
+    """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc."""
+    size, width, *_, blocks = name.split("-")
+    return make_network(int(size), int(width), expand(blocks))
+
+
+def named_options(name: str) -> list[str]:
+    """The options of its sizes and heads."""
+    heads = [f"model.heads={part[1:]}" for part in name.split("-") if part.startswith("h")]
+    return [*options_of(named_network(name), load_config(FRONTIER, [])), *heads]
 
 
 def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[str, float]]:
-    """{name: text_times()} of networks of the reference problem, in the same rounds. Ratios are to its reference.
-
-    Networks are built BUILDS times, and the median counts, because times of one build differ by up to 10%.
-    """
+    """{name: text_times()} of networks of the reference problem, in the same rounds. Ratios are to its reference."""
     from nas.costs.latency import text_times
 
     config, corpus, context = open_experiment(FRONTIER, overrides)
     opened = {"": (interleaved(config.model.blocks), config, corpus)}
     for name in names:
-        network, sizes = named_network(name)
-        opened[name] = list(network.blocks), *open_experiment(FRONTIER, [*overrides, *sizes])[:2]
-    built = [text_times(opened, context, ROUNDS) for _ in range(BUILDS)]
-    return {
-        name: {key: float(np.median([times[name][key] for times in built])) for key in built[0][name]} for name in names
-    }
+        own = open_experiment(FRONTIER, [*overrides, *named_options(name)])[:2]
+        opened[name] = list(named_network(name).blocks), *own
+    times = text_times(opened, context, ROUNDS)
+    return {name: times[name] for name in names}
 
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.frontier.report import budgets_of, read_records
-from experiments.helpers import FRONTIER, named_network, open_experiment, print_row, spell_network
+from experiments.helpers import FRONTIER, named_network, named_options, open_experiment, print_row, spell_network
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import (
     draw_networks,
@@ -142,8 +142,8 @@ def write_recorded(table: Path, out: Path, seeds: int) -> dict[str, int]:
     for budget, results in budgets_of(read_records(table)).items():
         patterns = {}
         for result in results:
-            network, sizes = named_network(result.key)
-            patterns[result.name] = network.to_dict() | {"heads": load_config(FRONTIER, sizes).model.heads}
+            heads = load_config(FRONTIER, named_options(result.key)).model.heads
+            patterns[result.name] = named_network(result.key).to_dict() | {"heads": heads}
         (out / budget).mkdir(parents=True, exist_ok=True)
         write_comparison(out / budget, patterns, seeds)
         counts[budget] = len(patterns)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import FRONTIER, Training, named_network, open_experiment, print_row
+from experiments.helpers import FRONTIER, Training, named_network, named_options, open_experiment, print_row
 from nas.core.errors import run_command
 from nas.networks.trials import RUNGS
 
@@ -24,9 +24,8 @@ def main() -> None:
     overrides = [text for text in given if "=" in text]
     print_row("network", "share", "at the lengths of trials", "at full lengths", header=True)
     for name in (text for text in given if "=" not in text):
-        network, sizes = named_network(name)
-        opened = open_experiment(FRONTIER, [*overrides, *sizes])
-        training, rows[name] = Training(list(network.blocks), *opened), {}
+        opened = open_experiment(FRONTIER, [*overrides, *named_options(name)])
+        training, rows[name] = Training(list(named_network(name).blocks), *opened), {}
         for share, *_ in RUNGS:
             trial = training.until(share)
             full = training.phase.figures(training.phase.trial_average)

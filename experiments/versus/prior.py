@@ -64,7 +64,7 @@ def read_frontier(text: str) -> list[Point]:
     points = []
     for row in read_rows(GRIDS / f"{TEXTS[text]}.csv"):
         if row["network"].count("-") == 2:  # else with heads
-            points.append(Point(named_network(row["network"])[0], 1.0, float(row["valid_bits_per_byte"])))
+            points.append(Point(named_network(row["network"]), 1.0, float(row["valid_bits_per_byte"])))
     return points
 
 
