@@ -34,7 +34,7 @@ STYLES = {  # marker, colour and size
     SHRUNK: ("s", GREY, 6),
     "random": ("x", GREY, 5),
     "the paper's method": ("^", NAVY, 6),
-    "known rules": ("o", BLUE, 5),
+    "rules": ("o", BLUE, 5),
     "searched": ("o", RED, 8),
 }
 
@@ -90,23 +90,21 @@ def cells(results: list[NetworkResult]) -> dict[str, str]:
 def label_of(name: str) -> str:
     """The label of a network in the picture."""
     known = {"searched": "searched", "gumbel": "the paper's method", "fewer": SHRUNK, "narrower": SHRUNK}
-    return "random" if name.startswith("random") else known.get(name, "known rules")
+    return "random" if name.startswith("random") else known.get(name, "rules")
 
 
 def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     """Word perplexity over time, with a marker for each kind of network, and the front of all but the searched ones."""
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
-    points = {}  # by kind
+    points, labels = {}, {}  # points by kind
     measured = not any(math.isnan(result.ratio) for results in budgets.values() for result in results)
     for results in budgets.values():
         for result in results:
             point = result.ratio if measured else result.latency, float(result.values(metric).mean())
             points.setdefault(label_of(result.name), []).append(point)
             if result.name == "searched":
-                words = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
-                below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center"}
-                axes.annotate(words, point, color=RED, fontsize=9, **below)
+                labels[point] = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
     for kind, (marker, colour, size) in STYLES.items():
         if kind in points:
             axes.plot(*zip(*points[kind], strict=True), marker, color=colour, markersize=size, label=kind)
@@ -118,6 +116,11 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
         axes.axvline(float(budget), label=None if number else "budgets", **style)
     axes.set_yscale("log")
     axes.margins(x=0.12, y=0.1)
+    low, high = axes.get_xlim()
+    for point, words in labels.items():
+        third = int(3 * (point[0] - low) / (high - low))  # labels of the outer thirds stay within the axes
+        below = {"xytext": (0, -18), "textcoords": "offset points", "ha": ("left", "center", "right")[third]}
+        axes.annotate(words, point, color=RED, fontsize=9, **below)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
