@@ -1,7 +1,9 @@
 """What several experiments share."""
 
+import csv
 import ctypes
 import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import numpy as np
 
 from nas.core.config import Config
 from nas.core.config_loading import load_config
+from nas.core.errors import InputError
 from nas.core.operations import Shape, resolve_block
 from nas.core.pattern import abbreviate, expand, interleaved
 from nas.networks.space import Network, make_network, options_of
@@ -21,6 +24,7 @@ if TYPE_CHECKING:  # they import torch
 
 FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
 ROUNDS = 35  # of measure_networks()
+NAME = re.compile(r"(?P<size>\d+)-(?P<width>\d+)(-h(?P<heads>\d+))?-(?P<blocks>\w+)")
 
 
 class ArrayCorpus:
@@ -53,16 +57,29 @@ def spell_network(content: dict) -> str:
     return f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks']) or 'no block'}`"
 
 
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def grid_network(row: dict[str, str]) -> Network:
+    """The network of a row of a table of frontier/grid.py."""
+    return make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
+
+
 def named_network(name: str) -> Network:
     """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc."""
-    size, width, *_, blocks = name.split("-")
-    return make_network(int(size), int(width), expand(blocks))
+    if not (found := NAME.fullmatch(name)):
+        raise InputError(f"{name!r} is no network; give pieces, width and blocks, such as 32000-96-wc")
+    return make_network(int(found["size"]), int(found["width"]), expand(found["blocks"]))
 
 
-def named_options(name: str) -> list[str]:
-    """The options of its sizes and heads."""
-    heads = [f"model.heads={part[1:]}" for part in name.split("-") if part.startswith("h")]
-    return [*options_of(named_network(name), load_config(FRONTIER, [])), *heads]
+def named_options(name: str, overrides: list[str]) -> list[str]:
+    """The options of a training of the reference problem, with the sizes and heads of a named network."""
+    sizes = options_of(named_network(name), load_config(FRONTIER, overrides))
+    heads = NAME.fullmatch(name)["heads"]
+    return [*overrides, *sizes, *([f"model.heads={heads}"] if heads else [])]
 
 
 def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[str, float]]:
@@ -72,8 +89,7 @@ def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[s
     config, corpus, context = open_experiment(FRONTIER, overrides)
     opened = {"": (interleaved(config.model.blocks), config, corpus)}
     for name in names:
-        own = open_experiment(FRONTIER, [*overrides, *named_options(name)])[:2]
-        opened[name] = list(named_network(name).blocks), *own
+        opened[name] = list(named_network(name).blocks), *open_experiment(FRONTIER, named_options(name, overrides))[:2]
     times = text_times(opened, context, ROUNDS)
     return {name: times[name] for name in names}
 
@@ -116,10 +132,7 @@ class Training:
         after_step(0, self.phase)
 
     def until(self, share: float) -> dict:
-        """Figures on valid after a share of the steps, of a rung that begins where the one before ended.
-
-        The training is judged as a trial is, and goes on.
-        """
+        """Train until a share of the steps, and return the figures on valid as a trial has them. Shares must grow."""
         from nas.networks.trials import rung_steps
 
         last = rung_steps(share, self.phase.total_steps)
@@ -141,13 +154,6 @@ class Training:
             self.steps += 1
             self.phase.step(self.steps)
             self.after_step(self.steps, self.phase)
-
-
-def kendall_tau(first: list[float], second: list[float]) -> float:
-    """Kendall's tau-b."""
-    from scipy.stats import kendalltau
-
-    return float(kendalltau(first, second).statistic)
 
 
 def print_row(*cells, header: bool = False) -> None:

@@ -52,10 +52,6 @@ class Jobs:
         path = self.folder / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    def all(self, names: str) -> list[dict]:
-        """The finished results whose names fit a pattern with wildcards."""
-        return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{names}.json"))]
-
     def do(self, name: str, work: Callable[[], dict]) -> dict | None:
         """The result of a name. Calls work() if it is missing and `only` selects it. None if it is still missing."""
         if self.get(name) is None and any(fnmatch(name, pattern) for pattern in self.only):

@@ -1,8 +1,8 @@
 """Interleaved networks of a grid of sizes, each trained to the end: `python experiments/frontier/grid.py`.
 
 OUT/grid.csv has for each network, on valid: word perplexity, bits per byte, also after the parts of a training that
-trials have, and the time per byte of text as a ratio to the reference, that of frontier.yaml. --latency measures these
-times; nothing else should run then. Every finished training is a JSON file in OUT and is not repeated. Several
+trials have, and the time per byte of text as a ratio to the reference, that of frontier.yaml. The first call measures
+these times; nothing else should run then. Every finished training is a JSON file in OUT and is not repeated. Several
 processes may share OUT, each with its own --only. The last line is JSON: the best network of each budget.
 """
 
@@ -17,13 +17,19 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import FRONTIER, Training, measure_networks, open_experiment
+from experiments.helpers import (
+    FRONTIER,
+    Training,
+    grid_network,
+    measure_networks,
+    named_options,
+    open_experiment,
+    read_table,
+)
 from experiments.jobs import Jobs, job_parser
-from experiments.versus.prior import grid_network
-from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.pattern import interleaved
-from nas.networks.space import Network, make_network, options_of
+from nas.networks.space import Network, make_network
 
 PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000, 16_000, 32_000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
 BUDGETS = 0.4, 0.65, 1.0
@@ -31,15 +37,11 @@ REFERENCE = make_network(2000, 64, interleaved(12))
 COLUMNS = "vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity", "bits_per_byte", "steps"
 
 
-def options(network: Network, overrides: list[str]) -> list[str]:
-    return [*options_of(network, load_config(FRONTIER, [])), *overrides]
-
-
 def train(network: Network, overrides: list[str]) -> dict:
     """Train a network. Returns its figures on valid, and bits per byte after each rung."""
     from nas.networks.trials import RUNGS
 
-    opened, began = open_experiment(FRONTIER, options(network, overrides)), time.monotonic()
+    opened, began = open_experiment(FRONTIER, named_options(str(network), overrides)), time.monotonic()
     training = Training(list(network.blocks), *opened)
     rungs = {str(share): training.until(share)["bits_per_byte"] for share, *_ in RUNGS}
     valid = training.end()
@@ -85,9 +87,7 @@ def measure_again(grid: Path, trained: Path, out: Path, overrides: list[str]) ->
     """
     from nas.reporting.networks_figure import networks_figure
 
-    with open(grid, newline="") as file, open(trained, newline="") as other:
-        lines = list(csv.DictReader(file))
-        seeds = [line for line in csv.DictReader(other) if line["name"] == "searched"]
+    lines, seeds = read_table(grid), [line for line in read_table(trained) if line["name"] == "searched"]
     searched = {line["budget"]: line["network"] for line in seeds}
     results = {}
     for line in lines:
@@ -115,7 +115,6 @@ def measure_again(grid: Path, trained: Path, out: Path, overrides: list[str]) ->
 
 def main() -> None:
     parser = job_parser(__doc__, "runs/grid", "8000-64-*")
-    parser.add_argument("--latency", action="store_true", help="measure the latencies, which choose what is trained")
     parser.add_argument("--largest", type=float, default=1.02, help="ratio of the slowest networks that are trained")
     again = "train nothing; measure a grid.csv and the searched networks of a table of report.py, and draw both"
     parser.add_argument("--again", type=Path, nargs=2, metavar=("GRID.csv", "TABLE.csv"), help=again)
@@ -126,8 +125,6 @@ def main() -> None:
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides
     sizes = itertools.product(PIECES, WIDTHS, BLOCKS)
     networks = [make_network(pieces, width, interleaved(count)) for pieces, width, count in sizes]
-    if arguments.latency:
-        (arguments.out / "latency.json").unlink(missing_ok=True)
     ratios = jobs.do("latency", lambda: measure(networks, overrides))
     ratios = ratios or dict.fromkeys(map(str, networks), math.nan)  # --only without latency
     networks = [network for network in networks if not ratios[str(network)] > arguments.largest]

@@ -10,7 +10,7 @@ For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then tra
 All are within the budget by the same measured costs, which are in OUT/costs.yaml; nothing else should run while the
 program measures. Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
 
-With --table, the networks are those of a table of report.py, and nothing is searched or measured.
+With --table, the networks are those of a table of report.py. Nothing is searched or measured then.
 """
 
 import json
@@ -21,10 +21,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.frontier.report import budgets_of, read_records
-from experiments.helpers import FRONTIER, named_network, named_options, open_experiment, print_row, spell_network
+from experiments.frontier.report import budgets_of
+from experiments.helpers import (
+    FRONTIER,
+    named_network,
+    named_options,
+    open_experiment,
+    print_row,
+    read_table,
+    spell_network,
+)
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import (
+    RuleHalving,
     draw_networks,
     open_space,
     open_trials,
@@ -40,20 +49,12 @@ from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
 from nas.networks.choice import COSTS
-from nas.networks.halving import Halving
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
 ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}
 OPERATIONS = f"search.operations=[{','.join(CANDIDATES['trials'])}]"  # of gumbel too
 SEED, RANDOM = 1, 5  # of the searches; the number of random networks
-WIDTHS, ROUNDS = range(16, 72, 8), 20  # up to that of the reference
-
-
-class RuleHalving(Halving):
-    """Successive halving of given networks, led by the law."""
-
-    def add_neighbours(self):
-        pass
+ROUNDS = 20  # of the times of narrower references
 
 
 def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> list:
@@ -82,8 +83,10 @@ def measure_narrow(overrides: list[str]) -> dict:
     """{width: the time of the reference at this width, with as many heads, as a ratio to its own}"""
     from nas.costs.latency import text_times
 
-    opened = {}
-    for width in reversed(WIDTHS):  # ratios are to the first one
+    opened, model = {}, load_config(FRONTIER, overrides).model
+    for width in range(model.d_model, 8, -8):  # ratios are to the first one
+        if width % model.heads:
+            continue
         own = [*overrides, f"model.d_model={width}", "search.d_model=[]"]
         config, corpus, context = open_experiment(FRONTIER, own)
         opened[width] = interleaved(config.model.blocks), config, corpus
@@ -101,7 +104,7 @@ def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrid
     trials = jobs.do(f"{budget}-searched", lambda: search_by_trials(folder, overrides, SEED))
     found = {"searched": trials}
     for name in names:
-        if name in ALL_RULES:
+        if name in ALL_RULES and rule_networks(name, costs, shapes, float(budget), config.model.blocks):
             found[name] = jobs.do(f"{budget}-{name}", lambda: choose_sizes(folder, seeded(overrides, SEED), name))  # noqa: B023
         elif name == "gumbel" and trials:
             found[name] = jobs.do(f"{budget}-{name}", lambda: search_by_gumbel(folder, overrides, SEED, trials))
@@ -117,7 +120,7 @@ def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrid
             network = read_network(result["network"])
             patterns[name] = network.to_dict() | {"heads": with_sizes(config, *network[:2]).model.heads}
             patterns[name] |= {"derived_from": {"trial": result["trial"]}} if "trial" in result else {}
-    times = jobs.get("narrow") or {}
+    times = (jobs.get("narrow") or {}) if "narrower" in names else {}
     if widths := [int(width) for width, ratio in times.items() if ratio <= float(budget)]:
         narrow = make_network(costs.reference.vocab_size, max(widths), costs.reference.blocks)
         if [narrow] != fewer:  # both are the reference if the budget leaves room for it
@@ -139,10 +142,10 @@ def write_comparison(folder: Path, patterns: dict[str, dict], seeds: int) -> Non
 def write_recorded(table: Path, out: Path, seeds: int) -> dict[str, int]:
     """Write the comparisons of the networks of a table. Returns {budget: number of networks}."""
     counts = {}
-    for budget, results in budgets_of(read_records(table)).items():
+    for budget, results in budgets_of(read_table(table)).items():
         patterns = {}
         for result in results:
-            heads = load_config(FRONTIER, named_options(result.key)).model.heads
+            heads = load_config(FRONTIER, named_options(result.key, [])).model.heads
             patterns[result.name] = named_network(result.key).to_dict() | {"heads": heads}
         (out / budget).mkdir(parents=True, exist_ok=True)
         write_comparison(out / budget, patterns, seeds)
@@ -162,6 +165,8 @@ def main() -> None:
     if unknown := next((name for name in names if name not in known), None):
         parser.error(f"--opponents: {unknown} is none of {', '.join(known)}")
     if arguments.table:
+        if given:
+            parser.error("--table takes no options of trainings: give these to nas.compare")
         print(json.dumps(write_recorded(arguments.table, out, arguments.seeds)))
         return
     jobs, overrides = Jobs(out, given, arguments.only), [OPERATIONS, *given]

@@ -8,8 +8,7 @@ the same text as a ratio to the reference.
 """
 
 import argparse
-import csv
-import math
+import re
 import sys
 from pathlib import Path
 
@@ -17,19 +16,20 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import measure_networks, print_row
+from experiments.helpers import measure_networks, named_network, print_row, read_table
 from nas.comparison.claims import describe, make_claims
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.comparison.spec import Settings
-from nas.core.errors import run_command
+from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import abbreviate, expand
+from nas.core.pattern import abbreviate
 from nas.reporting.comparison_figures import front
 from nas.reporting.comparison_report import csv_records, csv_text
 from nas.reporting.style import BLUE, GREY, NAVY, RED, new_figure, save, tidy
 
 SHRUNK = "the reference, whole or shrunk"
 TIMES = "ms_per_1000_bytes", "time_ratio"  # the latter to the reference
+NUMBER = re.compile(r"\d+(\.\d+)?")
 STYLES = {  # marker, colour and size
     SHRUNK: ("s", GREY, 6),
     "random": ("x", GREY, 5),
@@ -39,9 +39,17 @@ STYLES = {  # marker, colour and size
 }
 
 
-def read_records(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def read_runs(folders: list[Path]) -> list[dict]:
+    """The lines of a table of folders of nas.compare. Raises InputError if they are not those of a frontier."""
+    budgets = {}
+    for run in folders:
+        budget, results = run.resolve().parent.name, read_results(run)
+        if not NUMBER.fullmatch(budget) or budget in budgets:
+            raise InputError(f"{run} must lie in a folder that is called as its budget, such as 0.65, one of each")
+        if results[0].name != "searched":
+            raise InputError(f"{run}: no training of searched has finished, with which the others are compared")
+        budgets[budget] = results
+    return [{"budget": budget} | one for budget, own in budgets.items() for r in own for one in csv_records(r)]
 
 
 def budgets_of(records: list[dict]) -> dict[str, list[NetworkResult]]:
@@ -64,14 +72,14 @@ def measure(records: list[dict], overrides: list[str]) -> None:
 def result_of(name: str, rows: list[dict[str, str]]) -> NetworkResult:
     """The result of a network. rows: of its trainings in a table."""
     key, runs = rows[0]["network"], []
+    network = named_network(key)
     for row in rows:
-        run = {"pattern": expand(key.rpartition("-")[2])}
+        run = {"pattern": [*network.blocks]}
         for split in ("valid", "test"):
             words, bits = (float(row[f"{split}_{metric}"]) for metric in ("word_perplexity", "bits_per_byte"))
             run[split] = {"word_perplexity": words, "word_perplexity_comparable": True, "bits_per_byte": bits}
         runs.append(run)
-    times = (float(rows[0].get(column, "nan")) for column in TIMES)  # tables before a9e0a66 have no ratios
-    return NetworkResult(name, key, runs, *times, int(key.partition("-")[0]))
+    return NetworkResult(name, key, runs, *(float(rows[0][column]) for column in TIMES), network.vocab_size)
 
 
 def cells(results: list[NetworkResult]) -> dict[str, str]:
@@ -83,7 +91,7 @@ def cells(results: list[NetworkResult]) -> dict[str, str]:
         found[result.name] = metric.format(result.values(metric))
         if claim := claims.get(result.name):
             found[result.name] += f" ({describe(claim['figures'], metric)})"
-        found[result.name] += "" if math.isnan(result.ratio) else f" at {result.ratio:.3f}"
+        found[result.name] += f" at {result.ratio:.3f}"
     return found
 
 
@@ -98,10 +106,9 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     figure, axes = new_figure(7.5, 4.8)
     metric = choose_metric([result for results in budgets.values() for result in results])
     points, labels = {}, {}  # points by kind
-    measured = not any(math.isnan(result.ratio) for results in budgets.values() for result in results)
     for results in budgets.values():
         for result in results:
-            point = result.ratio if measured else result.latency, float(result.values(metric).mean())
+            point = result.ratio, float(result.values(metric).mean())
             points.setdefault(label_of(result.name), []).append(point)
             if result.name == "searched":
                 labels[point] = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
@@ -111,7 +118,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     others = [point for kind, own in points.items() if kind != "searched" for point in own]
     others_front = {"color": BLUE, "linewidth": 1, "linestyle": ":", "label": "the best but searched"}
     axes.step(*zip(*front(others), strict=True), where="post", zorder=1, **others_front)
-    for number, budget in enumerate(budgets if measured else ()):
+    for number, budget in enumerate(budgets):
         style = {"color": GREY, "linewidth": 1, "linestyle": "--", "zorder": 0}
         axes.axvline(float(budget), label=None if number else "budgets", **style)
     axes.set_yscale("log")
@@ -124,8 +131,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
-    unit = "time of inference for the same text, reference = 1" if measured else "inference, ms for 1,000 bytes of text"
-    axes.set(xlabel=unit, ylabel=f"{metric.name} on test")
+    axes.set(xlabel="time of inference for the same text, reference = 1", ylabel=f"{metric.name} on test")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     save(figure, path)
@@ -140,15 +146,19 @@ def main() -> None:
     parser.epilog = "options of the trainings, such as data.source=FOLDER, are needed to measure"
     arguments = parser.parse_intermixed_args()
     overrides = [text for text in arguments.given if "=" in text]
+    if len(overrides) == len(arguments.given):
+        parser.error("give folders of nas.compare, or a table")
     first, *others = (Path(text) for text in arguments.given if "=" not in text)
     table = first.suffix == ".csv"
-    if table:
-        records = read_records(first)
-    else:
-        folders = {run.resolve().parent.name: read_results(run) for run in (first, *others)}
-        records = [{"budget": budget} | one for budget, own in folders.items() for r in own for one in csv_records(r)]
+    if table and others:
+        parser.error("give one table, or folders of nas.compare")
+    records = read_table(first) if table else read_runs([first, *others])
+    if not {"budget", "name", "network"} <= records[0].keys():
+        raise InputError(f"{first} is no table of this program")
     if arguments.measure or not table:
         measure(records, overrides)
+    elif TIMES[1] not in records[0]:
+        raise InputError(f"{first} has no {TIMES[1]}: add --measure and the options of its trainings")
     budgets = budgets_of(records)
     tables = {budget: cells(results) for budget, results in budgets.items()}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))

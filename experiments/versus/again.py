@@ -1,14 +1,14 @@
 """Simulated searches on a text that is read again: `python experiments/versus/again.py --passes 1.5,2.75,5,9`.
 
 The losses are those of the grids of experiments/frontier, with noise. Each pass after the first multiplies them, by a
-factor that depends on the vocabulary (OVERFITTING). `once` is the search for a text that is read once; `again` is the
-one for the given passes. A cell tells how far the found network is behind the best one, in bits per byte at the end.
+factor that depends on the vocabulary (OVERFITTING). `once` is a search that does not know that the text is read again.
+`again` knows the number of passes. A cell tells how far the found network is behind the best one, in bits per byte at
+the end.
 
 The first line is the factor of WR, the law's term for overfitting, given trials with model.dropout=auto.
 """
 
 import argparse
-import csv
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -21,9 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.frontier.opponents import RuleHalving
-from experiments.helpers import FRONTIER, print_row
-from experiments.versus.prior import AGAIN_TEXT, GRIDS, grid_network, read_grid, read_trials
+from experiments.helpers import FRONTIER, grid_network, print_row, read_table
+from experiments.versus.prior import AGAIN_TEXT, GRIDS, read_grid, read_trials
+from experiments.versus.run import RuleHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.networks.law import AGAIN, NOISE, TERMS, Law, Text
@@ -63,8 +63,7 @@ def read_losses(text: str) -> tuple[dict[Network, float], dict[tuple[Network, fl
     Leaves out networks whose first parts of a training were not recorded.
     """
     losses = {(point.network, point.share): point.loss for point in read_grid(text)}
-    with (GRIDS / f"{text}.csv").open(newline="") as rows:
-        times = {grid_network(row): float(row["time_per_byte"]) for row in csv.DictReader(rows)}
+    times = {grid_network(row): float(row["time_per_byte"]) for row in read_table(GRIDS / f"{text}.csv")}
     return {network: time for network, time in times.items() if (network, RUNGS[0].share) in losses}, losses
 
 

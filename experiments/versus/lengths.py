@@ -1,8 +1,8 @@
 """At which lengths are trials judged best? `python experiments/versus/lengths.py 32000-64-adad ... data.source=FOLDER`.
 
 Trains networks, given by pieces, width and blocks, to each rung of a search. The training is that of
-experiments/frontier, whose steps until then read short segments. Prints bits per byte on valid at the lengths of
-trials, and at full segments and memories. The last line is JSON.
+experiments/frontier, of which the first 85% of the steps read short segments. Prints bits per byte on valid at the
+lengths of trials, and at full segments and memories. The last line is JSON.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main() -> None:
     overrides = [text for text in given if "=" in text]
     print_row("network", "share", "at the lengths of trials", "at full lengths", header=True)
     for name in (text for text in given if "=" not in text):
-        opened = open_experiment(FRONTIER, [*overrides, *named_options(name)])
+        opened = open_experiment(FRONTIER, named_options(name, overrides))
         training, rows[name] = Training(list(named_network(name).blocks), *opened), {}
         for share, *_ in RUNGS:
             trial = training.until(share)

@@ -1,8 +1,8 @@
 """Fit the prior means of the law: `python experiments/versus/prior.py [TEXT FOLDER ...]`.
 
 The data are trainings.csv, which has trials and trainings of searches, and the grids and trainings of
-experiments/frontier. With a text, wikitext2 or stdlib, and folders of searches, the program first replaces the trials
-of the same searches by those in the folders. The text again is for again.py; this program does not fit it.
+experiments/frontier. With a text and folders of searches, the program first copies their trials into trainings.csv.
+They replace earlier trials of the same searches. The text `again` serves again.py, and is not fitted here.
 
 They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
 training that several tables have counts once, also if one table rounds its loss. Each text has an offset, a slope in
@@ -22,13 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import named_network, print_row
-from nas.core.errors import run_command
+from experiments.helpers import grid_network, named_network, print_row, read_table
+from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, expand, interleaved
+from nas.core.pattern import abbreviate, expand
 from nas.core.run_folder import CONFIG, RESULTS
 from nas.networks.law import NOISE, OWN, TERMS, Law, Point, log_sizes
-from nas.networks.space import Network, make_network
+from nas.networks.space import make_network
 from nas.networks.trials import RUNGS
 
 TEXTS = {"wikitext2": "frontier", "stdlib": "python"}  # and the table of their trainings in experiments/frontier
@@ -41,19 +41,9 @@ WIDER = 3
 MISJUDGED = 0.02  # standard deviation of the terms of trials with full attention that were judged at full lengths
 
 
-def read_rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as rows:
-        return list(csv.DictReader(rows))
-
-
-def grid_network(row: dict[str, str]) -> Network:
-    """The network of a row of a grid."""
-    return make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
-
-
 def read_grid(text: str) -> list[Point]:
     points = []
-    for row in read_rows(GRIDS / f"{text}.csv"):
+    for row in read_table(GRIDS / f"{text}.csv"):
         losses = {share: row[str(share)] for share, *_ in RUNGS} | {1.0: row["bits_per_byte"]}
         points += [Point(grid_network(row), share, float(loss)) for share, loss in losses.items() if loss]
     return points
@@ -62,7 +52,7 @@ def read_grid(text: str) -> list[Point]:
 def read_frontier(text: str) -> list[Point]:
     """The ends of trainings of experiments/frontier, without those that have other heads."""
     points = []
-    for row in read_rows(GRIDS / f"{TEXTS[text]}.csv"):
+    for row in read_table(GRIDS / f"{TEXTS[text]}.csv"):
         if row["network"].count("-") == 2:  # else with heads
             points.append(Point(named_network(row["network"]), 1.0, float(row["valid_bits_per_byte"])))
     return points
@@ -71,7 +61,7 @@ def read_frontier(text: str) -> list[Point]:
 def read_trials(text: str) -> list[tuple[Point, str]]:
     """The losses in TRAININGS, and the lengths at which they were judged."""
     found = []
-    for row in read_rows(TRAININGS):
+    for row in read_table(TRAININGS):
         if row["text"] == text:
             network = make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"]))
             found.append((Point(network, float(row["share"]), float(row["bits_per_byte"])), row["lengths"]))
@@ -100,8 +90,10 @@ def write_trainings(text: str, folders: list[Path]) -> None:
                 losses[1.0] = read_yaml(run / RESULTS)["valid"]
             about = text, str(run.parent.relative_to(folder.parent)), *own
             rows += [(*about, share, round(one["bits_per_byte"], 5), OF_TRIALS) for share, one in losses.items()]
+    if not rows:
+        raise InputError(f"no trials in {', '.join(map(str, folders))}; give folders of searches")
     again = {row[:2] for row in rows}
-    kept = [tuple(row.values()) for row in read_rows(TRAININGS) if (row["text"], row["search"]) not in again]
+    kept = [tuple(row.values()) for row in read_table(TRAININGS) if (row["text"], row["search"]) not in again]
     with TRAININGS.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *kept, *rows])
 

@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import kendall_tau, print_row
+from experiments.helpers import print_row
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import draw_networks, open_space, open_trials, seeded, train
 from nas.core.errors import run_command
@@ -54,6 +54,8 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
 
 def report(found: list[dict]) -> dict:
     """Print the tables. found: of finish(). Returns the content of the last line."""
+    from scipy.stats import kendalltau
+
     from nas.networks.law import Law, Point
     from nas.networks.trials import RUNGS
 
@@ -76,9 +78,10 @@ def report(found: list[dict]) -> dict:
     draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
     print_row("judge", "Kendall's tau", "within vocabularies", "its best, behind the best", header=True)
     for name, values in judges.items():
-        taus[name] = round(kendall_tau(values, truth), 3)
+        taus[name] = round(kendalltau(values, truth).statistic, 3)
         within[name] = round(tau_within(values, truth, [network.vocab_size for network in networks]), 3)
-        error = np.nanstd([kendall_tau(np.array(values)[places], np.array(truth)[places]) for places in draws])
+        pairs = np.array([values, truth])
+        error = np.nanstd([kendalltau(*pairs[:, places]).statistic for places in draws])
         behind = truth[int(np.argmin(values))] / min(truth) - 1
         print_row(name, f"{taus[name]:.3f} ± {error:.3f}", f"{within[name]:.3f}", f"{behind:.2%}")
     return {"tau": taus, "within": within}

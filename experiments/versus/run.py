@@ -41,7 +41,8 @@ RATE_STEPS = 20, 60  # of the paper's method, to measure its seconds per step
 
 
 def call(script: str, *arguments) -> None:
-    subprocess.run([sys.executable, ROOT / script, *map(str, arguments)], check=True)
+    if status := subprocess.run([sys.executable, ROOT / script, *map(str, arguments)]).returncode:
+        raise RunError(f"{script} ended with exit status {status}; its message stands above")
 
 
 def seeded(overrides: list[str], seed: int) -> list[str]:
@@ -83,14 +84,18 @@ def draw_networks(config, costs, shapes, count: int) -> list:
     return list(islice(random_networks(config, tables, limit, BAND), count))
 
 
-class RandomHalving(Halving):
+class RuleHalving(Halving):
+    """Successive halving of given networks, led by the law."""
+
+    def add_neighbours(self):
+        pass
+
+
+class RandomHalving(RuleHalving):
     """Successive halving of random networks, without a law."""
 
     def first_networks(self, count):
         return self.promising(count)
-
-    def add_neighbours(self):
-        pass
 
     def with_newcomer(self, networks, count):
         return networks

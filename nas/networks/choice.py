@@ -15,9 +15,9 @@ from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
-from nas.networks.halving import BATCH, Halving, batches
+from nas.networks.halving import Halving
 from nas.networks.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
-from nas.networks.trials import LOGS, Estimate, Trials, part_of
+from nas.networks.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
 from nas.retraining.trials import workers
 from nas.training.build import open_streams, passes_warning, resolve_auto
 from nas.training.device import DeviceContext

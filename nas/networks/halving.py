@@ -14,15 +14,15 @@ from nas.core.pattern import interleaved
 from nas.networks.costs import NetworkCosts
 from nas.networks.law import TERMS, Law, mean_sizes
 from nas.networks.space import Network, make_network, neighbours, within
-from nas.networks.trials import Rung, Trials, rung_steps
+from nas.networks.trials import BATCH, Rung, Trials, rung_steps
 
-BATCH = 4  # networks of the first rung that the law proposes at once
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
 TIE = 0.001  # relative; of networks whose losses at the end differ less by the law, the cheapest is chosen
 DRAWS = 1000  # of the law, for the probability that a network is the best
 PARENTS = 20  # of the networks that are one change away
 LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
 RECORDED = 60  # networks
+NONE_LEFT = "no network is left, because trials failed; the notices above say why"
 NORMAL_95 = 1.96
 
 
@@ -60,7 +60,8 @@ class Halving:
             )
         batch = self.first_networks(min(BATCH, count))
         while batch:
-            self.trials.run(batch, first)
+            if not self.train(batch, first) and not self.trials.points:
+                raise RunError(NONE_LEFT)
             self.add_neighbours()
             batch = self.promising(min(BATCH, count - len(self.trials.tried)))
         for before, rung in pairwise(rungs):
@@ -78,15 +79,19 @@ class Halving:
             batch = self.contenders(others, count, vocabularies)
             if before == self.trials.rungs[0]:
                 batch = self.with_newcomer(batch, count)
-            others = [network for network in others if network not in batch]
-            try:
-                self.trials.run(batch, share)
-            except RunError as error:
-                if not others:
-                    raise
-                print(f"NOTICE: {error}; the next best networks follow", flush=True)
-            else:
+            if self.train(batch, share):
                 return
+            others = [network for network in others if network not in batch]
+        raise RunError(NONE_LEFT)
+
+    def train(self, networks: list[Network], share: float) -> bool:
+        """Train networks until a share of their steps. False, with a notice, if the trials of all fail."""
+        try:
+            self.trials.run(networks, share)
+        except RunError as error:
+            print(f"NOTICE: {error}", flush=True)
+            return False
+        return True
 
     def finished(self, rung: Rung) -> list[Network]:
         """The networks whose trials in a rung have not failed."""
@@ -138,8 +143,9 @@ class Halving:
         return [*best, *(network for network in likely if network not in best)][:count]
 
     def with_newcomer(self, networks: list[Network], count: int) -> list[Network]:
-        """Add the best untried network by the law, which has learned since; it replaces the last of `count` if it
-        is better.
+        """Add the untried network that the present law predicts to be the best.
+
+        If there are `count` networks already, it replaces the last one if it is better.
         """
         others, last = networks[: count - 1], networks[count - 1 :]
         compared = [*last, *self.untried()]
@@ -210,14 +216,6 @@ class Halving:
             ],
             "wall_time_s": sum(one["wall_time_s"] for one in results.values()),
         }
-
-
-def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
-    """The share of a training that each batch of trials adds, and its number of networks, at most."""
-    first, count, _ = rungs[0]
-    proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
-    newcomer = [(first, 1)]  # Halving.with_newcomer()
-    return proposed + newcomer + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
 
 
 def with_neighbours(networks: list[Network], law: Law, config: Config, fits: dict) -> list[Network]:

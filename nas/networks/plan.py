@@ -12,8 +12,8 @@ from nas.core.provenance import data_digests
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
-from nas.networks.halving import LONG_ENOUGH, batches
-from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, rung_steps
+from nas.networks.halving import LONG_ENOUGH
+from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
 from nas.training.build import most_passes
 from nas.training.device import DeviceContext
 

@@ -4,6 +4,7 @@ import math
 import time
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -30,8 +31,9 @@ TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 
 
 class Rung(NamedTuple):
-    """share: of a training. networks: how many get it, at most. vocabularies: how many these have, at least, if as many
-    are likely to have the best network.
+    """share: of a training. networks: the most that train so far. vocabularies: the fewest different ones among these.
+
+    There may be fewer, if too few vocabularies are likely to have the best network.
     """
 
     share: float
@@ -39,15 +41,25 @@ class Rung(NamedTuple):
     vocabularies: int = 1
 
 
+BATCH = 4  # networks of the first rung that the law proposes at once
 RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
 AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
 
 
+def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
+    """The share of a training that each batch of trials adds, and its number of networks, at most."""
+    first, count, _ = rungs[0]
+    proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
+    newcomer = [(first, 1)]  # Halving.with_newcomer()
+    return proposed + newcomer + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
+
+
 def rung_steps(share: float, steps: int) -> int:
-    """The steps of a rung: all for a share of 1, else a multiple of those of the first one, so that the mean over its
-    last half misses none.
+    """The steps of a rung: all for a share of 1, else a multiple of those of the first rung.
+
+    A trial averages weights over its last half, which then begins where the rung before ended.
     """
     first = RUNGS[0].share
     return steps if share == 1 else min(steps, max(1, int(first * steps)) * round(share / first))
