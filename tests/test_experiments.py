@@ -9,6 +9,7 @@ from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
+from nas.networks.costs import NetworkCosts
 from tests.making import load_script
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -16,7 +17,7 @@ FOLDERS = ["paper", "wikitext2-tensorflow"]
 
 
 @pytest.mark.parametrize(
-    "path", sorted(EXPERIMENTS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+    "path", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(EXPERIMENTS))
 )
 def test_every_yaml_loads(path):
     content = yaml.safe_load(path.read_text())
@@ -26,8 +27,26 @@ def test_every_yaml_loads(path):
         assert content["format"] == "par-expected/1"
     elif content.get("format") == COMPARISON_FORMAT:
         read_contenders(read_settings(path, {}), path, [])
+    elif "tables" in content:
+        assert NetworkCosts.read(path).reference_cost > 0
     else:
         load_config(path, [])
+
+
+@pytest.mark.parametrize("name", ["frontier", "python"])
+def test_a_table_of_the_frontier_is_repeated_by_its_networks(name, tmp_path, monkeypatch, capsys):
+    opponents, report = load_script("frontier/opponents"), load_script("frontier/report")
+    table = EXPERIMENTS / "frontier" / f"{name}.csv"
+    budgets = report.budgets_of(opponents.read_table(table))
+    opponents.write_recorded(table, tmp_path, 5)
+    for budget, results in budgets.items():
+        file = tmp_path / budget / "compare.yaml"
+        found = {one.name: (one.key, len(one.seeds)) for one in read_contenders(read_settings(file, {}), file, [])}
+        assert found == {one.name: (one.key, len(one.runs)) for one in results}
+    monkeypatch.setattr("sys.argv", ["report.py", str(table), "--out", str(tmp_path)])
+    report.main()
+    assert (tmp_path / table.name).read_text() == table.read_text() and (tmp_path / f"{name}.png").exists()
+    assert "| searched | " in capsys.readouterr().out
 
 
 def test_search_and_retrain_of_an_experiment_share_text_and_sizes():

@@ -1,16 +1,10 @@
-"""The search by trials: the networks of each rung, and the command."""
+"""The search by trials: the networks of each rung."""
 
 import itertools
-import re
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from experiments.versus.draws import random_networks
 from nas.core.errors import RunError
@@ -23,7 +17,6 @@ from nas.networks.plan import AFTER_S, whole_seconds
 from nas.networks.space import Network, first_candidates, neighbours
 from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Trials, rung_steps
 from tests.making import load_script, plain
-from tests.processes import ROOT, refuse, succeed
 
 
 def true_loss(network: Network, text: float, attention: tuple[float, float] = (0.7, 0.06)) -> float:
@@ -272,85 +265,3 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     places = [lines[0]["operations"].index(block) for block in best.blocks]
     own = pi[:, range(len(places)), places].mean(axis=1)
     assert own[-1] > 1.3 * own[0]  # trials decide
-
-
-OPTIONS = [
-    *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
-    *("search.d_model=[8,16]", "search.latency.source=flops", "search.latency.target=0.9", "train.epochs=2"),
-]
-
-
-@pytest.mark.slow
-def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_its_trial(
-    tmp_path, small_yaml, text_folder
-):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    auto = *OPTIONS, "model.dropout=auto", "train.weight_decay=auto"  # on resume, auto means the recorded value
-    shown = succeed("search", small_yaml, "--run", whole, *auto, "model.dropout=0.3")
-    assert "trials take the steps of at most 3.5 trainings" in shown and "\na whole training of 3" in shown
-    minutes = re.search(r"the trials take about (\S+) minutes", shown)
-    assert 0.1 < float(minutes[1]) < 10  # 19 starts of PyTorch
-    choice = yaml.safe_load((whole / "trials" / "choice.yaml").read_text())
-    (chosen,) = [one for one in choice["networks"] if one["name"] == choice["name"]]
-    assert choice["ratio"] == chosen["ratio"] <= 0.9 and abs(chosen["behind"]) < 1e-9 and chosen["interval"] < 1e-4
-    assert 2 < choice["trainings"] < 3.51
-    text, moved = shutil.copytree(text_folder, tmp_path / "text"), tmp_path / "moved"
-    begin = small_yaml, "--run", killed, *auto, f"data.source={text}"
-    command = [sys.executable, "search.py", *begin, "model.dropout=0.3"]
-    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not list(killed.glob("trials/*/trial-*.yaml")):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    assert "already holds a run; add --resume" in refuse("search", *begin)
-    resume = "search", *begin, "--resume", f"data.source={text.rename(moved)}"
-    changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")
-    assert "another configuration: train.lr (0.003 -> 0.5), search.latency.target (0.9 -> 1" in changed
-    other = shutil.copytree(text_folder, tmp_path / "other")
-    (other / "train.txt").write_text("Another first line .\n" + (other / "train.txt").read_text())
-    assert "trained on another text: data_sha256 differs" in refuse(*resume, f"data.source={other}").replace("'", "")
-    succeed(*resume)
-    same = {key: value for key, value in choice.items() if key not in ("trial", "wall_time_s")}
-    again = yaml.safe_load((killed / "trials" / "choice.yaml").read_text())
-    assert {key: again[key] for key in same} == same
-    assert (killed / "pi.jsonl").read_text() == (whole / "pi.jsonl").read_text()
-
-    shown = succeed("derive", whole)
-    assert "0.125     0.25      0.5        1\n" in shown and f"written to {whole / 'pattern-networks.png'}" in shown
-    next_command = shown.splitlines()[-1].removeprefix("next: python retrain.py ").split()
-    pattern = yaml.safe_load((whole / "pattern.yaml").read_text())
-    network = choice["network"]
-    assert {key: pattern[key] for key in network} == network and pattern["heads"] == pattern["d_model"] // 8
-    shown = succeed("retrain", *next_command)
-    assert f"going on from the trial {choice['trial']['folder']}" in shown
-    results = yaml.safe_load((Path(next_command[next_command.index("--run") + 1]) / "results.yaml").read_text())
-    ended = [one for one in choice["trials"] if one["share"] == 1 and one["name"] == choice["name"]]
-    assert [one["bits_per_byte"] for one in ended] == [results["valid"]["bits_per_byte"]]
-    choice_file = whole / "trials" / "choice.yaml"
-    content = choice_file.read_text()
-    choice_file.write_text(content[: content.rindex("cost:")])
-    assert "choice.yaml is damaged: it lacks 'wall_time_s'; remove it" in refuse("derive", whole, "--force")
-    choice_file.write_text(content)
-    (whole / "trials").rename(tmp_path / "trials")
-    assert "choice.yaml is missing: continue the search with" in refuse("derive", whole, "--force")
-    (tmp_path / "trials").rename(whole / "trials")
-    succeed("derive", whole, "--latency-budget", 0.7, "--force")
-    smaller = yaml.safe_load((whole / "pattern.yaml").read_text())
-    assert smaller["derived_from"]["latency_budget"] == 0.7 and "trial" not in smaller["derived_from"]
-    succeed("animate", whole)
-    assert (whole / "pi.gif").exists()
-
-
-@pytest.mark.slow
-def test_a_budget_that_no_network_meets_names_the_least(tmp_path, small_yaml):
-    message = refuse("search", small_yaml, "--run", tmp_path / "run", *OPTIONS, "search.latency.target=0.01")
-    assert message.startswith("error: no network is within search.latency.target=0.01: the cheapest, of 3")
-    assert "give at least that" in message and not (tmp_path / "run").exists()
-    least = message.partition(" of the reference")[0].split()[-1]
-    once = "train.epochs=0.2", f"search.latency.target={least}"
-    shown = succeed("search", small_yaml, "--run", tmp_path / "run", *OPTIONS, *once)
-    assert "networks are within" in shown and "trials take the steps of at most 2.75 trainings" in shown
-    choice = yaml.safe_load((tmp_path / "run" / "trials" / "choice.yaml").read_text())
-    assert "\n0.5 of a training of 3" in shown and choice["trainings"] < 2.76
