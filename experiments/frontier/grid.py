@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--again", type=Path, nargs=2, metavar=("GRID.csv", "TABLE.csv"), help=again)
     arguments = parser.parse_intermixed_args()
     if arguments.again:
+        arguments.out.mkdir(parents=True, exist_ok=True)
         print(json.dumps(measure_again(*arguments.again, arguments.out, arguments.overrides)))
         return
     jobs, overrides = Jobs(arguments.out, arguments.overrides, arguments.only), arguments.overrides

@@ -149,13 +149,13 @@ def main() -> None:
     if len(overrides) == len(arguments.given):
         parser.error("give folders of nas.compare, or a table")
     first, *others = (Path(text) for text in arguments.given if "=" not in text)
-    table = first.suffix == ".csv"
-    if table and others:
+    given_table = first.suffix == ".csv"
+    if given_table and others:
         parser.error("give one table, or folders of nas.compare")
-    records = read_table(first) if table else read_runs([first, *others])
+    records = read_table(first) if given_table else read_runs([first, *others])
     if not {"budget", "name", "network"} <= records[0].keys():
         raise InputError(f"{first} is no table of this program")
-    if arguments.measure or not table:
+    if arguments.measure or not given_table:
         measure(records, overrides)
     elif TIMES[1] not in records[0]:
         raise InputError(f"{first} has no {TIMES[1]}: add --measure and the options of its trainings")
@@ -166,7 +166,7 @@ def main() -> None:
     for name in names:
         print_row(name, *(table.get(name) for table in tables.values()))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    name = arguments.name or (first.stem if table else "frontier")
+    name = arguments.name or (first.stem if given_table else "frontier")
     write_text(arguments.out / f"{name}.csv", csv_text(records))
     draw(budgets, arguments.out / f"{name}.png")
 
