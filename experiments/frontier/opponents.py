@@ -10,7 +10,8 @@ For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then tra
 All are within the budget by the same measured costs, which are in OUT/costs.yaml; nothing else should run while the
 program measures. Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
 
-With --table, the networks are those of a table of report.py. Nothing is searched or measured then.
+With --table, the networks are those of a table with the columns budget, name and network, such as one of report.py.
+Nothing is searched or measured then.
 """
 
 import json
@@ -21,7 +22,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.frontier.report import budgets_of
 from experiments.helpers import (
     FRONTIER,
     named_network,
@@ -141,16 +141,17 @@ def write_comparison(folder: Path, patterns: dict[str, dict], seeds: int) -> Non
 
 def write_recorded(table: Path, out: Path, seeds: int) -> dict[str, int]:
     """Write the comparisons of the networks of a table. Returns {budget: number of networks}."""
-    counts = {}
-    for budget, results in budgets_of(read_table(table)).items():
+    budgets: dict[str, dict[str, str]] = {}
+    for row in read_table(table):
+        budgets.setdefault(row["budget"], {})[row["name"]] = row["network"]
+    for budget, networks in budgets.items():
         patterns = {}
-        for result in results:
-            heads = load_config(FRONTIER, named_options(result.key, [])).model.heads
-            patterns[result.name] = named_network(result.key).to_dict() | {"heads": heads}
+        for name, network in networks.items():
+            heads = load_config(FRONTIER, named_options(network, [])).model.heads
+            patterns[name] = named_network(network).to_dict() | {"heads": heads}
         (out / budget).mkdir(parents=True, exist_ok=True)
         write_comparison(out / budget, patterns, seeds)
-        counts[budget] = len(patterns)
-    return counts
+    return {budget: len(networks) for budget, networks in budgets.items()}
 
 
 def main() -> None:
