@@ -31,6 +31,7 @@ from nas.core.run_folder import (
     SUMMARY,
     TRIALS,
     USUAL,
+    check_resume,
     lock_folder,
     run_options,
     try_writing,
@@ -52,8 +53,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, metavar="N", help=minutes)
     parser.add_argument("--resume", action="store_true", help="only continue a run, do not start one")
     arguments = parser.parse_intermixed_args()
-    if arguments.resume and not arguments.run.exists():
-        raise InputError(f"--resume: {arguments.run} does not exist; without --resume a new run starts")
+    if arguments.resume:
+        check_resume(arguments.run, lambda folder: (folder / PLAN).exists())
     if arguments.minutes is not None and not 0 < arguments.minutes < math.inf:
         raise InputError(f"--minutes {arguments.minutes:g} must be above 0")
     return arguments

@@ -7,9 +7,8 @@ import torch
 from models import sparse
 from models.operations import BlockConfig
 from models.transformer_xl import build_pattern
-from nas.core.run_folder import perplexity
 from nas.training.device import device_context
-from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, total_nll
+from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, perplexity, total_nll
 from tests.making import sized, supernet_of
 
 

@@ -121,7 +121,10 @@ def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
     )
     assert "the train stream has" in message  # not the held-out one, which only the paper's method reads
     assert "tokens: too short for train.batch_size=32 rows of" in message
-    assert "nowhere does not exist; without" in refuse("run", small_yaml, "--run", tmp_path / "nowhere", "--resume")
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "run.yaml").touch()
+    nearest = f"nowere does not exist; the nearest run is {tmp_path / 'nowhere'}; without --resume a new run starts"
+    assert nearest in refuse("run", small_yaml, "--run", tmp_path / "nowere", "--resume")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     message = refuse("run", small_yaml, "--run", tmp_path / "mine", "train.epochs=1", *OPTIONS)

@@ -5,8 +5,8 @@ import functools
 import json
 import math
 import os
-import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -121,7 +121,7 @@ class RunFolder:
 
     def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
         """Append a line to metrics.jsonl; nll in nats per token."""
-        finite = min(perplexity(nll), sys.float_info.max)  # JSON has no infinity
+        finite = math.exp(min(nll, 709))  # the largest power, because JSON has no infinity
         self.append(METRICS, {"step": step, "tokens": tokens, "split": split, "nll": nll, "perplexity": finite, **more})
 
     @on_rank_0
@@ -156,10 +156,8 @@ def check_folder(path: Path, resume: bool, stage: str) -> None:
     """Raises InputError if a run of a stage may neither start nor continue in a folder."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--run {path} is a file; give a folder")
-    if resume and not path.exists():
-        runs = [str(other) for other in path.parent.glob("*/") if has_run(other)]
-        found = f"; the nearest run is {nearest(str(path), runs)}" if runs else ""
-        raise InputError(f"--resume: {path} does not exist{found}; without --resume a new run starts")
+    if resume:
+        check_resume(path, has_run)
     if has_run(path):
         other = read_yaml(path / CONFIG).get("stage") if (path / CONFIG).exists() else "search"  # in its trials
         if other != stage:
@@ -171,6 +169,14 @@ def check_folder(path: Path, resume: bool, stage: str) -> None:
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
     if rank() == 0:
         try_writing(path)
+
+
+def check_resume(path: Path, holds_run: Callable[[Path], bool]) -> None:
+    """Raises InputError if a folder does not exist; names the nearest one beside it that holds a run."""
+    if not path.exists():
+        runs = [str(other) for other in path.parent.glob("*/") if holds_run(other)]
+        found = f"; the nearest run is {nearest(str(path), runs)}" if runs else ""
+        raise InputError(f"--resume: {path} does not exist{found}; without --resume a new run starts")
 
 
 def lock_folder(path: Path) -> int:
@@ -217,14 +223,6 @@ def has_run(path: Path) -> bool:
 def run_options(path: Path) -> list:
     """The options of a command that starts the run in a folder, or continues it."""
     return ["--run", path, *["--resume"] * has_run(path)]
-
-
-def perplexity(nll: float) -> float:
-    """exp(nll), where nll is in nats per token or per word; infinity on overflow."""
-    try:
-        return math.exp(nll)
-    except OverflowError:
-        return math.inf
 
 
 def read_metrics(run: Path) -> list[dict]:

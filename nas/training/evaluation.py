@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from nas.core.config import Config
 from nas.core.config_checks import MOST_NGRAMS
-from nas.core.run_folder import perplexity
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import image_size
@@ -145,3 +144,11 @@ def figures(total: float, counted: int, original: dict) -> dict:
         "bits_per_byte": total / math.log(2) / original["bytes"],
         "bits_per_byte_comparable": original["lossless"],
     }
+
+
+def perplexity(nll: float) -> float:
+    """exp(nll), where nll is in nats per token or per word; infinity on overflow."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
