@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import FRONTIER, grid_network, print_row, read_table
 from experiments.versus.prior import AGAIN_TEXT, GRIDS, read_grid, read_trials
 from experiments.versus.run import RuleHalving
+from experiments.versus.simulate import SimulatedTrials
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.networks.law import AGAIN, NOISE, TERMS, Law, Text
 from nas.networks.space import Network
-from nas.networks.trials import RUNGS, Trials
+from nas.networks.trials import RUNGS
 
 CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
 AGAIN_READ = Text(2.88, 10_900_000)  # what the trials of AGAIN_TEXT are parts of
@@ -40,20 +41,6 @@ OVERFITTING = {  # the logarithm of the factor of a pass, for a number of pieces
     "0.04 ln(pieces / 8,000)": lambda pieces: 0.04 * max(0.0, np.log(pieces / 8000)),
     "0.05 ln(pieces / 2,000)": lambda pieces: 0.05 * np.log(pieces / 2000),
 }
-
-
-class GridTrials(Trials):
-    """Trials whose losses are known. losses: {(network, share): bits per byte}. text: as in Trials."""
-
-    def __init__(self, config, losses: dict, text: Text, seed: int):
-        super().__init__(config, {}, Path(), None)
-        self.losses, self.text = losses, text
-        self.steps = dict.fromkeys((network.vocab_size for network, _ in losses), 800_000)
-        self.generator = np.random.default_rng(seed)
-
-    def train(self, networks, share):
-        losses = [self.losses[network, share] * np.exp(NOISE * self.generator.normal()) for network in networks]
-        return {one: {"valid": {"bits_per_byte": loss}} for one, loss in zip(networks, losses, strict=True)}
 
 
 @cache
@@ -76,7 +63,12 @@ def behind(case: tuple[str, float, float], factor, passes: float, knows: bool, c
         (network, share): loss * np.exp(factor(network.vocab_size) * max(0.0, passes * share - 1))
         for (network, share), loss in losses.items()
     }
-    trials = GridTrials(config, truth, Text(passes if knows else 1.0, size), config.seed)
+    generator = np.random.default_rng(config.seed)
+
+    def loss(network: Network, share: float) -> float:
+        return truth[network, share] * np.exp(NOISE * generator.normal())
+
+    trials = SimulatedTrials(config, loss, Text(passes if knows else 1.0, size))
     costs = SimpleNamespace(cost=times.__getitem__)
     with redirect_stdout(None):
         best = RuleHalving(trials, costs, budget, networks).run()

@@ -10,6 +10,7 @@ the search of run.py.
 import argparse
 import sys
 import zlib
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
@@ -27,7 +28,7 @@ from nas.core.errors import run_command
 from nas.networks.choice import COSTS
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
-from nas.networks.law import NOISE, OWN, TERMS, Law, Point
+from nas.networks.law import NOISE, OWN, TERMS, Law, Point, Text
 from nas.networks.space import Network, first_candidates
 from nas.networks.trials import RUNGS, Trials
 
@@ -74,12 +75,15 @@ class Truth:
 
 
 class SimulatedTrials(Trials):
-    def __init__(self, truth: Truth, config):
+    """Trials without trainings. loss: bits per byte of a network after a share of a training. text: as in Trials."""
+
+    def __init__(self, config, loss: Callable[[Network, float], float], text: Text | None = None):
         super().__init__(config, {}, Path(), None)
-        self.truth, self.steps = truth, dict.fromkeys(config.search.vocab_size, 800_000)  # no warning about the warm-up
+        self.loss, self.text = loss, text or self.text
+        self.steps = dict.fromkeys(config.search.vocab_size, 800_000)  # no warning about the warm-up
 
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
-        return {network: {"valid": {"bits_per_byte": self.truth.trial(network, share)}} for network in networks}
+        return {network: {"valid": {"bits_per_byte": self.loss(network, share)}} for network in networks}
 
 
 def main() -> None:
@@ -103,7 +107,7 @@ def main() -> None:
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):
             kind, networks = (RandomHalving, drawn) if name == "random" else (Halving, plain)
-            search = kind(SimulatedTrials(truth, config), costs, target, networks)
+            search = kind(SimulatedTrials(config, truth.trial), costs, target, networks)
             search.terms = priors.get(name, TERMS)
             with redirect_stdout(None):
                 found[name] = truth.losses([search.run()])[0]
