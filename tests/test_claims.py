@@ -10,28 +10,20 @@ import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.claims import dunnett, make_claims, read_claims, spread_notice, training_warning, verdict_of
+from nas.comparison.claims import (
+    describe,
+    dunnett,
+    make_claims,
+    read_claims,
+    spread_notice,
+    training_warning,
+    verdict_of,
+)
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.core.errors import InputError
-from nas.core.pattern import expand
 from nas.reporting import comparison_figures
 from nas.reporting.comparison_report import csv_records, csv_text, table
-
-
-def results(perplexity: float, comparable: bool = True, ms: float = 10.0, letters: str = "ad") -> dict:
-    """The content of results.yaml for a text of 1,000 tokens, 500 words and 2,500 bytes."""
-    nll = 500 * math.log(perplexity)
-    split = {
-        "nll_per_token": nll / 1000,
-        "perplexity": math.exp(nll / 1000),
-        "word_perplexity": perplexity,
-        "word_perplexity_comparable": comparable,
-        "bits_per_byte": nll / math.log(2) / 2500,
-    }
-    about = {"parameters": 100, "flops_per_token": 1000.0, "wall_time_s": 7200.0, "pattern": expand(letters)}
-    return {"valid": split | {"word_perplexity": perplexity + 5}, "test": split, **about} | {
-        "latency": {"ms_per_1000_bytes": ms}
-    }
+from tests.making import results
 
 
 def row(name: str, perplexities, ms: float = 10.0, **about) -> NetworkResult:
@@ -108,6 +100,12 @@ def test_claims_of_the_control_against_each_other_network():
     assert claim["sentence"].endswith("at 0.50 of its latency.") and claim["figures"]["ratio"] == 0.5
 
 
+@pytest.mark.parametrize(("p", "words"), [(0.0307, "p = 0.031"), (0.001, "p = 0.001"), (0.0009, "p < 0.001")])
+def test_a_test_in_words(p, words):
+    test = {"loss_difference": math.log(0.9), "interval": [math.log(0.8), math.log(0.95)], "p": p}
+    assert describe(test, choose_metric([FOUND])) == f"-10.0%, 95% interval -20.0% to -5.0%, {words}"
+
+
 def test_a_network_with_several_names_is_one_sample():
     names = [replace(WORSE, name=name) for name in ("one", "two", "three")]
     claims = claims_of(FOUND, EQUAL, *names)
@@ -125,13 +123,14 @@ def test_the_margin_is_a_share_of_the_metric_in_words_and_in_bits():
         (claim,) = make_claims(rows, 0.5)
         high, metric = claim["figures"]["interval"][1], choose_metric(rows)
         share = math.expm1(high) if comparable else high / rows[0].losses(metric).mean()
-        verdicts = [make_claims(rows, share * factor)[0]["verdict"] for factor in (1.02, 0.98)]
+        verdicts = [make_claims(rows, share * factor)[0]["verdict"] for factor in (1.001, 0.999)]
         assert verdicts == ["no worse", "not shown"]
 
 
 def test_different_spreads_cause_a_notice():
-    wide = row("wide", [80.0, 100.0, 125.0])
+    wide, narrow = row("wide", [80.0, 100.0, 125.0]), row("narrow", [99.05, 99.1, 99.15])
     assert spread_notice([FOUND, WORSE, EQUAL]) is None and spread_notice([FOUND, ONCE]) is None
+    assert "(p = 0.00" in spread_notice([FOUND, narrow])
     assert "networks differ in their spread over seeds (p = 1.4e-05)" in spread_notice([FOUND, EQUAL, wide])
 
 
@@ -170,9 +169,7 @@ def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
         read_results(tmp_path)
     for name, perplexity in (("77-32-ad-2", 90.0), ("77-16-ad-1", 99.0), ("77-16-ad-2", 100.0)):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "results.yaml").write_text(
-            yaml.safe_dump(results(perplexity) | {"train_tokens_per_s": 1})
-        )
+        (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity), sort_keys=False))
         (tmp_path / "runs" / name / "provenance.yaml").write_text("vocab_size: 77\n")
         if name == "77-32-ad-2":
             assert read_claims(tmp_path, read_results(tmp_path)) == []  # the control has not finished

@@ -1,6 +1,10 @@
 import json
+import math
+from collections import defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -10,7 +14,7 @@ from nas.core.config_loading import load_config
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from nas.networks.costs import NetworkCosts
-from tests.making import load_script
+from tests.making import load_script, results
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDERS = ["paper", "wikitext2-tensorflow"]
@@ -39,14 +43,68 @@ def test_a_table_of_the_frontier_is_repeated_by_its_networks(name, tmp_path, mon
     table = EXPERIMENTS / "frontier" / f"{name}.csv"
     budgets = report.budgets_of(opponents.read_table(table))
     opponents.write_recorded(table, tmp_path, 5)
-    for budget, results in budgets.items():
+    for budget, networks in budgets.items():
         file = tmp_path / budget / "compare.yaml"
         found = {one.name: (one.key, len(one.seeds)) for one in read_contenders(read_settings(file, {}), file, [])}
-        assert found == {one.name: (one.key, len(one.runs)) for one in results}
+        assert found == {one.name: (one.key, len(one.runs)) for one in networks}
     monkeypatch.setattr("sys.argv", ["report.py", str(table), "--out", str(tmp_path)])
     report.main()
     assert (tmp_path / table.name).read_text() == table.read_text() and (tmp_path / f"{name}.png").exists()
-    assert "| searched | " in capsys.readouterr().out
+    _, _, *lines = (line for line in capsys.readouterr().out.splitlines() if line.startswith("|"))
+    shown = {}
+    for line in lines:
+        own, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        shown |= {(budget, own): cell for budget, cell in zip(budgets, cells, strict=True) if cell}
+    rows = defaultdict(list)
+    for row in opponents.read_table(table):
+        rows[row["budget"], row["name"]].append(row)
+    words = {key: np.array([float(row["test_word_perplexity"]) for row in own]) for key, own in rows.items()}
+    assert shown.keys() == rows.keys()
+    for (budget, own), values in words.items():
+        spread = f" ± {values.std(ddof=1) / len(values) ** 0.5:,.1f}" if len(values) > 1 else ""
+        difference = math.expm1(np.log(words[budget, "searched"]).mean() - np.log(values).mean())
+        test = "" if own == "searched" else f" ({difference:+.1%}, 95% interval * p ?*)"
+        expected = f"{values.mean():,.1f}{spread}{test} at {float(rows[budget, own][0]['time_ratio']):.3f}"
+        assert fnmatch(shown[budget, own], expected)
+
+
+def test_a_table_of_the_frontier_has_the_budgets_and_new_times_of_its_folders(tmp_path, monkeypatch):
+    report, run = load_script("frontier/report"), tmp_path / "0.65" / "compare"
+    networks = {"searched": "300-16-a", "interleaved": "310-32-ad"}
+    for name, network in networks.items():
+        folder = run / "runs" / f"{network}-1"
+        folder.mkdir(parents=True)
+        content = results({"searched": 99.0, "interleaved": 101.0}[name], letters=network[7:])
+        (folder / "results.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        (folder / "provenance.yaml").write_text("vocab_size: 300\n")
+    (run / "comparison.yaml").write_text(yaml.safe_dump({"patterns": networks, "margin": 0.01}, sort_keys=False))
+    times = {name: {"ms_per_1000_bytes": 2.0 + i, "ratio": 0.5 + i} for i, name in enumerate(networks.values())}
+    monkeypatch.setattr(report, "measure_networks", lambda names, overrides: {name: times[name] for name in names})
+    monkeypatch.setattr("sys.argv", ["report.py", str(run), "--out", str(tmp_path)])
+    report.main()
+    table = report.read_table(tmp_path / "frontier.csv")
+    columns = "budget", "name", "network", "ms_per_1000_bytes", "time_ratio", "test_word_perplexity"
+    assert [[row[column] for column in columns] for row in table] == [
+        ["0.65", "searched", "300-16-a", "2", "0.5", "99"],
+        ["0.65", "interleaved", "310-32-ad", "3", "1.5", "101"],
+    ]
+
+
+def test_named_networks_are_timed_relative_to_the_reference(text_folder, cache, monkeypatch):
+    timed = {}
+
+    def text_times(networks, *_):
+        timed.update(networks)
+        return {name: {"ratio": number} for number, name in enumerate(networks)}
+
+    monkeypatch.setattr("nas.costs.latency.text_times", text_times)
+    options = [f"data.source={text_folder}", f"data.cache={cache}", "data.vocab_size=300", "search.vocab_size=[]"]
+    helpers = load_script("helpers")
+    assert helpers.measure_networks(["310-16-h2-ad"], options) == {"310-16-h2-ad": {"ratio": 1}}
+    (blocks, config, corpus), (own_blocks, own_config, own_corpus) = timed.values()
+    assert len(blocks) == 12 and (corpus.vocab_size, config.model.d_model) == (300, 64)
+    assert own_blocks == ["attention", "dense"] and (own_corpus.vocab_size, own_config.model.d_model) == (310, 16)
+    assert own_config.model.heads == 2
 
 
 def test_search_and_retrain_of_an_experiment_share_text_and_sizes():

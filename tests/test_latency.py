@@ -1,6 +1,7 @@
 """Cost tables: fitting, reuse and predictions. No test depends on real times."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -275,6 +276,20 @@ def test_a_ratio_of_latencies_is_the_median_over_rounds(timed):
     first, second = measure_models([[], ["dense"]], None, np.zeros(1), None)
     assert first["ratio_to_interleaved"] == 1.0 and second["ratio_to_interleaved"] == 2.0
     assert second["median_ms"] == pytest.approx(4.0)
+
+
+def test_times_for_a_text_are_lower_quartiles_per_byte_relative_to_the_first_network(small_config, monkeypatch):
+    config, taken = small_config(), 1e-3 * np.array([4.0, 1.0, 2.0, 3.0, 5.0])  # seconds; the lower quartile is 2 ms
+    rounds = {"first": taken, "second": 3 * taken}
+    monkeypatch.setattr(latency, "new_works", lambda patterns, *_: patterns)
+    monkeypatch.setattr(latency, "timed_rounds", lambda works, *_: {name: rounds[name] for name in works})
+    corpora = [ArrayCorpus(9, valid=[1] * 10, train=[1] * 10) for _ in rounds]
+    corpora[1].meta["splits"]["train"]["bytes"] *= 2
+    networks = {name: ([], config, corpus) for name, corpus in zip(rounds, corpora, strict=True)}
+    kilobytes = math.prod(batch_shape(config)[:2]) / 1000  # of the first text, which has a byte per token
+    first, second = latency.text_times(networks, CPU, 5).values()
+    assert first == {"ms_per_1000_bytes": pytest.approx(2 / kilobytes), "ratio": 1.0}
+    assert second == {"ms_per_1000_bytes": pytest.approx(3 / kilobytes), "ratio": pytest.approx(1.5)}
 
 
 def test_a_prediction_is_used_only_under_its_conditions(small_config, counts, capsys):

@@ -1,5 +1,7 @@
 """The comparison of three searches, the ranking of judges, and the opponents of the found network."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from nas.comparison.spec import read_contenders, read_settings
@@ -56,11 +58,15 @@ def test_each_judge_has_a_tau(capsys):
     assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "law after 0.5" in shown
 
 
-def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_path):
-    opponents, blocks = load_script("frontier/opponents"), {"attention": 2.0, "dense": 1.0, "conv": 0.5}
+def known_costs() -> NetworkCosts:
+    blocks = {"attention": 2.0, "dense": 1.0, "conv": 0.5}
     tables = {shape: CostTable(FLOPS, shape[1] / 16, blocks) for shape in ((2000, 16), (2000, 64), (4000, 999))}
-    costs = NetworkCosts(tables, plain(2000, 64, 4))  # 4 + 6
-    deepest = opponents.rule_networks("conv-attention", costs, [*tables], 0.75, 6)  # at most 7.5
+    return NetworkCosts(tables, plain(2000, 64, 4))  # 4 + 6
+
+
+def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_path):
+    opponents, costs = load_script("frontier/opponents"), known_costs()
+    deepest = opponents.rule_networks("conv-attention", costs, [*costs.tables], 0.75, 6)  # at most 7.5
     assert [(file_name(network.blocks), network[:2]) for network in deepest] == [
         ("cdcdad", (2000, 16)),
         ("cda", (2000, 64)),
@@ -73,3 +79,23 @@ def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_pa
     first, second = read_contenders(read_settings(file, {}), file, [])
     assert (first.name, first.key, first.seeds) == ("searched", "2000-16-h2-cdcdad", [1, 2, 3, 4, 5])
     assert (second.name, second.key, second.seeds) == ("random-1", "2000-64-cda", [1])
+
+
+def test_rules_have_the_budget_of_the_search_and_narrower_is_the_widest_that_fits(tmp_path, monkeypatch, small_config):
+    opponents, costs = load_script("frontier/opponents"), known_costs()
+    config, given = small_config("search.latency.source=flops", "search.latency.target=0.75", "model.blocks=6"), []
+    monkeypatch.setattr(opponents, "open_space", lambda *_: (config, {}, [*costs.tables], costs, None))
+    monkeypatch.setattr(opponents, "open_trials", lambda *_: SimpleNamespace(results={}, folder=tmp_path))
+
+    def halve(trials, costs, budget, networks):
+        given.append((budget, networks))
+        return SimpleNamespace(run=lambda: networks[0])
+
+    monkeypatch.setattr(opponents, "RuleHalving", halve)
+    found = opponents.choose_sizes(tmp_path, [], "conv-attention")
+    ((budget, networks),) = given
+    assert budget == 0.75 and networks == opponents.rule_networks("conv-attention", costs, [*costs.tables], 0.75, 6)
+    assert found["network"] == networks[0].to_dict() and found["ratio"] <= 0.75
+    jobs = SimpleNamespace(do=lambda *_: None, get={"narrow": {"64": 1.0, "48": 0.8, "32": 0.7, "16": 0.5}}.get)
+    patterns = opponents.patterns_of(jobs, "0.75", ["narrower"], tmp_path, [])
+    assert patterns["narrower"]["d_model"] == 32 and patterns["narrower"]["blocks"] == [*costs.reference.blocks]

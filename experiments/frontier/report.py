@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import measure_networks, named_network, print_row, read_table
-from nas.comparison.claims import describe, make_claims
+from nas.comparison.claims import describe, make_claims, spread_notice
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.comparison.spec import Settings
 from nas.core.errors import InputError, run_command
@@ -165,6 +165,9 @@ def main() -> None:
     print_row("network", *budgets, header=True)
     for name in names:
         print_row(name, *(table.get(name) for table in tables.values()))
+    for budget, results in budgets.items():
+        if notice := spread_notice(results):
+            print(f"{budget}: {notice}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = arguments.name or (first.stem if given_table else "frontier")
     write_text(arguments.out / f"{name}.csv", csv_text(records))

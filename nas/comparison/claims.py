@@ -80,7 +80,8 @@ def spread_notice(results: list[NetworkResult]) -> str | None:
     p = float(stats.bartlett(*samples.values()).pvalue)
     if p >= UNEQUAL:
         return None
-    return f"NOTICE: networks differ in their spread over seeds (p = {p:.2g}), so p and intervals may be too small."
+    differ = f"networks differ in their spread over seeds (p = {p:.2g})"
+    return f"NOTICE: {differ}, so p and intervals may be too small or too large."
 
 
 def training_warning(results: list[NetworkResult]) -> str | None:
