@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # they import torch
     from nas.training.device import DeviceContext
 
 FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
-ROUNDS = 35  # of measure_networks()
+ROUNDS = 100  # of measure_networks()
 NAME = re.compile(r"(?P<size>\d+)-(?P<width>\d+)(-h(?P<heads>\d+))?-(?P<blocks>\w+)")
 
 

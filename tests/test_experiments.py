@@ -50,8 +50,8 @@ def test_a_table_of_the_frontier_is_repeated_by_its_networks(name, tmp_path, mon
     monkeypatch.setattr("sys.argv", ["report.py", str(table), "--out", str(tmp_path)])
     report.main()
     assert (tmp_path / table.name).read_text() == table.read_text() and (tmp_path / f"{name}.png").exists()
-    _, _, *lines = (line for line in capsys.readouterr().out.splitlines() if line.startswith("|"))
-    shown = {}
+    printed = capsys.readouterr().out.splitlines()
+    (_, _, *lines), shown = [line for line in printed if line.startswith("|")], {}
     for line in lines:
         own, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         shown |= {(budget, own): cell for budget, cell in zip(budgets, cells, strict=True) if cell}
@@ -66,6 +66,8 @@ def test_a_table_of_the_frontier_is_repeated_by_its_networks(name, tmp_path, mon
         test = "" if own == "searched" else f" ({difference:+.1%}, 95% interval * p ?*)"
         expected = f"{values.mean():,.1f}{spread}{test} at {float(rows[budget, own][0]['time_ratio']):.3f}"
         assert fnmatch(shown[budget, own], expected)
+        beyond = [line for line in printed if line.startswith(f"{budget}: beyond 1.05") and f" {own} (" in line]
+        assert bool(beyond) == (float(rows[budget, own][0]["time_ratio"]) > 1.05 * float(budget))
 
 
 def test_a_table_of_the_frontier_has_the_budgets_and_new_times_of_its_folders(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from nas.reporting.style import BLUE, GREY, NAVY, RED, new_figure, save, tidy
 
 SHRUNK = "the reference, whole or shrunk"
 TIMES = "ms_per_1000_bytes", "time_ratio"  # the latter to the reference
+BEYOND = 1.05  # times above this share of the budget are named
 NUMBER = re.compile(r"\d+(\.\d+)?")
 STYLES = {  # marker, colour and size
     SHRUNK: ("s", GREY, 6),
@@ -166,6 +167,9 @@ def main() -> None:
     for name in names:
         print_row(name, *(table.get(name) for table in tables.values()))
     for budget, results in budgets.items():
+        ratios = {result.name: result.ratio / float(budget) for result in results}
+        if beyond := [f"{name} ({ratio:.2f})" for name, ratio in ratios.items() if ratio > BEYOND]:
+            print(f"{budget}: beyond {BEYOND} of the budget: {', '.join(beyond)}")
         if notice := spread_notice(results):
             print(f"{budget}: {notice}")
     arguments.out.mkdir(parents=True, exist_ok=True)
