@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import multiprocessing
 import os
 import re
 import signal
@@ -107,6 +108,8 @@ def run_command(main: Callable[[], None]) -> None:
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:
+        if multiprocessing.parent_process():  # it has its own advice
+            sys.exit(130)
         fail(130, "interrupted; rerun the command; search.py and retrain.py continue a run with --resume")
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has exited, such as `| head`
