@@ -92,10 +92,14 @@ def test_bad_pattern_files_are_reported(tmp_path, text, message):
 
 
 def test_a_missing_pattern_file_is_reported(tmp_path):
-    with pytest.raises(InputError, match="cannot read the pattern file"):
+    with pytest.raises(InputError, match=r"cannot read the pattern file .*: it does not exist; a pattern file needs"):
         read_pattern(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match=r"cannot read the pattern file .*: Is a directory"):
+    with pytest.raises(InputError, match="is a folder: give a pattern file, which needs `format: par-pattern/2` and"):
         read_pattern(tmp_path)
+    (tmp_path / "pattern.yaml").touch()
+    with pytest.raises(InputError, match=f"is a folder: give {tmp_path / 'pattern.yaml'}$"):
+        read_pattern(tmp_path)
+    (tmp_path / "pattern.yaml").unlink()
     (tmp_path / "pi.jsonl").touch()
     with pytest.raises(InputError, match=f"derive the pattern first: python derive.py {tmp_path}"):
         read_pattern(tmp_path / "pattern.yaml")

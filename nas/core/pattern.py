@@ -5,7 +5,7 @@ from pathlib import Path
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.operations import UNIT, parse_block, spell_block, unit_of
-from nas.core.run_folder import PI
+from nas.core.run_folder import PATTERN, PI
 
 FORMAT = "par-pattern/2"
 # The shape in a pattern file, and the options that it replaces
@@ -52,9 +52,15 @@ def read_pattern(path: str | Path) -> dict:
     path = Path(path)
     if not path.exists() and (path.parent / PI).exists():
         raise InputError(f"{path} does not exist yet; derive the pattern first: python derive.py {path.parent}")
+    needs = f"needs `format: {FORMAT}` and `blocks: [attention, dense 8x, ...]`"
+    if path.is_dir():
+        inner = path / PATTERN
+        raise InputError(f"{path} is a folder: give {inner if inner.exists() else f'a pattern file, which {needs}'}")
+    if not path.exists():
+        raise InputError(f"cannot read the pattern file {path}: it does not exist; a pattern file {needs}")
     content = read_user_yaml(path, "the pattern file")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"{path} needs `format: {FORMAT}` and `blocks: [attention, dense 8x, ...]`")
+        raise InputError(f"{path} {needs}")
     for key in content.keys() - KEYS:
         raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(str(key), KEYS)!r}")
     for key in SHAPE_OPTIONS.keys() & content.keys():
