@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 import threading
@@ -8,7 +9,7 @@ import torch
 import yaml
 
 from nas.core import run_folder
-from nas.core.errors import InputError, RunError
+from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_jsonl
 from nas.core.run_folder import check_folder, open_run, read_pi
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
@@ -212,3 +213,14 @@ def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert load_checkpoint(path, "step")["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("32000 requested and 8160 written")])
+def test_a_full_disk_is_named_also_where_numpy_does_not(error, monkeypatch, capsys):
+    def write():
+        raise error
+
+    monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)  # run_command replaces it
+    with pytest.raises(SystemExit):
+        run_command(write)
+    assert capsys.readouterr().err == "error: No space left on device\n"

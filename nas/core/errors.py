@@ -117,7 +117,8 @@ def run_command(main: Callable[[], None]) -> None:
     except OSError as error:
         file = error.filename2 or error.filename  # of a copy, the new file
         where = f" ({file})" if file else ""
-        fail(1, f"error: {error.strerror or error}{where}")
+        short = " requested and " in str(error)  # numpy's words for a file that it cannot write whole
+        fail(1, f"error: {'No space left on device' if short else error.strerror or error}{where}")
 
 
 def fail(status: int, message: str) -> None:
