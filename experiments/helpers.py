@@ -63,6 +63,14 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def by_budget(rows: list[dict]) -> dict[str, dict[str, list[dict]]]:
+    """{budget: {name: rows}} of a table of frontier/report.py, in its order."""
+    budgets: dict[str, dict[str, list[dict]]] = {}
+    for row in rows:
+        budgets.setdefault(row["budget"], {}).setdefault(row["name"], []).append(row)
+    return budgets
+
+
 def grid_network(row: dict[str, str]) -> Network:
     """The network of a row of a table of frontier/grid.py."""
     return make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))

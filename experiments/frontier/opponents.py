@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import (
     FRONTIER,
+    by_budget,
     named_network,
     named_options,
     open_experiment,
@@ -141,17 +142,16 @@ def write_comparison(folder: Path, patterns: dict[str, dict], seeds: int) -> Non
 
 def write_recorded(table: Path, out: Path, seeds: int) -> dict[str, int]:
     """Write the comparisons of the networks of a table. Returns {budget: number of networks}."""
-    budgets: dict[str, dict[str, str]] = {}
-    for row in read_table(table):
-        budgets.setdefault(row["budget"], {})[row["name"]] = row["network"]
-    for budget, networks in budgets.items():
+    budgets = by_budget(read_table(table))
+    for budget, names in budgets.items():
         patterns = {}
-        for name, network in networks.items():
+        for name, rows in names.items():
+            network = rows[0]["network"]
             heads = load_config(FRONTIER, named_options(network, [])).model.heads
             patterns[name] = named_network(network).to_dict() | {"heads": heads}
         (out / budget).mkdir(parents=True, exist_ok=True)
         write_comparison(out / budget, patterns, seeds)
-    return {budget: len(networks) for budget, networks in budgets.items()}
+    return {budget: len(names) for budget, names in budgets.items()}
 
 
 def main() -> None:

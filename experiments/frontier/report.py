@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import measure_networks, named_network, print_row, read_table
+from experiments.helpers import by_budget, measure_networks, named_network, print_row, read_table
 from nas.comparison.claims import describe, make_claims, spread_notice
 from nas.comparison.results import NetworkResult, choose_metric, read_results
 from nas.comparison.spec import Settings
@@ -55,10 +55,8 @@ def read_runs(folders: list[Path]) -> list[dict]:
 
 def budgets_of(records: list[dict]) -> dict[str, list[NetworkResult]]:
     """{budget: results} of the lines of a table; the searched network is the first of each."""
-    budgets: dict[str, dict[str, list[dict]]] = {}
-    for row in records:
-        budgets.setdefault(row["budget"], {}).setdefault(row["name"], []).append(row)
-    return {budget: [result_of(name, rows) for name, rows in names.items()] for budget, names in budgets.items()}
+    budgets = by_budget(records).items()
+    return {budget: [result_of(name, rows) for name, rows in names.items()] for budget, names in budgets}
 
 
 def measure(records: list[dict], overrides: list[str]) -> None:
