@@ -248,6 +248,14 @@ def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypat
     assert search.costs.cost(best) == min(map(search.costs.cost, last))
 
 
+def test_a_warm_up_that_reaches_beyond_the_first_trials_is_told(known_search, capsys):
+    for warmup, told in ((384, False), (385, True)):
+        search = known_search()
+        search.config.train.warmup_steps = warmup
+        search.run()
+        assert (f"the first trials have 500 steps, and the warm-up {warmup}" in capsys.readouterr().out) == told
+
+
 def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_search):
     search = known_search()
     search.trials.attention = ((0.9, 0.3),)  # matters much

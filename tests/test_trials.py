@@ -36,13 +36,20 @@ def test_a_training_goes_on_from_its_trial_or_tells_what_differs(small_yaml, pat
     text = tmp_path / "text"
     shutil.copytree(text_folder, text)
     (text / "valid.txt").write_text("another text .\n" * 40)
+
+    def starts_anew(content, *options) -> str:
+        write_yaml(tmp_path / "changed.yaml", content)
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        shown = succeed("retrain", tmp_path / "changed.yaml", small_yaml, "--run", tmp_path / "other", *options)
+        assert "the training starts anew" in shown
+        return shown
+
     for content, options, told in (
         (tried, ["train.steps=9", "train.muon_lr=0.5"], "different are train.muon_lr (0.015 -> 0.5), steps (8 -> 9)"),
         (tried, ["train.steps=8", f"data.source={text}"], "different are the text or its tokenizer"),
         (edited, ["train.steps=8"], "different are blocks (adi -> ad)"),
         (blocks | {"derived_from": {"trial": "elsewhere"}}, ["train.steps=8"], "elsewhere: this folder is not here"),
     ):
-        write_yaml(tmp_path / "changed.yaml", content)
-        shutil.rmtree(tmp_path / "other", ignore_errors=True)
-        shown = succeed("retrain", tmp_path / "changed.yaml", small_yaml, "--run", tmp_path / "other", *options)
-        assert "the training starts anew" in shown and told in shown
+        assert told in starts_anew(content, *options)
+    (trial / "checkpoint.pt").unlink()
+    assert f"the trial {trial}: its checkpoint.pt is missing" in starts_anew(tried, "train.steps=8")

@@ -16,7 +16,8 @@ STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
 # CONTRIBUTING.md lists what else a new source needs.
 NAMES = ("pydoc", "stdlib", *ARCHIVES)
-NO_SOURCES = {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"}  # tests, and tables as text
+NO_SOURCES = {"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "site-packages"}
+TABLES = "_sysconfigdata*", "entities.py", "stringprep.py", "_casefix.py", "_compat_pickle.py"  # nearly all literals
 HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
 
 
@@ -65,14 +66,17 @@ def write_pydoc(cache: Path) -> Path:
 
 
 def write_stdlib(cache: Path) -> Path:
-    """A folder of the cache with the source files of Python's standard library, without tests and tables of encodings.
+    """A folder of the cache with the source files of Python's standard library, without tests and tables.
 
-    Their order is random, because a short training reads only the beginning. The text depends on Python's version.
+    A table of a few thousand entities would be a sixth of the test text, and decide its loss. The order of the files is
+    random, because a short training reads only the beginning. The text depends on Python's version.
     """
-    library, folder = Path(sysconfig.get_path("stdlib")), cache / "sources" / f"stdlib-{platform.python_version()}"
+    library = Path(sysconfig.get_path("stdlib"))
+    folder = cache / "sources" / f"stdlib-no-tables-{platform.python_version()}"
     if (folder / "test.txt").exists():  # the last one
         return folder
     files = [file for file in sorted(library.rglob("*.py")) if not NO_SOURCES & {*file.relative_to(library).parts}]
+    files = [file for file in files if not any(map(file.match, TABLES))]
     np.random.default_rng(1).shuffle(files)
     texts = {"train": [], "valid": [], "test": []}
     for index, file in enumerate(files):

@@ -49,7 +49,8 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
         return
     trial, anew = Path(given), f"NOTICE: the training starts anew, and does not continue the trial {given}:"
     if not (trial / CHECKPOINT).exists():
-        print(f"{anew} this folder is not here; paths are relative to the directory of the command")
+        missing = "this folder is not here; paths are relative to the directory of the command"
+        print(f"{anew} {f'its {CHECKPOINT} is missing' if trial.exists() else missing}")
         return
     recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
     old, new = flat_config(recorded), flat_config(asdict(config))
