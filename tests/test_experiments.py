@@ -3,6 +3,7 @@ import math
 from collections import defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
+from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from nas.networks.costs import NetworkCosts
@@ -138,3 +140,45 @@ def test_each_number_of_passes_is_trained_once(text_folder, cache, tmp_path, mon
     assert len(results) == 4
     for result in results:
         assert len(result["nlls"]) == passes.EVALUATIONS and result["best"] == min(result["nlls"])
+
+
+def test_the_report_of_demonstrations_compares_networks_and_names_the_file_that_decides(tmp_path, monkeypatch, capsys):
+    report, runs = load_script("demo/report"), [tmp_path / str(seed) for seed in (1, 2)]
+    for name, content in (("a.py", "one\ntwo\n"), ("b.py", "three\n"), ("other.py", "four\n")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "test.txt").write_text("three\none\ntwo\n")
+    bits = {"1/found": [2, 2, 4], "1/usual": [2, 4, 4], "2/found": [6, 2, 4], "2/usual": [2, 4, 4]}  # of each line
+    for run, (found, usual) in zip(runs, ((0.9, 1.0), (1.3, 1.1)), strict=True):
+        network = {"vocab_size": 2000, "d_model": 64, "blocks": ["attention"], "time_ratio_to_usual": 1.02}
+        for name in ("found", "usual"):
+            (run / name).mkdir(parents=True)
+        write_yaml(run / "run.yaml", {"seed": int(run.name), "train": {"epochs": 0.5}})
+        write_yaml(run / "summary.yaml", {"found": network, "use": "found"})
+        for name, value in (("found", found), ("usual", usual)):
+            splits = {"test": {"bits_per_byte": value}, "valid": {"bits_per_byte": value + 0.1}}
+            write_yaml(run / name / "results.yaml", splits | {"train_tokens_per_s": 1.0})
+
+    class Model:
+        def __init__(self, path):
+            self.nll = np.log(2) * np.array(bits[f"{path.parent.name}/{path.name}"])
+
+        def score(self, text):
+            assert text == (tmp_path / "test.txt").read_text()
+            return SimpleNamespace(line_nll=lambda: self.nll)
+
+    monkeypatch.setattr("nas.load_model", Model)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["report.py", *map(str, runs)])
+    report.main()
+    printed = capsys.readouterr().out
+    assert "| 1 | 2,000, 64, `a` | 0.5 | 0.9000 | 1.0000 | -10.0% | -9.1% | 1.02 |" in printed
+    assert "test: found is better in 1 of 2, +4.1% ± 14.1%" in printed
+    monkeypatch.setattr("sys.argv", ["report.py", *map(str, runs), "--files", str(tmp_path / "test.txt")])
+    report.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if "| `" in line or "%," in line]
+    assert rows == [
+        "| `b.py` | 42.9% | 0.67 | 0.33 | 0.2020 |",  # 6 of 14 bytes; differences of 0 and 4 bits
+        "| `a.py` | 57.1% | 0.75 | 1.00 | 0.0000 |",
+        "all files: +0.0%, standard deviation 28.3%",  # 8/10 and 12/10
+        "without b.py: -25.0%, standard deviation 0.0%",
+    ]
