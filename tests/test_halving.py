@@ -112,6 +112,7 @@ def test_trials_find_a_good_network_of_a_known_law_although_vocabularies_change_
     others = known_search({rungs[0][4]: 1 / 8}, terms=VAGUE)  # one that diverges, and is not tried again
     others.run()
     assert rungs[0][4] in others.trials.tried and len(others.trials.tried) in (12, 13)
+    assert others.trials.failed == {rungs[0][4]}
     others = known_search(dict.fromkeys(rungs[2], 1 / 2), terms=VAGUE)  # the next best follow
     assert others.run() in {*rungs[1]} - {*rungs[2]}
     others = known_search(dict.fromkeys(rungs[0][4:], 1 / 8), terms=VAGUE)  # all of a batch
@@ -222,6 +223,24 @@ def test_law_probability_and_vocabulary_decide_who_goes_on(known_search):
         search.trials.points = [Point(network, 1 / 8, loss) for network, loss in points]
         assert {network.vocab_size for network in search.contenders([*near, *far], 3, 3)} == kept
         assert {network.vocab_size for network in search.contenders([*near, *far], 3, 1)} == {2000}
+
+
+def test_free_places_of_a_rung_go_to_likely_networks_that_train_in_its_steps(known_search):
+    search, (_, before, rung, _) = known_search(), AGAIN_RUNGS  # three places of a quarter of a training
+    first, second, bad, untried = [plain(2000, 64, blocks) for blocks in (4, 5, 2, 6)]
+    losses = {first: 2.0, second: 2.003, bad: 2.6}
+    search.trials.points = [Point(network, 1 / 4, loss) for network, loss in losses.items()]
+    for networks, going_on, joined in (
+        ([first, second, bad], [first], [second]),
+        ([first, bad], [first], []),
+        ([first, untried], [first], [untried]),  # half a training, from the start
+        ([first, second, untried], [first, second], []),
+        ([first, second], [first, bad, untried], []),
+    ):
+        search.networks = networks
+        assert search.with_others(going_on, before, rung) == [*going_on, *joined]
+    search.networks, search.trials.failed = [first, second], {second}
+    assert search.with_others([first], before, rung) == [first]
 
 
 def test_the_law_counts_the_steps_that_trials_have_taken(known_search, monkeypatch):

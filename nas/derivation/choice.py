@@ -12,7 +12,7 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
-from nas.networks.halving import block_probabilities, probabilities, with_neighbours
+from nas.networks.halving import block_probabilities, with_neighbours
 from nas.networks.law import Law, Point, Text
 from nas.networks.space import cheapest, first_candidates, read_network, within
 
@@ -36,7 +36,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
     law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"], text=Text(**content["text"]))
     networks = with_neighbours(networks, law, config, {shape: within(costs, limit)})
-    pi = block_probabilities(networks, probabilities(law, networks), run.operations, len(run.pi))
+    pi = block_probabilities(networks, law.chances(networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(law.predict(networks)))]
     return Choice(list(best.blocks), budget, [replace(run, pi=pi)], trials=trials)
 

@@ -18,7 +18,6 @@ from nas.networks.trials import BATCH, Rung, Trials, rung_steps
 
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
 TIE = 0.001  # relative; of networks whose losses at the end differ less by the law, the cheapest is chosen
-DRAWS = 1000  # of the law, for the probability that a network is the best
 PARENTS = 20  # of the networks that are one change away
 LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
 RECORDED = 60  # networks
@@ -79,6 +78,7 @@ class Halving:
             batch = self.contenders(others, count, vocabularies)
             if before == self.trials.rungs[0]:
                 batch = self.with_newcomer(batch, count)
+            batch = self.with_others(batch, before, rung)
             if self.train(batch, share):
                 return
             others = [network for network in others if network not in batch]
@@ -109,7 +109,7 @@ class Halving:
         """
         self.add_neighbours()
         law = self.law()
-        return list(dict.fromkeys([*best_of_vocabularies(law, self.networks), *self.promising(count)]))[:count]
+        return list(dict.fromkeys([*law.best_of_vocabularies(self.networks), *self.promising(count)]))[:count]
 
     def add_neighbours(self) -> None:
         limit = self.budget * self.costs.reference_cost
@@ -137,9 +137,9 @@ class Halving:
         """
         law = self.law()
         order = [networks[index] for index in np.argsort(law.predict(networks))]
-        chances = dict(zip(networks, probabilities(law, networks), strict=True))
+        chances = dict(zip(networks, law.chances(networks), strict=True))
         likely = [network for network in order if chances[network] >= UNLIKELY]
-        best = best_of_vocabularies(law, likely)[:vocabularies]
+        best = law.best_of_vocabularies(likely)[:vocabularies]
         return [*best, *(network for network in likely if network not in best)][:count]
 
     def with_newcomer(self, networks: list[Network], count: int) -> list[Network]:
@@ -151,6 +151,22 @@ class Halving:
         compared = [*last, *self.untried()]
         return [*others, *(compared[index] for index in self.law().predict(compared).argsort()[:1])]
 
+    def with_others(self, networks: list[Network], before: Rung, rung: Rung) -> list[Network]:
+        """Add networks to a rung with free places, as many as train in the steps of these: untried ones, and those of
+        earlier rungs. Each is the best of them by the law, and likely enough to be the best of the rung.
+        """
+        law, free = self.law(), (rung.networks - len(networks)) * (rung.share - before.share)
+        reached = {point.network: point.share for point in self.trials.points}
+        others = {network: rung.share - reached.get(network, 0.0) for network in self.networks}
+        for network in {*networks, *self.trials.failed} & others.keys():
+            del others[network]
+        while fitting := [network for network, cost in others.items() if cost <= free]:
+            best = fitting[law.predict(fitting).argmin()]
+            if law.chances([*networks, best])[-1] < UNLIKELY:
+                break
+            networks, free = [*networks, best], free - others.pop(best)
+        return networks
+
     def history(self) -> list[dict]:
         """The lines of pi.jsonl, one for each trial and one before them."""
         operations = sorted(self.config.search.operations, key="identity".__eq__)  # identity last
@@ -161,7 +177,7 @@ class Halving:
                 point = self.trials.points[count - 1]
                 until = self.trials.until(point.network, point.share)
                 steps, reached[point.network] = steps + until - reached.get(point.network, 0), until
-            chances = probabilities(self.law(count), self.networks)
+            chances = self.law(count).chances(self.networks)
             line = {"step": steps, "temperature": 1.0, "operations": operations}
             line["pi"] = block_probabilities(self.networks, chances, operations, self.config.model.blocks).tolist()
             lines.append(line | {"expected_latency_ms": None, "expected_cost_ratio": float(chances @ ratios)})
@@ -175,7 +191,7 @@ class Halving:
         """
         law, costs, points = self.law(), self.costs, self.trials.points
         networks = list(dict.fromkeys([*self.networks, costs.reference]))  # the reference may be beyond the budget
-        losses, chances = law.predict(networks), np.append(probabilities(law, self.networks), 0.0)
+        losses, chances = law.predict(networks), np.append(law.chances(self.networks), 0.0)
         own, intervals = law.predict([best])[0], NORMAL_95 * law.errors(networks, best)
         results = self.trials.results
         shown = {*np.argsort(-chances[: len(networks)], kind="stable")[:RECORDED].tolist()}
@@ -230,20 +246,6 @@ def with_neighbours(networks: list[Network], law: Law, config: Config, fits: dic
         near = [other for network in best for other in neighbours(network, operations, most)]
         networks = list(dict.fromkeys([*networks, *(other for other in near if fits[other[:2]](other.blocks))]))
     return networks
-
-
-def best_of_vocabularies(law: Law, networks: list[Network]) -> list[Network]:
-    """The best network of each vocabulary by the law, the best first."""
-    first: dict[int, Network] = {}
-    for index in np.argsort(law.predict(networks)):
-        first.setdefault(networks[index].vocab_size, networks[index])
-    return list(first.values())
-
-
-def probabilities(law: Law, networks: list[Network]) -> np.ndarray:
-    """The probability [P] of each network to be the best of these, by the law."""
-    winners = law.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
-    return np.bincount(winners, minlength=len(networks)) / DRAWS
 
 
 def block_probabilities(networks: list[Network], chances: np.ndarray, operations: list[str], most: int) -> np.ndarray:

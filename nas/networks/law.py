@@ -36,6 +36,7 @@ LETTERS = "VDNTAFPOERW"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
+DRAWS = 1000  # for the probability that a network is the best
 
 
 @dataclass(frozen=True)
@@ -170,3 +171,15 @@ class Law:
         missed = self.residuals + self.known.features @ self.mean - values[1]
         missed -= NOISE * generator.standard_normal(missed.shape)
         return values[0] + missed @ self.inverse @ self.covariance(self.known, wanted)
+
+    def chances(self, networks: Sequence[Network]) -> np.ndarray:
+        """The probability [P] of each network to be the best of these at the end of a training."""
+        winners = self.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
+        return np.bincount(winners, minlength=len(networks)) / DRAWS
+
+    def best_of_vocabularies(self, networks: Sequence[Network]) -> list[Network]:
+        """The best network of each vocabulary, the best first."""
+        first: dict[int, Network] = {}
+        for index in np.argsort(self.predict(networks)):
+            first.setdefault(networks[index].vocab_size, networks[index])
+        return list(first.values())

@@ -103,8 +103,8 @@ class Trials:
     """Parts of trainings of networks, or whole ones. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: also those that failed. steps: of whole trainings, by vocabulary. text: what these
-    read.
+    trial. tried: all networks. failed: those whose last trial failed. steps: of whole trainings, by vocabulary. text:
+    what these read.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
@@ -115,6 +115,7 @@ class Trials:
         size = max((corpus.meta["splits"]["train"]["bytes"] for corpus in corpora.values()), default=1)
         self.text = Text(passes, size)
         self.tried: set[Network] = set()
+        self.failed: set[Network] = set()
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
 
@@ -164,7 +165,9 @@ class Trials:
         """Train each network until a share of its steps. Raises RunError if all fail."""
         print(f"{part_of(share)} of {', '.join(map(str, networks))}", flush=True)
         self.tried |= {*networks}
+        self.failed |= {*networks}
         results = self.train(networks, share)
+        self.failed -= results.keys()
         self.results |= results
         points = [Point(network, share, result["valid"]["bits_per_byte"]) for network, result in results.items()]
         self.points += points
