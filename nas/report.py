@@ -18,7 +18,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="a search, a training or a comparison")
     out = "output file; an existing file is replaced"
     parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help=out)
-    parser.add_argument("--title", default="A searched layer pattern", help="the page's title (default: %(default)s)")
+    parser.add_argument("--title", default="A searched language model", help="the page's title (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {arguments.out} must end in .html")

@@ -44,7 +44,8 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
         digests = {split: sha256_of(path) for split, path in texts.items()}
         folder = cache / "tokens" / corpus_digest(digests, options)
         if not (folder / "meta.yaml").exists():
-            tell(f"preparing the tokens of {options.source}, once")
+            size = f" with {options.vocab_size:,} pieces" if options.vocab_size and options.tokenizer in PIECES else ""
+            tell(f"preparing the tokens of {options.source}{size}, once")
             if len({*digests.values()}) < len(digests):
                 tell("WARNING: two of train, valid and test are the same text, so results are not those of unseen text")
             folder.parent.mkdir(exist_ok=True)

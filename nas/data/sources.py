@@ -37,8 +37,9 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
         return find_splits(path)
     if path.is_file():
         return split_file(path, cache)
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
     raise InputError(
-        f"data.source={source}: no such file or folder, and no known name ({', '.join(NAMES)}); "
+        f"data.source={source}: no such file or folder{where}, and no known name ({', '.join(NAMES)}); "
         "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
     )
 

@@ -163,7 +163,9 @@ class Trials:
 
     def run(self, networks: list[Network], share: float) -> None:
         """Train each network until a share of its steps. Raises RunError if all fail."""
-        print(f"{part_of(share)} of {', '.join(map(str, networks))}", flush=True)
+        done = sum({point.network: point.share for point in self.points}.values())
+        done /= sum(part * count for part, count in batches(self.rungs))
+        print(f"{part_of(share)} of {', '.join(map(str, networks))}; {done:.0%} of the trials are done", flush=True)
         self.tried |= {*networks}
         self.failed |= {*networks}
         results = self.train(networks, share)

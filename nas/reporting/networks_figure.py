@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from nas.core.pattern import abbreviate
 from nas.reporting.style import GREY, NAVY, RED, new_figure, save, tidy
 
+SHOWN = 2.5  # networks are shown up to this many times the distance of the reference
 MARKS = ("s", "reference", NAVY), ("*", "chosen", RED)
 
 
@@ -50,14 +51,19 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
             style = {"marker": marker, "markersize": 11, "markerfacecolor": "none", "linestyle": "", "color": colour}
             label = f"{title}: {one['vocab_size']:,}, width {one['d_model']}, {abbreviate(one['blocks'])}"
             handles += axes.plot(one["cost"], quality(one["behind"]), label=label, zorder=4, **style)
-    for name, cost, words in trained:
-        handles += axes.plot(cost, words, label=name, marker="D", linestyle="", color=RED, zorder=5)
+    for index, (name, cost, words) in enumerate(trained):
+        style = {"marker": "D", "linestyle": "", "color": NAVY if index else RED, "zorder": 5}
+        handles += axes.plot(cost, words, label=name, **style)
     budget = choice["budget"] * choice["reference_cost"]
     axes.axvline(budget, color=GREY, linewidth=1, linestyle="--", zorder=0)
     words = "word perplexity on valid" + "; of networks, by the law" * bool(tried)
     label = words if anchor else "loss behind that of the chosen network, by the law (%)"
     right = 1.05 * max(*costs, budget, *(cost for _, cost, _ in trained))
     axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0, right))
+    behind = max([one["behind"] for one in networks if choice.get("reference", {}).items() <= one.items()])
+    top = max([quality(SHOWN * behind), *(1.05 * words for _, _, words in trained if words)])
+    if behind > 0 and top < axes.get_ylim()[1]:  # the other networks would lie on each other
+        axes.set_ylim(top=top)
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=3)
     tidy(axes)
     save(figure, path)

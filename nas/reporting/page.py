@@ -49,8 +49,9 @@ def origin(run: Path) -> dict:
     """How to repeat a run: its commands, its device and versions, and the options that are not defaults."""
     record = read_yaml(run / PROVENANCE)
     packages = {"python": record["python"], **record["packages"]}
+    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
     facts = {
-        "device": f"{record['processor']}, {record['threads']} threads, {record['device']}",
+        "device": f"{record['processor']}, {threads}, {record['device']}",
         "versions": ", ".join(f"{name} {version}" for name, version in packages.items()),
         "vocabulary": f"{record['vocab_size']:,}",
         **{f"SHA-256 of {split}": digest for split, digest in record["data_sha256"].items()},
@@ -58,7 +59,8 @@ def origin(run: Path) -> dict:
     commit, _, changed = (record["git_commit"] or "").partition("-")
     if changed:
         facts["note"] = "the source files had uncommitted changes"
-    repeat = [*([f"git checkout {commit}"] if commit else []), f"python {record['command']}"]
+    command = f"python {record['command']}".replace(" --resume", "")  # which a new folder does not allow
+    repeat = [*([f"git checkout {commit}"] if commit else []), command]
     return {"repeat": repeat, "facts": facts, "options": changed_options(flat_config(read_yaml(run / CONFIG)))}
 
 
@@ -93,6 +95,7 @@ def search_section(run: Path) -> dict:
     return {
         "name": run.name,
         "blocks": current_pattern(run),
+        "candidates": search.options["search.operations"],
         "confidence": read_pattern(run / PATTERN).get("confidence") if (run / PATTERN).exists() else None,
         "summary": summary,
         "gif": data_uri(animate, history, kind="gif") if len(history) > 1 else None,
@@ -136,11 +139,15 @@ SECTIONS = {"search": search_section, "retrain": training_section, "compare": co
 
 
 def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
-    """The networks of the trainings among these runs, for networks_figure()."""
-    found = [read_yaml(run / RESULTS) for run in runs if (run / RESULTS).exists()]
-    found = [one for one in found if one["valid"]["word_perplexity_comparable"]]
-    keys = ("latency", "ms_per_1000_bytes"), ("valid", "word_perplexity")
-    return [(abbreviate(one["pattern"]), *(one[section][key] for section, key in keys)) for one in found]
+    """The networks of the trainings among these runs, for networks_figure(). The times of nas.run come first."""
+    trained = []
+    for run in (run for run in runs if (run / RESULTS).exists()):
+        found, summary = read_yaml(run / RESULTS), run.parent / SUMMARY
+        times = read_yaml(summary)[run.name] if summary.exists() else found["latency"]
+        if found["valid"]["word_perplexity_comparable"]:
+            words = found["valid"]["word_perplexity"]
+            trained.append((abbreviate(found["pattern"]), times["ms_per_1000_bytes"], words))
+    return trained
 
 
 def section(run: Path, runs: list[Path]) -> dict:
@@ -158,6 +165,13 @@ def section(run: Path, runs: list[Path]) -> dict:
     return content
 
 
+def blocks_of(content: dict) -> list[list[str]]:
+    """The patterns that a section shows, and the candidates of its search."""
+    if content["stage"] == "compare":
+        return [result.blocks for result, _ in content["rows"]]
+    return [content["blocks"], *(content["candidates"] for _ in range("candidates" in content))]
+
+
 def write_page(runs: list[Path], out: Path, title: str) -> None:
     """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one.
 
@@ -173,12 +187,13 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
         runs = [whole / SEARCH, whole / FOUND, whole / USUAL, *runs[1:]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = [section(run, runs) for run in runs]
+    used = {block.split()[0] for one in sections for blocks in blocks_of(one) for block in blocks}
     answer = read_yaml(whole / SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         answer=answer,
         runs=sections,
-        operations=list(OPERATIONS),
+        operations=[name for name in OPERATIONS if name in used],
         colours_of=colours_of,
         unit_of=unit_of,
         verdict_note=VERDICT_NOTE,

@@ -60,9 +60,9 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
                 if reason:
                     failed[name] = reason
                 outcome = f"FAILED: {reason}" if reason else "finished"
-                left = (time.monotonic() - begun) / done * (len(tasks) - done)
-                times = f"{timedelta(seconds=round(seconds))}; about {timedelta(seconds=round(left))} left"
-                print(f"[{done}/{len(tasks)}] {name} {outcome}, {times}", flush=True)
+                left = timedelta(seconds=round((time.monotonic() - begun) / done * (len(tasks) - done)))
+                more = f"; about {left} left" if done < len(tasks) else ""
+                print(f"[{done}/{len(tasks)}] {name} {outcome}, {timedelta(seconds=round(seconds))}{more}", flush=True)
         finally:
             stop.set()  # after Ctrl-C the pool waits here until the tasks have saved
     return failed
