@@ -69,11 +69,11 @@ def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
     model, tokens = config.model, len(corpus.tokens("train"))
     tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings else 2) + sum(model.ngram_rows))
     passes = whole_passes(config, tokens)
-    exposure = passes * tables / tokens
+    exposure = passes**2 * tables / tokens
     dropout, decay = 0.0, WEIGHT_DECAY[config.train.optimizer]
-    if passes >= 2 and exposure >= 10:
+    if passes >= 2 and exposure >= 30:
         dropout = 0.1
-    if passes >= PASSES_DECAY and exposure >= 18:
+    if passes >= PASSES_DECAY and exposure >= 150:
         dropout, decay = 0.2, STRONG_DECAY
     return {"model.dropout": dropout, "train.weight_decay": decay}
 
