@@ -10,6 +10,7 @@ from experiments.versus.draws import random_networks
 from nas.core.errors import RunError
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.networks import halving
+from nas.networks.choice import overfit_warning
 from nas.networks.costs import NetworkCosts
 from nas.networks.halving import Halving
 from nas.networks.law import TERMS, Point, Text
@@ -265,6 +266,16 @@ def test_of_equally_good_networks_the_cheapest_is_chosen(known_search, monkeypat
     best = search.run()
     last = [point.network for point in search.trials.points if point.share == 1 / 2]
     assert search.costs.cost(best) == min(map(search.costs.cost, last))
+
+
+def test_a_chosen_network_that_was_better_before_the_end_is_told():
+    def warning(losses):
+        points = [{"name": name, "share": share, "bits_per_byte": loss} for name, share, loss in losses]
+        return overfit_warning({"name": "a", "trials": points})
+
+    half, others = ("a", 0.5, 1.6), [("b", 0.5, 1.5), ("b", 1.0, 1.4)]
+    assert "had 1.6000 bits per byte on valid after 0.5 of a training, and 1.6200" in warning([half, ("a", 1.0, 1.62)])
+    assert warning([half]) is warning([half, *others]) is warning([half, *others, ("a", 1.0, 1.59)]) is None
 
 
 def test_a_warm_up_that_reaches_beyond_the_first_trials_is_told(known_search, capsys):

@@ -40,6 +40,8 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
         write_yaml(run / CHOICE, record)
     choice = read_yaml(run / CHOICE)
     print(networks_table(choice))
+    if warning := overfit_warning(choice):
+        print(warning)
     return with_sizes(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
 
 
@@ -71,6 +73,18 @@ def networks_table(choice: dict) -> str:
     most = max(one["share"] for one in choice["trials"])
     why = f"the best by the law of those with {part_of(most)}, or the cheapest of equal ones"
     return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
+
+
+def overfit_warning(choice: dict) -> str | None:
+    """A warning if the chosen network was better at an earlier trial than at the end of its training."""
+    losses = {one["share"]: one["bits_per_byte"] for one in choice["trials"] if one["name"] == choice["name"]}
+    best = min(losses, key=losses.get)
+    if 1.0 not in losses or best == 1.0:
+        return None
+    return (
+        f"WARNING: {choice['name']} had {losses[best]:.4f} bits per byte on valid after {part_of(best)}, and "
+        f"{losses[1.0]:.4f} at its end, so it overfits; give fewer train.epochs or --minutes, or more model.dropout"
+    )
 
 
 def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> tuple[dict, list[dict]]:
