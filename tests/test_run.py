@@ -8,6 +8,7 @@ import time
 import pytest
 import yaml
 
+from nas.reporting.page import trained_networks
 from tests.processes import ROOT, refuse, run, succeed
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,14 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
     assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
     assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
+    unwanted = (
+        "sparse_strided",
+        "only the weights train",
+        " --resume",
+    )  # no candidate; of other searches; not repeatable
+    assert "identity" in page and not [text for text in unwanted if text in page]
+    drawn = trained_networks([folder / name for name in ("found", "usual")])
+    assert [time for _, time, _ in drawn] == [summary[name]["ms_per_1000_bytes"] for name in ("found", "usual")]
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
     (folder / "found" / "best.pt").unlink()
     before = yaml.safe_load((folder / "found" / "results.yaml").read_text())
