@@ -60,7 +60,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
     label = words if anchor else "loss behind that of the chosen network, by the law (%)"
     right = 1.05 * max(*costs, budget, *(cost for _, cost, _ in trained))
     axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0, right))
-    behind = max([one["behind"] for one in networks if choice.get("reference", {}).items() <= one.items()])
+    behind = max(one["behind"] for one in networks if choice.get("reference", {}).items() <= one.items())
     top = max([quality(SHOWN * behind), *(1.05 * words for _, _, words in trained if words)])
     if behind > 0 and top < axes.get_ylim()[1]:  # the other networks would lie on each other
         axes.set_ylim(top=top)

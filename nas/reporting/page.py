@@ -169,7 +169,7 @@ def blocks_of(content: dict) -> list[list[str]]:
     """The patterns that a section shows, and the candidates of its search."""
     if content["stage"] == "compare":
         return [result.blocks for result, _ in content["rows"]]
-    return [content["blocks"], *(content["candidates"] for _ in range("candidates" in content))]
+    return [content["blocks"], content.get("candidates", [])]
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:

@@ -63,7 +63,7 @@ def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
     """Dropout and weight decay for a training that reads its text again. config: with numbers of rows of n-grams.
 
     The more parameters the embeddings and the output layer (with model.div_value=1) have for each token of the text,
-    the fewer passes a model needs to learn it by heart. The bounds are from trainings of seven networks
+    the fewer passes a model needs to learn it by heart. The bounds are from trainings of nine networks
     (experiments/passes).
     """
     model, tokens = config.model, len(corpus.tokens("train"))
