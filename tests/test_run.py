@@ -18,6 +18,19 @@ OPTIONS = [
 ]
 
 
+def check_report(folder, summary, percent):
+    """The report begins with the answer. percent: bits per byte of the found network against the usual one."""
+    page = (folder / "report.html").read_text()
+    answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
+    assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
+    assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
+    # No candidate, a remark about other searches, and an option that a new folder refuses
+    unwanted = ["sparse_strided", "only the weights train", " --resume"]
+    assert "identity" in page and not [text for text in unwanted if text in page]
+    drawn = trained_networks([folder / name for name in ("found", "usual")])
+    assert [time for _, time, _ in drawn] == [summary[name]["ms_per_1000_bytes"] for name in ("found", "usual")]
+
+
 def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path, small_yaml):
     folder = tmp_path / "run"
     whole = small_yaml, "--run", folder, "--minutes", 3, *OPTIONS
@@ -54,15 +67,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown and " of the reference's time\n" in shown
     assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
-    page = (folder / "report.html").read_text()
-    answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
-    assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
-    assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
-    # No candidate, a remark about other searches, and an option that a new folder refuses
-    unwanted = ["sparse_strided", "only the weights train", " --resume"]
-    assert "identity" in page and not [text for text in unwanted if text in page]
-    drawn = trained_networks([folder / name for name in ("found", "usual")])
-    assert [time for _, time, _ in drawn] == [summary[name]["ms_per_1000_bytes"] for name in ("found", "usual")]
+    check_report(folder, summary, percent)
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
     (folder / "found" / "best.pt").unlink()
     before = yaml.safe_load((folder / "found" / "results.yaml").read_text())
