@@ -15,11 +15,18 @@ STAGES = {
     "hard": ["search.method=gumbel", "search.sampling=hard", "search.warmup_steps=6"],
     "soft": ["search.method=gumbel", "search.split=shared", "search.warmup_steps=8", "model.cutoffs=[5,20]"],
     "retrain": ["model.cutoffs=[5,20]"],
+    "retrain_in_parts": ["train.grad_accum_steps=2"],
 }
+PATTERN = ["attention", "dense", "attention"]
 
 
 def make(stage, config):
-    return make_retraining(config, ["attention", "dense", "attention"]) if stage == "retrain" else make_search(config)
+    return make_retraining(config, PATTERN) if stage.startswith("retrain") else make_search(config)
+
+
+def is_replayed(phase) -> bool:
+    """Whether a CUDA graph runs the steps. A hard search has none, because its operations change."""
+    return bool(phase.train_weights.replayed.graphs)
 
 
 def losses(phase, steps):
@@ -37,7 +44,8 @@ def test_a_gpu_has_the_losses_of_a_cpu(stage, small_config):
     for compile in ("never", "always"):
         phase = make(stage, small_config(*options, "train.device=cuda", f"train.compile={compile}"))
         assert losses(phase, range(1, 25)) == pytest.approx(right, abs=2e-3)
-        if stage == "retrain":
+        assert is_replayed(phase) == (phase.config.search.sampling != "hard" or stage.startswith("retrain"))
+        if stage.startswith("retrain"):
             assert phase.stream.memories.blocks[0].is_cuda
         else:
             figures = phase.evaluate(None, 24), expected.evaluate(None, 24)
@@ -51,6 +59,7 @@ def test_training_on_a_gpu_continues_from_a_saved_state(stage, small_config):
     losses(phase, range(1, 13))
     again.load_state_dict(copy.deepcopy(phase.state_dict()))  # a deep copy, as from a file
     assert losses(again, range(13, 21)) == pytest.approx(losses(phase, range(13, 21)), abs=1e-3)
+    assert is_replayed(again) == is_replayed(phase)
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight(small_config):
@@ -61,6 +70,14 @@ def test_a_loss_that_is_not_finite_changes_no_weight(small_config):
     nll, _ = phase.step(2)
     assert torch.isnan(nll)
     assert all(torch.equal(a, b) for a, b in zip(before, phase.model.parameters(), strict=True))
+
+
+def test_replayed_steps_draw_new_dropout_masks(small_config):
+    phase = make("retrain", small_config("model.dropout=0.5", "train.lr=1e-12", "train.device=cuda"))
+    phase.model.train()
+    batch = phase.stream.next()
+    assert len({float(phase.train_weights(step, batch)[0]) for step in range(1, 13)}) == 12
+    assert is_replayed(phase)
 
 
 def test_losses_in_bf16_are_close_to_those_in_fp32(small_config):
