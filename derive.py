@@ -10,7 +10,7 @@ from pathlib import Path
 from nas.core.errors import InputError, run_command
 from nas.core.files import check_parent, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT
-from nas.core.run_folder import CHOICE, LATENCY, PATTERN
+from nas.core.run_folder import CHOICE, LATENCY, PATTERN, PLAN
 from nas.costs.budget import read_budgets
 from nas.derivation.pattern_record import pattern_record
 from nas.derivation.printing import pareto_table, print_choice, print_notices, trials_table
@@ -103,7 +103,7 @@ def main() -> None:
         networks_figure(tried, [], picture)
         print(f"written to {picture}")
     print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
-    if tried:
+    if tried and not (runs[0].path.parent / PLAN).exists():
         print(f"next: python retrain.py {files[0]} {runs[0].path / 'config.yaml'} --run {runs[0].path}-trained")
 
 

@@ -26,6 +26,7 @@ from nas.core.run_folder import (
     LOCK,
     OUTCOME,
     PATTERN,
+    PLAN,
     RESULTS,
     SEARCH,
     SUMMARY,
@@ -38,7 +39,7 @@ from nas.core.run_folder import (
 )
 from nas.costs.cost_table import TOLERANCE
 
-PLAN, REPORT = "run.yaml", "report.html"
+REPORT = "report.html"
 NAMES = FOUND, USUAL
 PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"  # --minutes sets them
 
@@ -181,6 +182,7 @@ def summarize(folder: Path, plan: Config) -> dict:
             "vocab_size": networks[name][2].vocab_size,
             "d_model": config.model.d_model,
             "blocks": results["pattern"],
+            "dropout": config.model.dropout,
             **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
         }
     reference = resolve_auto(plan, corpus, tell=lambda text: None)
@@ -202,6 +204,7 @@ def describe(folder: Path, plan: Config) -> str:
     for name in NAMES:
         one = summary[name]
         sizes = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
+        sizes += f", dropout {one['dropout']:g}" if one["dropout"] else ""
         quality = f"{one['bits_per_byte']:.4f} bits per byte on test"
         if one["word_perplexity_comparable"]:
             quality += f", word perplexity {one['word_perplexity']:,.1f}"

@@ -8,6 +8,7 @@ import time
 import pytest
 import yaml
 
+from nas.core.pattern import abbreviate
 from nas.reporting.page import trained_networks
 from tests.processes import ROOT, refuse, run, succeed
 
@@ -60,12 +61,14 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         own, results = summary[name], yaml.safe_load((folder / name / "results.yaml").read_text())
         assert own["bits_per_byte"] == results["test"]["bits_per_byte"] and own["blocks"] == results["pattern"]
         assert f"\n{name} network: {own['vocab_size']} pieces, width 16" in shown
+        assert f"{abbreviate(own['blocks'])}, dropout 0.1: " in shown and own["dropout"] == 0.1
     valid = {name: yaml.safe_load((folder / name / "results.yaml").read_text())["valid"] for name in ("found", "usual")}
     best = min(valid, key=lambda name: valid[name]["bits_per_byte"])
     assert summary["use"] == best and f"the network to use: {folder / best}\n" in shown
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown and " of the reference's time\n" in shown
+    assert "next: python" not in shown  # it runs the next stages itself
     assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
     check_report(folder, summary, percent)
     assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]

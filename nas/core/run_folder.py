@@ -25,6 +25,7 @@ OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # the table of measured milliseconds; a search uses one that its new folder has already
 FLOPS_TABLE = "flops.yaml"
 SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
+PLAN = "run.yaml"  # of nas.run: the configuration of all stages
 SEARCH, FOUND, USUAL = "search", "found", "usual"  # its folders
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
 

@@ -2,7 +2,7 @@
 
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
-from nas.core.run_folder import CHOICE, OUTCOME, RunFolder, read_pi
+from nas.core.run_folder import CHOICE, OUTCOME, PLAN, RunFolder, read_pi
 from nas.search.history import pi_warnings
 from nas.training.trainer import say
 
@@ -30,4 +30,5 @@ def print_outcome(run: RunFolder) -> None:
     say(run, f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
     if outcome["cost_in_trainings"]:
         say(run, f"cost: the steps of {outcome['cost_in_trainings']:.2f} trainings")
-    say(run, f"next: python derive.py {run.path}; python animate.py {run.path}")
+    if not (run.path.parent / PLAN).exists():  # nas.run calls the next stages itself
+        say(run, f"next: python derive.py {run.path}; python animate.py {run.path}")
