@@ -185,14 +185,14 @@ def summarize(folder: Path, plan: Config) -> dict:
             "dropout": config.model.dropout,
             **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
         }
-    reference = resolve_auto(plan, corpus, tell=lambda text: None)
-    networks["reference"] = interleaved(plan.model.blocks), reference, corpus
+    if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
+        networks["reference"] = whole, resolve_auto(plan, corpus, tell=lambda text: None), corpus
     times = text_times(networks, context, ROUNDS, SECONDS)
     for name in NAMES:
         summary[name] |= {
             "ms_per_1000_bytes": times[name]["ms_per_1000_bytes"],
             "time_ratio_to_usual": times[name]["ratio"],
-            "time_ratio_to_reference": times[name]["ratio"] / times["reference"]["ratio"],
+            "time_ratio_to_reference": times[name]["ratio"] / times.get("reference", times[USUAL])["ratio"],
         }
     better = (1 + TIE) * valid[USUAL] < valid[FOUND] and usual_blocks(folder, plan)
     return summary | {"use": USUAL if better else FOUND}
@@ -212,10 +212,11 @@ def describe(folder: Path, plan: Config) -> str:
     found, usual = (summary[name] for name in NAMES)
     bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
     time, to_reference = found["time_ratio_to_usual"], found["time_ratio_to_reference"]
-    budget, choice = f"; {to_reference:.2f} of the reference's time", read_yaml(folder / SEARCH / CHOICE)
+    same, choice = usual["time_ratio_to_reference"] == 1, read_yaml(folder / SEARCH / CHOICE)
+    budget = "" if same else f"; {to_reference:.2f} of the reference's time"
     if choice["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
-    lines.append(f"found against usual: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
+    lines.append(f"found against usual{', the reference' * same}: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
     if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif choice["unit"].startswith("ms") and to_reference > (1 + TOLERANCE) * choice["budget"]:

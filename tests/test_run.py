@@ -25,11 +25,13 @@ def check_report(folder, summary, percent):
     answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
     assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
     assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
+    assert f"python -m nas.run {folder / 'run.yaml'} --run NEW_FOLDER\n" in page
     # No candidate, a remark about other searches, and an option that a new folder refuses
     unwanted = ["sparse_strided", "only the weights train", " --resume"]
     assert "identity" in page and not [text for text in unwanted if text in page]
-    drawn = trained_networks([folder / name for name in ("found", "usual")])
-    assert [time for _, time, _ in drawn] == [summary[name]["ms_per_1000_bytes"] for name in ("found", "usual")]
+    drawn = trained_networks([folder / name for name in ("found", "usual")], 3.0)
+    expected = {name: 3 * summary[name]["time_ratio_to_reference"] for name in ("found", "usual")}
+    assert {name.split(":")[0]: time for name, time, _ in drawn} == expected
 
 
 def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path, small_yaml):
@@ -96,6 +98,7 @@ def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
     """pi never changes."""
     options = [*OPTIONS, "search.operations=[attention,dense]", "model.blocks=1", "search.vocab_size=[]"]
     shown = succeed("run", small_yaml, "--run", tmp_path / "run", *options, "train.steps=20", "search.latency.target=2")
+    assert "found against usual, the reference: +0.0% bits per byte, at " in shown
     assert "the network to use" in shown and (tmp_path / "run" / "report.html").exists()
 
 

@@ -115,7 +115,7 @@ def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
         if kind in points:
             axes.plot(*zip(*points[kind], strict=True), marker, color=colour, markersize=size, label=kind)
     others = [point for kind, own in points.items() if kind != "searched" for point in own]
-    others_front = {"color": BLUE, "linewidth": 1, "linestyle": ":", "label": "the best but searched"}
+    others_front = {"color": BLUE, "linewidth": 1, "linestyle": ":", "label": "best of the others"}
     axes.step(*zip(*front(others), strict=True), where="post", zorder=1, **others_front)
     for number, budget in enumerate(budgets):
         style = {"color": GREY, "linewidth": 1, "linestyle": "--", "zorder": 0}

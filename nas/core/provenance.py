@@ -38,10 +38,12 @@ def processor() -> str:
 
 
 def command_line() -> str:
-    """The arguments of `python`, quoted for a shell."""
+    """The arguments of `python`, quoted for a shell in the folder of the scripts."""
     script, *arguments = sys.argv
-    is_module = Path(script).resolve().parent == Path(__file__).resolve().parents[1]
-    return shlex.join([*(["-m", f"nas.{Path(script).stem}"] if is_module else [script]), *arguments])
+    folder, package = Path(script).resolve().parent, Path(__file__).resolve().parents[1]
+    if folder == package:
+        return shlex.join(["-m", f"nas.{Path(script).stem}", *arguments])
+    return shlex.join([Path(script).name if folder == package.parent else script, *arguments])
 
 
 def provenance(config: Config, corpus_meta: dict, context) -> dict:

@@ -40,7 +40,7 @@ class Score:
         about = self.figures
         words = "no comparable word perplexity: the tokens do not keep the words"
         if about["word_perplexity_comparable"]:
-            words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words"
+            words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words and line ends"
         compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
         rows += [
             f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",

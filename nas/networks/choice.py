@@ -63,15 +63,15 @@ def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choi
 
 
 def networks_table(choice: dict) -> str:
-    """The best networks by the law, a line for each. choice: the content of choice.yaml."""
+    """The best networks by the law, a line for each. Its losses are predicted. choice: the content of choice.yaml."""
     head = f"networks within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}"
-    rows = [f"{head}; loss at the end by the law, and probability to be the best:"]
+    rows = [f"{head}; predicted loss against the chosen one, and probability to be the best:"]
     for one in [one for one in choice["networks"] if one["ratio"] <= choice["budget"] * (1 + 1e-9)][:SHOWN]:
         cost = f"{one['cost']:.4g}, {one['ratio']:.3f}"
-        loss = f"loss {one['behind']:+.1%} ± {one['interval']:.1%}"
+        loss = f"loss {round(one['behind'], 3) + 0:+.1%} ± {one['interval']:.1%}"  # never -0.0%
         rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")
     most = max(one["share"] for one in choice["trials"])
-    why = f"the best by the law of those with {part_of(most)}, or the cheapest of equal ones"
+    why = f"the best prediction of those with {part_of(most)}, or the cheapest of equal ones"
     return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
 
 

@@ -174,7 +174,7 @@ class Trials:
         points = [Point(network, share, result["valid"]["bits_per_byte"]) for network, result in results.items()]
         self.points += points
         best = min(points, key=lambda point: point.loss)
-        print(f"the best of them, {best.network}: {best.loss:.4f} bits per byte on valid", flush=True)
+        print(f"the best of these: {best.network}, {best.loss:.4f} bits per byte on valid", flush=True)
 
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
         """The content of the trial's file of each network whose trial has not failed."""

@@ -21,7 +21,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
 
     Args:
         choice: the content of choice.yaml.
-        trained: name, cost for 1,000 bytes of text, and word perplexity on valid.
+        trained: name, cost in the unit of choice, and word perplexity on valid.
     """
     anchor = min((words for _, _, words in trained if words), default=None)
 
@@ -43,7 +43,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
     costs, values = zip(*sorted((one["cost"], quality(one["behind"])) for one in networks), strict=True)
     frontier = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1}
     axes.step(costs, np.minimum.accumulate(values), where="post", **frontier)
-    handles.append(Line2D([], [], color=GREY, linestyle=":", label="best" + " by the law" * bool(tried)))
+    handles.append(Line2D([], [], color=GREY, linestyle=":", label="best" + ", predicted" * bool(tried)))
     handles += [Line2D([], [], color="black", markerfacecolor="none", label="trial", **dot)] * bool(tried)
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
     for (marker, title, colour), key in zip(MARKS, ("reference", "network"), strict=True):
@@ -56,10 +56,10 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
         handles += axes.plot(cost, words, label=name, **style)
     budget = choice["budget"] * choice["reference_cost"]
     axes.axvline(budget, color=GREY, linewidth=1, linestyle="--", zorder=0)
-    words = "word perplexity on valid" + "; of networks, by the law" * bool(tried)
-    label = words if anchor else "loss behind that of the chosen network, by the law (%)"
-    right = 1.05 * max(*costs, budget, *(cost for _, cost, _ in trained))
-    axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0, right))
+    words = "word perplexity on valid" + " (circles: predicted)" * bool(tried)
+    label = words if anchor else "predicted loss behind that of the chosen network (%)"
+    ends = [*costs, budget, *(cost for _, cost, _ in trained)]
+    axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0.95 * min(ends), 1.05 * max(ends)))
     behind = max(one["behind"] for one in networks if choice.get("reference", {}).items() <= one.items())
     top = max([quality(SHOWN * behind), *(1.05 * words for _, _, words in trained if words)])
     if behind > 0 and top < axes.get_ylim()[1]:  # the other networks would lie on each other

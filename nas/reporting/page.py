@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from nas.core.run_folder import (
     MAY_CHANGE,
     OUTCOME,
     PATTERN,
+    PLAN,
     RESULTS,
     SEARCH,
     SUMMARY,
@@ -59,9 +61,18 @@ def origin(run: Path) -> dict:
     commit, _, changed = (record["git_commit"] or "").partition("-")
     if changed:
         facts["note"] = "the source files had uncommitted changes"
-    command = f"python {record['command']}".replace(" --resume", "")  # which a new folder does not allow
-    repeat = [*([f"git checkout {commit}"] if commit else []), command]
+    repeat = [*([f"git checkout {commit}"] if commit else []), f"python {command_for_new_run(run, record['command'])}"]
     return {"repeat": repeat, "facts": facts, "options": changed_options(flat_config(read_yaml(run / CONFIG)))}
+
+
+def command_for_new_run(run: Path, command: str) -> str:
+    """The command that made a run, for a new folder. A run of nas.run is repeated as a whole."""
+    if (run.parent / PLAN).exists():
+        return f"-m nas.run {shlex.quote(str(run.parent / PLAN))} --run NEW_FOLDER"
+    words = [word for word in shlex.split(command) if word != "--resume"]
+    if "--run" in words:
+        words[words.index("--run") + 1] = "NEW_FOLDER"
+    return shlex.join(words)
 
 
 def changed_options(own: dict) -> dict:
@@ -95,6 +106,7 @@ def search_section(run: Path) -> dict:
     return {
         "name": run.name,
         "blocks": current_pattern(run),
+        "trials": (run / CHOICE).exists(),
         "candidates": search.options["search.operations"],
         "confidence": read_pattern(run / PATTERN).get("confidence") if (run / PATTERN).exists() else None,
         "summary": summary,
@@ -138,15 +150,21 @@ def comparison_section(run: Path) -> dict:
 SECTIONS = {"search": search_section, "retrain": training_section, "compare": comparison_section}
 
 
-def trained_networks(runs: list[Path]) -> list[tuple[str, float, float]]:
-    """The networks of the trainings among these runs, for networks_figure(). The times of nas.run come first."""
+def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str, float, float]]:
+    """The networks of the trainings among these runs, for networks_figure().
+
+    The devices of a search and of later stages may have other speeds. So the cost of a network of nas.run is
+    reference_cost times the ratio of its time to that of the reference in the same rounds.
+    """
     trained = []
     for run in (run for run in runs if (run / RESULTS).exists()):
         found, summary = read_yaml(run / RESULTS), run.parent / SUMMARY
-        times = read_yaml(summary)[run.name] if summary.exists() else found["latency"]
+        cost = found["latency"]["ms_per_1000_bytes"]
+        if summary.exists():
+            cost = read_yaml(summary)[run.name]["time_ratio_to_reference"] * reference_cost
         if found["valid"]["word_perplexity_comparable"]:
-            words = found["valid"]["word_perplexity"]
-            trained.append((abbreviate(found["pattern"]), times["ms_per_1000_bytes"], words))
+            name = f"{run.name}: {abbreviate(found['pattern'])}"
+            trained.append((name, cost, found["valid"]["word_perplexity"]))
     return trained
 
 
@@ -160,7 +178,8 @@ def section(run: Path, runs: list[Path]) -> dict:
         from nas.reporting.networks_figure import networks_figure
 
         choice = read_yaml(run / CHOICE)
-        trained = trained_networks(runs) if choice["unit"].startswith(MILLISECONDS) else []
+        timed = choice["unit"].startswith(MILLISECONDS)
+        trained = trained_networks(runs, choice["reference_cost"]) if timed else []
         content["networks"] = data_uri(networks_figure, choice, trained)
     return content
 

@@ -114,7 +114,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
         sizes[name.split()[0]] += 1
     before = min(start, BEFORE * max(1, last - start))  # steps to show before pi changes
     pi, steps = np.concatenate([pi[:1], pi]), [start - before, *steps]
-    columns = min(blocks, 6)
+    columns = min(blocks, 3 if blocks <= 6 else 4)
     rows = -(-blocks // columns)
     layout = {"squeeze": False, "sharex": True, "sharey": True}
     figure, grid = new_figure(1.9 * columns + 0.6, 1.5 * rows + 0.8, rows, columns, **layout)
