@@ -200,7 +200,7 @@ def summarize(folder: Path, plan: Config) -> dict:
 
 def describe(folder: Path, plan: Config) -> str:
     """The last lines: both networks, and how they differ."""
-    summary, lines = read_yaml(folder / SUMMARY), []
+    summary, choice, lines = read_yaml(folder / SUMMARY), read_yaml(folder / SEARCH / CHOICE), []
     for name in NAMES:
         one = summary[name]
         sizes = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
@@ -210,13 +210,13 @@ def describe(folder: Path, plan: Config) -> str:
             quality += f", word perplexity {one['word_perplexity']:,.1f}"
         lines.append(f"{name} network: {sizes}: {quality}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes")
     found, usual = (summary[name] for name in NAMES)
-    bits = found["bits_per_byte"] / usual["bits_per_byte"] - 1
+    bits, same = found["bits_per_byte"] / usual["bits_per_byte"] - 1, usual["time_ratio_to_reference"] == 1
     time, to_reference = found["time_ratio_to_usual"], found["time_ratio_to_reference"]
-    same, choice = usual["time_ratio_to_reference"] == 1, read_yaml(folder / SEARCH / CHOICE)
     budget = "" if same else f"; {to_reference:.2f} of the reference's time"
     if choice["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
-    lines.append(f"found against usual{', the reference' * same}: {bits:+.1%} bits per byte, at {time:.2f} of the time{budget}")
+    comparison = f"found against usual{', the reference' * same}: {bits:+.1%} bits per byte"
+    lines.append(f"{comparison}, at {time:.2f} of the time{budget}")
     if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif choice["unit"].startswith("ms") and to_reference > (1 + TOLERANCE) * choice["budget"]:

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from nas.core.operations import OPERATIONS
-from nas.reporting import curves, pi_figures
+from nas.reporting import curves, networks_figure, pi_figures
 from nas.reporting.comparison_figures import front
 from nas.reporting.style import colours_of
 
@@ -122,3 +122,45 @@ def test_still_figures_are_drawn_with_a_colour_for_each_operation(tmp_path, bloc
     colours = colours_of(blocks)
     assert colours.keys() == set(blocks) and len(set(colours.values())) == len(colours)
     assert colours == colours_of(blocks[::-1])
+
+
+@pytest.mark.parametrize(
+    "trained", [[], [("found: a", 1.0, 200.0), ("usual: ad", 2.2, 260.0)]], ids=["search", "trainings"]
+)
+def test_the_figure_of_networks_shows_all_trials_the_budget_and_all_trainings(trained, tmp_path, monkeypatch):
+    """The reference is hardly worse than the chosen network, and one trial is much worse."""
+    networks = [
+        {
+            "name": name,
+            "vocab_size": 2000,
+            "d_model": 64,
+            "blocks": [name],
+            "cost": cost,
+            "behind": behind,
+            "interval": 0,
+        }
+        for name, cost, behind in (
+            ("attention", 1.0, 0.0),
+            ("dense", 1.5, 0.001),
+            ("conv", 0.8, 0.15),
+            ("window", 1.2, 0.9),
+        )
+    ]
+    shown = {
+        key: {name: networks[index][name] for name in ("vocab_size", "d_model", "blocks")}
+        for index, key in enumerate(("network", "reference"))
+    }
+    choice = shown | {"networks": networks, "budget": 0.8, "reference_cost": 1.5, "unit": "ms"}
+    choice["trials"] = [{"name": name} for name in ("attention", "conv")]
+    figures = []
+    monkeypatch.setattr(networks_figure, "save", lambda figure, path: figures.append(figure))
+    networks_figure.networks_figure(choice, trained, tmp_path / "figure.svg")
+    (axes,) = figures[0].axes
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    anchor = 200.0
+    worst = anchor**1.15 if trained else 15
+    drawn = [float(y) for collection in axes.collections for _, y in collection.get_offsets()]
+    assert any(y == pytest.approx(worst) for y in drawn) and low < worst < high
+    assert all(left < cost < right and low < words < high for _, cost, words in trained)
+    assert left < min(0.8, 1.2) and right > 1.5
+    assert high < max(drawn), "the network without a trial is far away"

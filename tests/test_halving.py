@@ -244,6 +244,23 @@ def test_free_places_of_a_rung_go_to_likely_networks_that_train_in_its_steps(kno
     assert search.with_others([first], before, rung) == [first]
 
 
+def test_a_search_uses_the_free_places_of_its_rungs(known_search, monkeypatch):
+    """One network goes on, so that places are free: the newcomer takes one, and likely networks the others."""
+    search = known_search(terms=VAGUE)
+    contenders = search.contenders
+    monkeypatch.setattr(search, "contenders", lambda *arguments: contenders(*arguments)[:1])
+    search.run()
+    quarter = [point.network for point in search.trials.points if point.share == 1 / 4]
+    assert len(quarter) > 2
+    monkeypatch.setattr(search, "with_others", lambda networks, *rungs: networks)
+    search.trials.points, search.trials.tried = [], set()
+    search.run()
+    tried = {
+        share: [point.network for point in search.trials.points if point.share == share] for share in (1 / 8, 1 / 4)
+    }
+    assert len(tried[1 / 4]) == 2 and tried[1 / 4][1] not in tried[1 / 8]
+
+
 def test_the_law_counts_the_steps_that_trials_have_taken(known_search, monkeypatch):
     search, seen = known_search(), []
     monkeypatch.setattr(halving, "Law", lambda points, *rest: seen.extend(points))

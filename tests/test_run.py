@@ -95,9 +95,18 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
 
 
 def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
-    """pi never changes."""
-    options = [*OPTIONS, "search.operations=[attention,dense]", "model.blocks=1", "search.vocab_size=[]"]
+    """pi never changes. The found network is the usual one, and the reference."""
+    options = [
+        *OPTIONS,
+        "model.dropout=auto",
+        "search.operations=[attention,dense]",
+        "model.blocks=1",
+        "search.vocab_size=[]",
+    ]
     shown = succeed("run", small_yaml, "--run", tmp_path / "run", *options, "train.steps=20", "search.latency.target=2")
+    summary = yaml.safe_load((tmp_path / "run" / "summary.yaml").read_text())
+    assert summary["found"]["dropout"] == 0 and ", dropout" not in shown  # that of the training, not auto
+    assert summary["usual"]["time_ratio_to_reference"] == 1
     assert "found against usual, the reference: +0.0% bits per byte, at " in shown
     assert "the network to use" in shown and (tmp_path / "run" / "report.html").exists()
 

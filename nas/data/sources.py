@@ -17,7 +17,7 @@ SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
 # CONTRIBUTING.md lists what else a new source needs.
 NAMES = ("pydoc", "stdlib", *ARCHIVES)
 NO_SOURCES = {"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "site-packages"}  # tests and data
-TABLES = "_sysconfigdata*", "entities.py", "stringprep.py", "_casefix.py", "_compat_pickle.py"  # nearly all literals
+TABLES = "_sysconfigdata*", "entities.py", "stringprep.py", "_casefix.py", "_compat_pickle.py"  # mostly literals
 HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
 
 
@@ -70,14 +70,15 @@ def write_stdlib(cache: Path) -> Path:
     """A folder of the cache with the source files of Python's standard library, without tests and tables.
 
     A table of a few thousand entities would be a sixth of the test text, and decide its loss. The order of the files is
-    random, because a short training reads only the beginning. The text depends on Python's version.
+    random, because a short training reads only the beginning. The text depends on Python's version and its modules.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    folder = cache / "sources" / f"stdlib-no-tables-{platform.python_version()}"
-    if (folder / "test.txt").exists():  # the last one
-        return folder
     files = [file for file in sorted(library.rglob("*.py")) if not NO_SOURCES & {*file.relative_to(library).parts}]
     files = [file for file in files if not any(map(file.match, TABLES))]
+    names = hashlib.sha256("".join(f"{file.relative_to(library)}\n" for file in files).encode()).hexdigest()
+    folder = cache / "sources" / f"stdlib-{platform.python_version()}-{names[:8]}"
+    if (folder / "test.txt").exists():  # the last one
+        return folder
     np.random.default_rng(1).shuffle(files)
     texts = {"train": [], "valid": [], "test": []}
     for index, file in enumerate(files):

@@ -15,7 +15,7 @@ from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.networks.costs import NetworkCosts, network_costs
-from nas.networks.halving import Halving
+from nas.networks.halving import TIE, Halving
 from nas.networks.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.networks.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
 from nas.retraining.trials import workers
@@ -79,11 +79,11 @@ def overfit_warning(choice: dict) -> str | None:
     """A warning if the chosen network was better at an earlier trial than at the end of its training."""
     losses = {one["share"]: one["bits_per_byte"] for one in choice["trials"] if one["name"] == choice["name"]}
     best = min(losses, key=losses.get)
-    if 1.0 not in losses or best == 1.0:
+    if 1.0 not in losses or losses[1.0] <= (1 + TIE) * losses[best]:
         return None
     return (
         f"WARNING: {choice['name']} had {losses[best]:.4f} bits per byte on valid after {part_of(best)}, and "
-        f"{losses[1.0]:.4f} at its end, so it overfits; give fewer train.epochs or --minutes, or more model.dropout"
+        f"{losses[1.0]:.4f} at its end, so it may overfit; give fewer train.epochs or --minutes, or more model.dropout"
     )
 
 

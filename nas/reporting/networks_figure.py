@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from nas.core.pattern import abbreviate
 from nas.reporting.style import GREY, NAVY, RED, new_figure, save, tidy
 
-SHOWN = 2.5  # networks are shown up to this many times the distance of the reference
+SHOWN = 2.5  # networks without trials are shown up to this many times the distance of the reference
 MARKS = ("s", "reference", NAVY), ("*", "chosen", RED)
 
 
@@ -61,7 +61,8 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
     ends = [*costs, budget, *(cost for _, cost, _ in trained)]
     axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0.95 * min(ends), 1.05 * max(ends)))
     behind = max(one["behind"] for one in networks if choice.get("reference", {}).items() <= one.items())
-    top = max([quality(SHOWN * behind), *(1.05 * words for _, _, words in trained if words)])
+    worst = max((quality(one["behind"]) for one in networks if one["name"] in tried), default=0.0)
+    top = 1.02 * max(quality(SHOWN * behind), worst, *(words for _, _, words in trained if words), 0.0)
     if behind > 0 and top < axes.get_ylim()[1]:  # the other networks would lie on each other
         axes.set_ylim(top=top)
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=3)

@@ -160,7 +160,7 @@ def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str,
     for run in (run for run in runs if (run / RESULTS).exists()):
         found, summary = read_yaml(run / RESULTS), run.parent / SUMMARY
         cost = found["latency"]["ms_per_1000_bytes"]
-        if summary.exists():
+        if run.name in (FOUND, USUAL) and summary.exists():
             cost = read_yaml(summary)[run.name]["time_ratio_to_reference"] * reference_cost
         if found["valid"]["word_perplexity_comparable"]:
             name = f"{run.name}: {abbreviate(found['pattern'])}"
