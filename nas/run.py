@@ -75,9 +75,9 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
             planned = "without --minutes" if minutes is None else f"with --minutes {minutes:g}"
             raise InputError(f"--run {folder} was begun {planned}: repeat the command so, or use another folder")
         free = PLANNED if minutes else ()
-        changed = [f"{key} ({recorded[key]} -> {given[key]})" for key in given if given[key] != recorded[key]]
-        if changed := [text for text in changed if not text.startswith(free)]:
-            raise InputError(f"--run {folder} has another configuration: {', '.join(changed)}; use another folder")
+        changed = [key for key in given if given[key] != recorded[key] and key not in free]
+        if listed := ", ".join(f"{key} ({recorded[key]} -> {given[key]})" for key in changed):
+            raise InputError(f"--run {folder} has another configuration: {listed}; use another folder")
         return plan
     if folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
         if file.exists():
@@ -210,12 +210,12 @@ def describe(folder: Path, plan: Config) -> str:
             quality += f", word perplexity {one['word_perplexity']:,.1f}"
         lines.append(f"{name} network: {sizes}: {quality}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes")
     found, usual = (summary[name] for name in NAMES)
-    bits, same = found["bits_per_byte"] / usual["bits_per_byte"] - 1, usual["time_ratio_to_reference"] == 1
+    bits, same = found["bits_per_byte"] / usual["bits_per_byte"] - 1, usual["blocks"] == interleaved(plan.model.blocks)
     time, to_reference = found["time_ratio_to_usual"], found["time_ratio_to_reference"]
     budget = "" if same else f"; {to_reference:.2f} of the reference's time"
     if choice["unit"].startswith("ms"):
         budget += f", and the budget is {choice['budget']:.3g}"
-    comparison = f"found against usual{', the reference' * same}: {bits:+.1%} bits per byte"
+    comparison = f"found against usual{' (the reference)' if same else ''}: {bits:+.1%} bits per byte"
     lines.append(f"{comparison}, at {time:.2f} of the time{budget}")
     if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")

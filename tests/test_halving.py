@@ -239,9 +239,9 @@ def test_free_places_of_a_rung_go_to_likely_networks_that_train_in_its_steps(kno
         ([first, second], [first, bad, untried], []),
     ):
         search.networks = networks
-        assert search.with_others(going_on, before, rung) == [*going_on, *joined]
+        assert search.fill_free_places(going_on, before, rung) == [*going_on, *joined]
     search.networks, search.trials.failed = [first, second], {second}
-    assert search.with_others([first], before, rung) == [first]
+    assert search.fill_free_places([first], before, rung) == [first]
 
 
 def test_a_search_uses_the_free_places_of_its_rungs(known_search, monkeypatch):
@@ -252,8 +252,9 @@ def test_a_search_uses_the_free_places_of_its_rungs(known_search, monkeypatch):
     search.run()
     quarter = [point.network for point in search.trials.points if point.share == 1 / 4]
     assert len(quarter) > 2
-    monkeypatch.setattr(search, "with_others", lambda networks, *rungs: networks)
-    search.trials.points, search.trials.tried = [], set()
+    search = known_search(terms=VAGUE)
+    monkeypatch.setattr(search, "contenders", lambda *arguments: contenders(*arguments)[:1])
+    monkeypatch.setattr(search, "fill_free_places", lambda networks, *rungs: networks)
     search.run()
     tried = {
         share: [point.network for point in search.trials.points if point.share == share] for share in (1 / 8, 1 / 4)

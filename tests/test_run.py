@@ -23,7 +23,7 @@ def check_report(folder, summary, percent):
     """The report begins with the answer. percent: bits per byte of the found network against the usual one."""
     page = (folder / "report.html").read_text()
     answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
-    assert f"{percent:+.1f}% bits per byte against the usual one" in answer and "quality over cost" in answer
+    assert f"differs from the usual one by {percent:+.1f}% bits per byte" in answer and "quality over cost" in answer
     assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
     assert f"python -m nas.run {folder / 'run.yaml'} --run NEW_FOLDER\n" in page
     # No candidate, a remark about other searches, and an option that a new folder refuses
@@ -107,7 +107,7 @@ def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
     summary = yaml.safe_load((tmp_path / "run" / "summary.yaml").read_text())
     assert summary["found"]["dropout"] == 0 and ", dropout" not in shown  # that of the training, not auto
     assert summary["usual"]["time_ratio_to_reference"] == 1
-    assert "found against usual, the reference: +0.0% bits per byte, at " in shown
+    assert "found against usual (the reference): +0.0% bits per byte, at " in shown
     assert "the network to use" in shown and (tmp_path / "run" / "report.html").exists()
 
 

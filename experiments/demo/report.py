@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import print_row, spell_network
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.run_folder import FOUND, RESULTS, SUMMARY, USUAL
-from nas.run import PLAN
+from nas.core.run_folder import FOUND, PLAN, RESULTS, SUMMARY, USUAL
 
 SHOWN = 4  # files
 

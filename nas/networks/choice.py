@@ -52,7 +52,7 @@ def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choi
     """
     plain, per_token = interleaved(config.model.blocks), bytes_per_token(corpus)
     first = Corpus(prepare(given.data))  # in the vocabulary of the reference
-    share = per_token / bytes_per_token(first)  # of its tokens that stand for one of these
+    share = per_token / bytes_per_token(first)  # tokens of the reference per token of the chosen network
     reference = share * count_flops(resolve_auto(given, first, tell=lambda text: None), first.counts()).cost(plain)
     flops = replace(count_flops(config, corpus.counts()), reference_cost=reference, bytes_per_token=per_token)
     if not config.search.latency.in_milliseconds:
@@ -76,14 +76,15 @@ def networks_table(choice: dict) -> str:
 
 
 def overfit_warning(choice: dict) -> str | None:
-    """A warning if the chosen network was better at an earlier trial than at the end of its training."""
+    """A warning if the chosen network was better after an earlier trial than with the best weights of its training."""
     losses = {one["share"]: one["bits_per_byte"] for one in choice["trials"] if one["name"] == choice["name"]}
     best = min(losses, key=losses.get)
     if 1.0 not in losses or losses[1.0] <= (1 + TIE) * losses[best]:
         return None
     return (
         f"WARNING: {choice['name']} had {losses[best]:.4f} bits per byte on valid after {part_of(best)}, and "
-        f"{losses[1.0]:.4f} at its end, so it may overfit; give fewer train.epochs or --minutes, or more model.dropout"
+        f"{losses[1.0]:.4f} with the best weights of all, so it may overfit; give fewer train.epochs or --minutes, or "
+        "more model.dropout"
     )
 
 

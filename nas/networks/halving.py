@@ -78,7 +78,7 @@ class Halving:
             batch = self.contenders(others, count, vocabularies)
             if before == self.trials.rungs[0]:
                 batch = self.with_newcomer(batch, count)
-            batch = self.with_others(batch, before, rung)
+            batch = self.fill_free_places(batch, before, rung)
             if self.train(batch, share):
                 return
             others = [network for network in others if network not in batch]
@@ -151,20 +151,20 @@ class Halving:
         compared = [*last, *self.untried()]
         return [*others, *(compared[index] for index in self.law().predict(compared).argsort()[:1])]
 
-    def with_others(self, networks: list[Network], before: Rung, rung: Rung) -> list[Network]:
-        """Add networks to a rung with free places, as many as train in the steps of these: untried ones, and those of
-        earlier rungs. Each is the best of them by the law, and likely enough to be the best of the rung.
+    def fill_free_places(self, networks: list[Network], before: Rung, rung: Rung) -> list[Network]:
+        """Fill the free places of a rung with untried networks and those of earlier rungs, as far as the steps suffice.
+
+        An untried one takes more steps. Each is the best by the law, and likely enough to be the best of the rung.
         """
         law, free = self.law(), (rung.networks - len(networks)) * (rung.share - before.share)
         reached = {point.network: point.share for point in self.trials.points}
-        others = {network: rung.share - reached.get(network, 0.0) for network in self.networks}
-        for network in {*networks, *self.trials.failed} & others.keys():
-            del others[network]
-        while fitting := [network for network, cost in others.items() if cost <= free]:
+        others = [network for network in self.networks if network not in {*networks, *self.trials.failed}]
+        missing = {network: rung.share - reached.get(network, 0.0) for network in others}
+        while fitting := [network for network, cost in missing.items() if cost <= free]:
             best = fitting[law.predict(fitting).argmin()]
             if law.chances([*networks, best])[-1] < UNLIKELY:
                 break
-            networks, free = [*networks, best], free - others.pop(best)
+            networks, free = [*networks, best], free - missing.pop(best)
         return networks
 
     def history(self) -> list[dict]:

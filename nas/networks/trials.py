@@ -103,8 +103,8 @@ class Trials:
     """Parts of trainings of networks, or whole ones. A whole training reads the same text in each vocabulary.
 
     points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: all networks. failed: those whose last trial failed. steps: of whole trainings, by vocabulary. text:
-    what these read.
+    trial. tried: all networks that began one. failed: those whose last trial failed. steps: of whole trainings, by
+    vocabulary. text: what these read.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):

@@ -13,7 +13,7 @@ SHOWN = 2.5  # networks without trials are shown up to this many times the dista
 MARKS = ("s", "reference", NAVY), ("*", "chosen", RED)
 
 
-def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]], path: Path) -> None:
+def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path: Path) -> None:
     """Draw the losses of networks by the law over their costs, the trials, the budget, the reference and the choice.
 
     Without a trained network, losses are relative to that of the chosen one. Otherwise they become word perplexities,
@@ -23,7 +23,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
         choice: the content of choice.yaml.
         trained: name, cost in the unit of choice, and word perplexity on valid.
     """
-    anchor = min((words for _, _, words in trained if words), default=None)
+    anchor = min((words for _, _, words in trained), default=None)
 
     def quality(behind: float) -> float:  # the logarithm of the word perplexity is proportional to the loss
         return anchor ** (1 + behind) if anchor else 100 * behind
@@ -60,9 +60,9 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float | None]]
     label = words if anchor else "predicted loss behind that of the chosen network (%)"
     ends = [*costs, budget, *(cost for _, cost, _ in trained)]
     axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0.95 * min(ends), 1.05 * max(ends)))
-    behind = max(one["behind"] for one in networks if choice.get("reference", {}).items() <= one.items())
+    behind = max(one["behind"] for one in networks if choice["reference"].items() <= one.items())
     worst = max((quality(one["behind"]) for one in networks if one["name"] in tried), default=0.0)
-    top = 1.02 * max(quality(SHOWN * behind), worst, *(words for _, _, words in trained if words), 0.0)
+    top = 1.02 * max(quality(SHOWN * behind), worst, *(words for _, _, words in trained), 0.0)
     if behind > 0 and top < axes.get_ylim()[1]:  # the other networks would lie on each other
         axes.set_ylim(top=top)
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=3)

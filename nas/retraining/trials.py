@@ -54,8 +54,8 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
         return
     recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
     old, new = flat_config(recorded), flat_config(asdict(config))
-    different = [f"{key} ({old.get(key)} -> {new[key]})" for key in new if new[key] != old.get(key)]
-    different = [text for text in different if not text.startswith((*run.may_change, *MAY_DIFFER))]
+    compared = [key for key in new if not key.startswith((*run.may_change, *MAY_DIFFER))]
+    different = [f"{key} ({old.get(key)} -> {new[key]})" for key in compared if new[key] != old.get(key)]
     if recorded["pattern"] != pattern_file["blocks"]:
         different.append(f"blocks ({abbreviate(recorded['pattern'])} -> {abbreviate(pattern_file['blocks'])})")
     if old["train.steps"] != total_steps:
