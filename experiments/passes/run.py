@@ -22,6 +22,7 @@ PASSES = (1.75, 3.5, 7, 14, 28)
 COLUMNS = {
     "none": ["model.dropout=0", "train.weight_decay=0.02"],
     "dropout 0.1": ["model.dropout=0.1", "train.weight_decay=0.02"],
+    "dropout 0.2, decay 0.1": ["model.dropout=0.2", "train.weight_decay=0.1"],
     "dropout 0.2, decay 0.5": ["model.dropout=0.2", "train.weight_decay=0.5"],
 }
 EVALUATIONS = 20

@@ -14,12 +14,12 @@ from nas.data.preprocess import prepare
 from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.networks.halving import LONG_ENOUGH
 from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
-from nas.training.build import most_passes
+from nas.training.build import most_passes, resolve_auto
 from nas.training.device import DeviceContext
 
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
-DROPOUT_TIME = 1.15  # of a training step with dropout, to one without
+DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experiments/passes)
 EVALUATIONS = 4  # of a training on valid, before its end
 
 
@@ -30,7 +30,8 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
     """
     began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
-    about = asdict(epoch) | data_digests(Corpus(prepare(config.data, print)).meta)
+    corpus = Corpus(prepare(config.data, print))
+    about = asdict(epoch) | data_digests(corpus.meta)
     if (folder / ESTIMATE).exists() and read_yaml(folder / ESTIMATE)["about"] != about:
         forget_estimate(folder)
     search = open_search(epoch, folder, context)
@@ -50,7 +51,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
-    if longer > 2 and config.model.dropout == "auto":  # the estimate has no dropout
+    if longer > 1 and gets_dropout(config, longer, corpus):  # the estimate has none
         again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
         longer = (left - again[0]) / again[1]
     if max(longer, least) > 1:
@@ -65,6 +66,12 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     total = (spent + fixed + epochs * per_epoch) / 60
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     return replace(config, train=train)
+
+
+def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
+    """Whether the reference gets dropout by auto if it reads its text so often."""
+    longer = replace(config, train=replace(config.train, steps=None, epochs=epochs))
+    return config.model.dropout == "auto" and resolve_auto(longer, corpus, tell=lambda text: None).model.dropout > 0
 
 
 def forget_estimate(folder: Path) -> None:

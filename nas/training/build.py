@@ -18,7 +18,10 @@ from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
-PASSES_DECAY, STRONG_DECAY = 3, 0.5  # passes from which models may need this weight decay (experiments/passes)
+# From how many passes, and from which square of them times parameters per token: dropout and weight decay. The last row
+# that holds counts. The bounds are from trainings of ten networks (experiments/passes).
+REGULARIZATION = (2, 30, 0.1, 0.0), (2, 75, 0.2, 0.1), (3, 200, 0.2, 0.5)
+PASSES_DECAY, STRONG_DECAY = 3, 0.5  # passes from which models may need this weight decay
 MOST_PASSES = 28  # the most that were tried
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
@@ -63,19 +66,17 @@ def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
     """Dropout and weight decay for a training that reads its text again. config: with numbers of rows of n-grams.
 
     The more parameters the embeddings and the output layer (with model.div_value=1) have for each token of the text,
-    the fewer passes a model needs to learn it by heart. The bounds are from trainings of nine networks
-    (experiments/passes).
+    the fewer passes a model needs to learn it by heart.
     """
     model, tokens = config.model, len(corpus.tokens("train"))
     tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings else 2) + sum(model.ngram_rows))
     passes = whole_passes(config, tokens)
-    exposure = passes**2 * tables / tokens
-    dropout, decay = 0.0, WEIGHT_DECAY[config.train.optimizer]
-    if passes >= 2 and exposure >= 30:
-        dropout = 0.1
-    if passes >= PASSES_DECAY and exposure >= 150:
-        dropout, decay = 0.2, STRONG_DECAY
-    return {"model.dropout": dropout, "train.weight_decay": decay}
+    exposure, usual = passes**2 * tables / tokens, WEIGHT_DECAY[config.train.optimizer]
+    dropout, decay = 0.0, usual
+    for least_passes, least_exposure, *chosen in REGULARIZATION:
+        if passes >= least_passes and exposure >= least_exposure:
+            dropout, decay = chosen
+    return {"model.dropout": dropout, "train.weight_decay": max(decay, usual)}
 
 
 def backbone_options(config: Config, vocab_size: int) -> dict:
@@ -158,8 +159,8 @@ def passes_warning(config: Config, corpus: Corpus) -> str | None:
     needed, advice = regularization(config, corpus), []
     if config.model.dropout < (least := needed["model.dropout"]):
         advice.append(f"model.dropout={least}")
-    if train.weight_decay != "auto" and train.weight_decay < STRONG_DECAY == needed["train.weight_decay"]:
-        advice.append(f"train.weight_decay={STRONG_DECAY}")
+    if config.train.weight_decay < (least := needed["train.weight_decay"]) > WEIGHT_DECAY[train.optimizer]:
+        advice.append(f"train.weight_decay={least}")
     if passes > MOST_PASSES:
         enough = max(1, MOST_PASSES * tokens // (train.batch_size * train.segment))
         advice.append(f"train.steps={enough}" if train.epochs is None else f"train.epochs={MOST_PASSES}")
