@@ -63,7 +63,7 @@ def test_a_score_is_printed_in_lines_tokens_and_figures(trained, tmp_path):
     assert f"{score!r}\n" == succeed("score", trained["words"], tmp_path / "text.txt")
     assert lines[1].split() == ["1", "6", f"{score.line_nll()[0]:.4f}", "my", "sister", "sees", "it", "."]
     assert lines[2].split()[:3] == ["2", "3", f"{score.line_nll()[1]:.4f}"]
-    assert f"word perplexity {score.figures['word_perplexity']:.4f}, 9 words" in lines
+    assert f"word perplexity {score.figures['word_perplexity']:.4f}, 9 words and line ends" in lines
     tokens = [
         json.loads(line)
         for line in succeed("score", trained["words"], tmp_path / "text.txt", "--per-token").splitlines()
@@ -125,6 +125,6 @@ def test_the_example_in_the_documentation_runs(trained, capsys):
     example, _ = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL
     )  # _ needs lm_eval
-    exec(example.replace("runs/retrain", str(trained["sentencepiece"])), {})
+    exec(example.replace("runs/mine/found", str(trained["sentencepiece"])), {})
     printed = capsys.readouterr().out
     assert "b'The church'" in printed and "['window 6', 'dense', 'linear', 'attention'] 16" in printed

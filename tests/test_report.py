@@ -88,7 +88,8 @@ def test_the_page_has_the_pictures_claims_and_figures_of_the_runs(page, runs):
     assert f"{results['test']['word_perplexity']:.2f}" in words and f"{results['parameters']:,}" in words
     for run in ("search", "retrain"):
         record = yaml.safe_load((runs[run] / "provenance.yaml").read_text())
-        assert f"python {record['command'].replace(str(runs[run]), 'NEW_FOLDER')}" in words
+        command, _, options = record["command"].partition(" --run ")
+        assert f"python {' '.join([command, '--run NEW_FOLDER', *options.split()[1:]])}" in words
         assert all(digest in words for digest in record["data_sha256"].values())
     confidence = yaml.safe_load((runs["search"] / "pattern.yaml").read_text())["confidence"]
     assert all(f"{block['margin']:.3f}" in words for block in confidence)

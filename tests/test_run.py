@@ -25,7 +25,7 @@ def check_report(folder, summary, percent):
     answer = page[page.index("<h2>The answer</h2>") : page.index('<h2 id="run-1">')]
     assert f"differs from the usual one by {percent:+.1f}% bits per byte" in answer and "quality over cost" in answer
     assert "quality over cost" not in page[page.index('<h2 id="run-1">') :] and (folder / "search" / "pi.gif").exists()
-    assert f"python -m nas.run {folder / 'run.yaml'} --run NEW_FOLDER\n" in page
+    assert f"python -m nas.run {folder / 'run.yaml'} --run NEW_FOLDER</pre>" in page
     # No candidate, a remark about other searches, and an option that a new folder refuses
     unwanted = ["sparse_strided", "only the weights train", " --resume"]
     assert "identity" in page and not [text for text in unwanted if text in page]
