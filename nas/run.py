@@ -103,9 +103,9 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
 def run_stage(command: str, *arguments) -> None:
     """Run a script of the four stages, or a module of nas, and hand on Ctrl-C. Raises RunError if it fails."""
     from nas.retraining.forks import start_command, wait_for
-    from nas.retraining.tasks import script_file
+    from nas.retraining.tasks import ROOT
 
-    given = [script_file(command)] if command.endswith(".py") else ["-m", command]
+    given = [ROOT / command] if command.endswith(".py") else ["-m", command]
     if wait_for(start_command([*given, *arguments])):
         raise RunError(f"{command} failed; its message stands above")
 

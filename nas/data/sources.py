@@ -1,6 +1,7 @@
 """Sources of text: turn a name, a folder or a file into three files, train, valid and test."""
 
 import hashlib
+import os
 import platform
 import sysconfig
 from pathlib import Path
@@ -72,9 +73,11 @@ def write_stdlib(cache: Path) -> Path:
     A table of a few thousand entities would be a sixth of the test text, and decide its loss. The order of the files is
     random, because a short training reads only the beginning. The text depends on Python's version and its modules.
     """
-    library = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in sorted(library.rglob("*.py")) if not NO_SOURCES & {*file.relative_to(library).parts}]
-    files = [file for file in files if not any(map(file.match, TABLES))]
+    library, files = Path(sysconfig.get_path("stdlib")), []
+    for parent, inner, names in os.walk(library):  # does not enter site-packages, which may be large
+        inner[:] = {*inner} - NO_SOURCES
+        files += [Path(parent, name) for name in names if name.endswith(".py")]
+    files = [file for file in sorted(files) if not any(map(file.match, TABLES))]
     names = hashlib.sha256("".join(f"{file.relative_to(library)}\n" for file in files).encode()).hexdigest()
     folder = cache / "sources" / f"stdlib-{platform.python_version()}-{names[:8]}"
     if (folder / "test.txt").exists():  # the last one

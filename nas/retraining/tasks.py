@@ -27,13 +27,7 @@ class Task:
 
 def script_task(name: str, script: str, arguments: list, result: Path, log: Path) -> Task:
     """The task of a script of the four stages."""
-    return Task(name, [script_file(script), *map(str, arguments)], result, log)
-
-
-def script_file(script: str) -> str:
-    """The path of a script, relative if possible, so that the command in provenance.yaml works in other checkouts."""
-    file = ROOT / script
-    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+    return Task(name, [str(ROOT / script), *map(str, arguments)], result, log)
 
 
 def unfinished(tasks: list[Task]) -> list[Task]:
