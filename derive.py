@@ -64,7 +64,7 @@ def main() -> None:
     check_files(files, arguments.force)
 
     from nas.costs.run_latency import RunLatency  # imported only now, because it needs torch
-    from nas.derivation.choice import likeliest_choice, tried_choice
+    from nas.derivation.selection import likeliest_choice, tried_choice
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None

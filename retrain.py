@@ -5,12 +5,12 @@ import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from nas.core.blocks import resolve_block
 from nas.core.config import Config, flat_config
 from nas.core.config_checks import simplify
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
-from nas.core.operations import resolve_block
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_of, shape_options
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import CONFIG, RESULTS, trial_file
@@ -128,9 +128,9 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.data.vocabulary import VOCABULARY
+    from nas.retraining.continuation import continue_trial
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best
-    from nas.retraining.trials import continue_trial
     from nas.retraining.weights import set_weights
     from nas.training.build import build_fixed, passes_warning, resolve_auto, warmup_warning
     from nas.training.distributed import first_on_each_node

@@ -39,11 +39,11 @@ def main() -> None:
 def search_by_trials(config, folder: Path, context) -> None:
     """Choose a network by the first parts of trainings."""
     from nas.core.errors import interrupt_on_signals
+    from nas.core.outcome import make_outcome, print_outcome
     from nas.core.run_folder import OUTCOME, open_run
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.networks.choice import choose_network, chosen_tables
-    from nas.search.outcome import make_outcome, print_outcome
+    from nas.search.network_search import choose_network, chosen_tables
     from nas.training.build import resolve_auto
 
     interrupt_on_signals()
@@ -60,13 +60,13 @@ def search_by_trials(config, folder: Path, context) -> None:
 
 def search_by_gumbel(config, folder: Path, context) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
+    from nas.core.outcome import make_outcome, print_outcome
     from nas.core.run_folder import OUTCOME, open_run
     from nas.costs.budget import describe_budget
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.search.gumbel import GumbelPhase
-    from nas.search.outcome import make_outcome, print_outcome
-    from nas.search.supernet import build_supernet
+    from nas.gumbel.gumbel_phase import GumbelPhase
+    from nas.gumbel.supernet import build_supernet
     from nas.training.build import open_streams, resolve_auto
     from nas.training.distributed import first_on_each_node, is_main
     from nas.training.trainer import Trainer
@@ -104,7 +104,7 @@ def search_by_gumbel(config, folder: Path, context) -> None:
 def cost_tables(config, corpus, context, run) -> list:
     """[FLOPs, milliseconds or None] of the operations."""
     from nas.costs.flops import count_flops
-    from nas.costs.latency import search_latency
+    from nas.costs.measurement import search_latency
     from nas.data.corpus import bytes_per_token
 
     tables = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nas.core.blocks import Shape, resolve_block
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.core.operations import Shape, resolve_block
 from nas.core.pattern import abbreviate, expand, interleaved
-from nas.networks.space import Network, make_network, options_of
+from nas.search.space import Network, make_network, options_of
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
@@ -92,7 +92,7 @@ def named_options(name: str, overrides: list[str]) -> list[str]:
 
 def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[str, float]]:
     """{name: text_times()} of networks of the reference problem, in the same rounds. Ratios are to its reference."""
-    from nas.costs.latency import text_times
+    from nas.costs.measurement import text_times
 
     config, corpus, context = open_experiment(FRONTIER, overrides)
     opened = {"": (interleaved(config.model.blocks), config, corpus)}
@@ -141,7 +141,7 @@ class Training:
 
     def until(self, share: float) -> dict:
         """Train until a share of the steps, and return the figures on valid as a trial has them. Shares must grow."""
-        from nas.networks.trials import rung_steps
+        from nas.search.trials import rung_steps
 
         last = rung_steps(share, self.phase.total_steps)
         if last == self.phase.total_steps:

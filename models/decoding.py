@@ -2,7 +2,7 @@
 
 A single position passes through functions of the bare weights, because calls of modules take longer than its products.
 
-Shape letters as in models/attention.py.
+Shape letters as in models/relative_attention.py.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Attention with a hand-written backward pass. Its definition is plain_attend() in models/attention.py.
+"""Attention with a hand-written backward pass. Its definition is plain_attend() in models/relative_attention.py.
 
-Shape letters as in models/attention.py. HB, BL and LK are products: two dimensions flattened into one.
+Shape letters as in models/relative_attention.py. HB, BL and LK are products: two dimensions flattened into one.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Gated DeltaNet, a linear attention with the gated delta rule (Yang et al. 2024, arXiv 2412.06464).
 
-Shape letters as in models/attention.py, and F width of values, C positions per chunk, N chunks, T = TAPS - 1.
+Shape letters as in models/relative_attention.py, and F width of values, C positions per chunk, N chunks, T = TAPS - 1.
 """
 
 import math
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import join_heads, split_heads
 from models.fused import autocast_device
+from models.relative_attention import join_heads, split_heads
 
 TAPS = 4  # positions that the short convolution reads, the current one included
 SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the last head, before training

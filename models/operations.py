@@ -1,8 +1,8 @@
 """Candidate operations of a block. Each computes the residual branch: block(x) = x + operation(x).
 
-A search weighs only the branch, because the term x is common to all candidates. nas/core/operations.py describes the
+A search weighs only the branch, because the term x is common to all candidates. nas/core/blocks.py describes the
 sizes of each operation, which are the arguments of its constructor after `config`. The last layer of each branch is
-called `output`. Shape letters as in models/attention.py.
+called `output`. Shape letters as in models/relative_attention.py.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import Positions, RelativeAttention
 from models.linear import TAPS, LinearAttention, convolve, new_kernel
+from models.relative_attention import Positions, RelativeAttention
 from models.sparse import KeySet, LocalBlock, LocalWindow, SparseAttention, StridedColumn, SummaryColumns
 
 

@@ -12,7 +12,7 @@ alternate them between blocks (section 5.1). Rows are counted from the start of 
 segments does not change the sets.
 
 attend() computes each set as dense attention within small groups, so no [L, K] matrix is built. Shape letters as in
-models/attention.py, and R rows of queries, S rows of keys (the queries' rows are the last R), G groups of Q queries
+models/relative_attention.py, and R rows of queries, S rows of keys (the queries' are the last R), G groups of Q queries
 and N keys.
 """
 
@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.attention import MASKED, Positions, RelativeAttention, attend, cache_tensors, join_heads, split_heads
+from models.relative_attention import (
+    MASKED,
+    Positions,
+    RelativeAttention,
+    attend,
+    cache_tensors,
+    join_heads,
+    split_heads,
+)
 
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
@@ -36,7 +44,7 @@ class KeySet:
 
     Groups act as part of the batch in attend(): [H, B, G, ..]. If groups differ in the distances between their queries
     and keys (own_positions), they act as part of the heads: [H, G, B, ..].
-    step: number of keys between neighbouring queries of a group, see relative_shift() in models/attention.py.
+    step: number of keys between neighbouring queries of a group, see relative_shift() in models/relative_attention.py.
     Subclasses have contains(query, key), which tells whether a query attends to a key that is not in its future, both
     given by their places from the start of a row; and
     keys(rows [.., H, B, S, l, E], R) -> [.., H, B, G, N, E], or [.., H, G, B, N, E] with own_positions.

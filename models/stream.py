@@ -1,6 +1,6 @@
 """A model as a function of a piece of a stream and the stream's state, which ONNX can hold.
 
-It projects each position to keys and values only once. Shape letters as in models/attention.py. A state has:
+It projects each position to keys and values only once. Shape letters as in models/relative_attention.py. A state has:
 
 - start: the number of positions read; last [B, T]: the last tokens, for n-grams; only if the model needs them.
 - memory_N, of block N: keys and values [2, G, B, M, E]; of a convolution its state [B, T, D]; of linear attention its

@@ -1,6 +1,6 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860): embedding, given blocks, output layer, memories.
 
-Shape letters as in models/attention.py.
+Shape letters as in models/relative_attention.py.
 """
 
 import math
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig
+from models.relative_attention import Positions, sinusoidal_encodings
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 # Of n-grams. Products of both fit into int64. With a small factor, pairs of frequent tokens would meet in few rows.

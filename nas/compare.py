@@ -21,7 +21,7 @@ from pathlib import Path
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
-from nas.retraining.tasks import run_tasks, unfinished
+from nas.jobs.tasks import run_tasks, unfinished
 
 WORKERS = "runs at a time, each on the next GPU (default: one for each GPU); on the CPU 2 or more need train.threads"
 

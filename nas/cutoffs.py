@@ -9,7 +9,7 @@ import numpy as np
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_input
-from nas.data.cutoffs import LayerCost, optimal_cutoffs, total_cost
+from nas.data.optimal_cutoffs import LayerCost, optimal_cutoffs, total_cost
 
 
 def read_counts(path: Path, clusters: int) -> np.ndarray:

@@ -32,10 +32,10 @@ def main() -> None:
     # Imported only now, because --help and errors in the configuration need no torch.
     from nas.core.files import write_yaml
     from nas.core.provenance import processor
-    from nas.costs.latency import measure_costs
+    from nas.costs.measurement import measure_costs
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.networks.choice import open_costs
+    from nas.search.network_search import open_costs
     from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 

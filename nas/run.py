@@ -87,13 +87,13 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     lock_folder(folder)
     if arguments.minutes:
-        from nas.networks.plan import plan_minutes
+        from nas.search.time_budget import plan_minutes
         from nas.training.device import set_up_device
 
         context = set_up_device(config.seed, config.train)
         config = plan_minutes(config, arguments.minutes, trials, context)
     else:
-        from nas.networks.plan import forget_estimate
+        from nas.search.time_budget import forget_estimate
 
         forget_estimate(trials)
     write_yaml(file, {"minutes": arguments.minutes, **asdict(config)})
@@ -102,8 +102,8 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
 
 def run_stage(command: str, *arguments) -> None:
     """Run a script of the four stages, or a module of nas, and hand on Ctrl-C. Raises RunError if it fails."""
-    from nas.retraining.forks import start_command, wait_for
-    from nas.retraining.tasks import ROOT
+    from nas.jobs.forks import start_command, wait_for
+    from nas.jobs.tasks import ROOT
 
     given = [ROOT / command] if command.endswith(".py") else ["-m", command]
     if wait_for(start_command([*given, *arguments])):
@@ -113,9 +113,9 @@ def run_stage(command: str, *arguments) -> None:
 def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
     """The blocks of the deepest interleaved network within the budget; None if there is none."""
     from nas.costs.baselines import deepest
-    from nas.networks.choice import COSTS
-    from nas.networks.costs import NetworkCosts
-    from nas.networks.space import within
+    from nas.search.network_costs import NetworkCosts
+    from nas.search.network_search import COSTS
+    from nas.search.space import within
 
     choice = read_yaml(folder / SEARCH / CHOICE)
     costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
@@ -138,9 +138,8 @@ def train_networks(folder: Path, plan: Config) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
+    from nas.jobs.tasks import run_tasks, script_task, unfinished, workers
     from nas.retraining.phase import BEST
-    from nas.retraining.tasks import run_tasks, script_task, unfinished
-    from nas.retraining.trials import workers
     from nas.training.device import set_up_device
 
     tasks = []
@@ -165,10 +164,10 @@ def summarize(folder: Path, plan: Config) -> dict:
     All times are from the same rounds. use: the usual network if it is better on valid and within the budget, else the
     found one.
     """
-    from nas.costs.latency import ROUNDS, SECONDS, text_times
+    from nas.costs.measurement import ROUNDS, SECONDS, text_times
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.networks.halving import TIE
+    from nas.search.halving import TIE
     from nas.training.build import resolve_auto
     from nas.training.device import set_up_device
 

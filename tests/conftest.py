@@ -6,7 +6,7 @@ import torch
 import yaml
 
 from experiments.helpers import ArrayCorpus
-from models.attention import causal_mask, sinusoidal_encodings
+from models.relative_attention import causal_mask, sinusoidal_encodings
 from models.sparse import dense_mask, group_masks
 from nas.core.config_loading import load_config
 from tests.comparing import compare, write_comparison_yaml

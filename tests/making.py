@@ -11,18 +11,18 @@ from torch import nn
 
 from models.operations import OPERATIONS, BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
+from nas.core.blocks import Shape, resolve_block
 from nas.core.config import Config, ModelOptions, TrainOptions
-from nas.core.operations import Shape, resolve_block
 from nas.core.pattern import expand, interleaved
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.flops import count_flops, operation_flops
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.derivation.runs import SearchRun
-from nas.networks.space import Network, make_network
+from nas.gumbel.gumbel_phase import GumbelPhase
+from nas.gumbel.supernet import StochasticBlock, build_supernet
 from nas.retraining.phase import RetrainPhase
-from nas.search.gumbel import GumbelPhase
-from nas.search.supernet import StochasticBlock, build_supernet
+from nas.search.space import Network, make_network
 from nas.training.build import build_fixed
 from nas.training.device import device_context
 

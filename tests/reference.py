@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def relative_attention(query, key, value, position, content_bias, position_bias, sees=None) -> Tensor:
-    """A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/attention.py, but B before H.
+    """A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models, but B before H.
 
     sees(head, query, key): whether a query attends to a key that is not in its future. Both are places in the context.
     By default every query attends to all such keys. A query without any key gets zeros. Without position, scores are

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from models.attention import (
+from models.fused import shifted_view
+from models.relative_attention import (
     Positions,
     RelativeAttention,
     attend,
@@ -12,7 +13,6 @@ from models.attention import (
     sinusoidal_encodings,
     split_heads,
 )
-from models.fused import shifted_view
 from tests import reference
 from tests.making import generator
 

@@ -19,7 +19,7 @@ from nas.comparison.claims import (
     training_warning,
     verdict_of,
 )
-from nas.comparison.results import NetworkResult, choose_metric, read_results
+from nas.comparison.network_results import NetworkResult, choose_metric, read_results
 from nas.core.errors import InputError
 from nas.reporting import comparison_figures
 from nas.reporting.comparison_report import csv_records, csv_text, table

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nas.data.cutoffs import LayerCost, optimal_cutoffs, total_cost
+from nas.data.optimal_cutoffs import LayerCost, optimal_cutoffs, total_cost
 from tests import reference
 from tests.processes import refuse, succeed
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.decoding import Decoder
-from nas.core.operations import OPERATIONS
+from nas.core.blocks import OPERATIONS
 from tests.making import generator, streaming_model
 
 VOCAB, STREAM = 23, 40

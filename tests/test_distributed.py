@@ -215,7 +215,7 @@ sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "search.method=gumbel", "--run", {folder!r}]
 import search, torch
 from nas.core.errors import rank, run_command
-from nas.search.gumbel import GumbelPhase
+from nas.gumbel.gumbel_phase import GumbelPhase
 original = GumbelPhase.step
 def step(self, number):
     if number == 20 and rank() == 1:
@@ -246,13 +246,13 @@ APART = """
 import sys
 sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "train.steps=22", "--run", {folder!r}]
-import search, torch, nas.search.supernet
+import search, torch, nas.gumbel.supernet
 from nas.core.errors import rank, run_command
-original = nas.search.supernet.build_supernet
+original = nas.gumbel.supernet.build_supernet
 def build(*arguments):
     torch.manual_seed(rank())
     return original(*arguments)
-nas.search.supernet.build_supernet = build
+nas.gumbel.supernet.build_supernet = build
 run_command(search.main)
 """
 
@@ -332,7 +332,7 @@ sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "--run", {folder!r}]
 import search, torch
 from nas.core.errors import Interrupted, rank
-from nas.search.gumbel import GumbelPhase
+from nas.gumbel.gumbel_phase import GumbelPhase
 original = GumbelPhase.step
 def step(self, number):
     if number == {stop} and rank() == 1:

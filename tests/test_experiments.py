@@ -15,7 +15,7 @@ from nas.core.config_loading import load_config
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
-from nas.networks.costs import NetworkCosts
+from nas.search.network_costs import NetworkCosts
 from tests.making import load_script, results
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -101,7 +101,7 @@ def test_named_networks_are_timed_relative_to_the_reference(text_folder, cache, 
         timed.update(networks)
         return {name: {"ratio": number} for number, name in enumerate(networks)}
 
-    monkeypatch.setattr("nas.costs.latency.text_times", text_times)
+    monkeypatch.setattr("nas.costs.measurement.text_times", text_times)
     options = [f"data.source={text_folder}", f"data.cache={cache}", "data.vocab_size=300", "search.vocab_size=[]"]
     helpers = load_script("helpers")
     assert helpers.measure_networks(["310-16-h2-ad"], options) == {"310-16-h2-ad": {"ratio": 1}}

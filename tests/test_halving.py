@@ -9,14 +9,14 @@ import pytest
 from experiments.versus.draws import random_networks
 from nas.core.errors import RunError
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.networks import halving
-from nas.networks.choice import overfit_warning
-from nas.networks.costs import NetworkCosts
-from nas.networks.halving import Halving
-from nas.networks.law import TERMS, Point, Text
-from nas.networks.plan import AFTER_S, whole_seconds
-from nas.networks.space import Network, first_candidates, neighbours
-from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Trials, rung_steps
+from nas.search import halving
+from nas.search.halving import Halving
+from nas.search.network_costs import NetworkCosts
+from nas.search.network_search import overfit_warning
+from nas.search.space import Network, first_candidates, neighbours
+from nas.search.surrogate import TERMS, Point, Text
+from nas.search.time_budget import AFTER_S, whole_seconds
+from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Trials, rung_steps
 from tests.making import load_script, plain
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from nas.core.errors import InputError
-from nas.retraining.tasks import Task, run_tasks
+from nas.jobs.tasks import Task, run_tasks
 from tests.making import load_script
 
 Jobs = load_script("jobs").Jobs

@@ -10,10 +10,10 @@ import torch
 from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.costs import latency
+from nas.costs import measurement as latency
 from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, least_ratio, read_costs
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.latency import (
+from nas.costs.measurement import (
     calibration_patterns,
     current_costs,
     measure_costs,
@@ -22,7 +22,7 @@ from nas.costs.latency import (
     measurement_conditions,
     timed_rounds,
 )
-from nas.costs.works import new_works
+from nas.costs.workloads import new_works
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.results import valid_prediction

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS, BlockConfig
-from nas.core.operations import OPERATIONS as CATALOGUE
+from models.relative_attention import Positions, sinusoidal_encodings
+from nas.core.blocks import OPERATIONS as CATALOGUE
 from tests import reference
 from tests.making import flops_of, operation_of
 

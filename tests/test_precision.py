@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional as F
 
 from models import softmax
-from models.attention import attend, causal_mask, plain_attend, sinusoidal_encodings
 from models.fused import cast_inputs
 from models.operations import BlockConfig
+from models.relative_attention import attend, causal_mask, plain_attend, sinusoidal_encodings
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
-from nas.search.supernet import StochasticBlock
+from nas.gumbel.supernet import StochasticBlock
 from tests.making import sized
 
 pytestmark = pytest.mark.usefixtures("each_device")

@@ -6,8 +6,8 @@ import numpy as np
 
 from nas.core.files import write_yaml
 from nas.core.pattern import expand
-from nas.networks.law import NOISE, OWN, TERMS, Law, Point
-from nas.networks.space import make_network
+from nas.search.space import make_network
+from nas.search.surrogate import NOISE, OWN, TERMS, Law, Point
 from tests.making import load_script
 
 

@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import sparse
-from models.attention import Positions, join_heads, sinusoidal_encodings, split_heads
 from models.operations import BlockConfig
+from models.relative_attention import Positions, join_heads, sinusoidal_encodings, split_heads
 from models.transformer_xl import build_pattern
 from tests import reference
 from tests.making import operation_of, sized

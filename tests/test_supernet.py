@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from models.attention import Positions, sinusoidal_encodings
 from models.operations import BlockConfig
-from nas.search.supernet import set_mixture, set_path
+from models.relative_attention import Positions, sinusoidal_encodings
+from nas.gumbel.supernet import set_mixture, set_path
 from tests.making import generator, supernet_of
 
 CONFIG = BlockConfig(d_model=8)

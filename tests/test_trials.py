@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from nas.core.files import write_yaml
-from nas.networks import trials
+from nas.search import trials
 from tests.making import assert_same_state, make_retraining
 from tests.processes import succeed
 

@@ -7,7 +7,7 @@ import pytest
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.pattern import file_name
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.networks.costs import NetworkCosts
+from nas.search.network_costs import NetworkCosts
 from tests.making import load_script, plain
 
 

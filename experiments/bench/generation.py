@@ -86,7 +86,7 @@ def bound(short: str, length: int, samples: int, rounds: int) -> float:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from nas.costs.latency import timed_rounds
+    from nas.costs.measurement import timed_rounds
     from nas.inference.sampling import Sampling
 
     decoder, counted = new_decoder(short, length), []

@@ -1,7 +1,7 @@
 """Does the latency table predict whole models? `python experiments/bench/latency.py --threads 1`.
 
 Regime: random patterns with the operations and sizes below, width 128 and 8,000 words. Each is measured, and predicted
-as a sum over a table of nas/costs/latency.py that is measured right before. The last line is JSON: the mean and the
+as a sum over a table of nas/costs/measurement.py that is measured right before. The last line is JSON: the mean and the
 worst relative error of the predictions, and the mean error of the ratios to interleaved. The clock drifts between the
 two measurements, which changes milliseconds more than ratios.
 """
@@ -22,7 +22,7 @@ from nas.core.config import Config
 from nas.core.config_loading import resolve_defaults
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
-from nas.costs.latency import measure_costs, measure_models
+from nas.costs.measurement import measure_costs, measure_models
 from nas.training.device import set_up_device
 
 VOCABULARY = 8000

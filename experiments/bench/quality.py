@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import Training, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
-from nas.comparison.results import mean_and_standard_error
+from nas.comparison.network_results import mean_and_standard_error
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 
@@ -42,7 +42,7 @@ def train(pattern: list[str], overrides: list[str]) -> dict:
 
 def measure(pattern: list[str], recipes: list[list[str]]) -> list[float]:
     """The median ratio of each recipe's latency to that of the first one."""
-    from nas.costs.latency import text_times
+    from nas.costs.measurement import text_times
 
     networks = {}
     for number, overrides in enumerate(recipes):

@@ -87,7 +87,7 @@ def count_parameters(pattern: list[str], config, vocab_size: int) -> int:
 def step_costs(config, counts, mode: str, value: int = BF16) -> Step:
     """Costs of a step of `retrain` or `search`. counts [V]: how often each word occurs; value: bytes of a product."""
     from nas.costs.flops import count_flops
-    from nas.data.cutoffs import cluster_table
+    from nas.data.optimal_cutoffs import cluster_table
 
     blocks, names = config.model.blocks, config.search.operations
     saved = saved_per_token(config, cluster_table(counts, config.model.cutoffs), value)

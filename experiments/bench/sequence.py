@@ -60,8 +60,8 @@ class Pass:
         import torch
 
         from experiments.helpers import sized_blocks
-        from models.attention import Positions, sinusoidal_encodings
         from models.operations import OPERATIONS, BlockConfig
+        from models.relative_attention import Positions, sinusoidal_encodings
 
         block = f"window {min(window, segment + memory)}" if name == "window" else name
         ((_, sizes),) = sized_blocks([block], 128, segment + memory)
@@ -90,7 +90,7 @@ def longest_full() -> int:
 def measure_length(length: int, rounds: int, names: list[str], window: int) -> dict[str, dict]:
     """{name: {"ms", "mb"}} of passes over `length` positions; "mb" (MiB) is None if the system is not Linux."""
     from experiments.helpers import peak_memory_mb
-    from nas.costs.latency import timed_rounds
+    from nas.costs.measurement import timed_rounds
 
     passes = {name: Pass(name, 1, length, 0, window=window) for name in names}
     figures = {name: {"ms": 1e3 * float(np.median(times))} for name, times in timed_rounds(passes, rounds).items()}
@@ -172,7 +172,7 @@ def format_line(length: int, row: dict) -> str:
 
 def compare_implementations(rounds: int) -> dict:
     """Time with a dense mask over time blocked, for few keys."""
-    from nas.costs.latency import timed_rounds
+    from nas.costs.measurement import timed_rounds
 
     print(f"{'batch':>6}{'segment':>9}{'memory':>8}{'time with a mask / blocked: strided':>40}{'fixed':>8}")
     result = {}

@@ -87,9 +87,9 @@ class Workload:
 
     def __init__(self, name: str, segment: int, corpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
+        from nas.gumbel.gumbel_phase import GumbelPhase
+        from nas.gumbel.supernet import build_supernet
         from nas.retraining.phase import RetrainPhase
-        from nas.search.gumbel import GumbelPhase
-        from nas.search.supernet import build_supernet
         from nas.training.build import build_fixed
         from nas.training.device import device_context
 
@@ -164,8 +164,8 @@ class AttentionBlock:
     def __init__(self, with_position: bool):
         import torch
 
-        from models.attention import Positions, sinusoidal_encodings
         from models.operations import Attention, BlockConfig
+        from models.relative_attention import Positions, sinusoidal_encodings
 
         shape = SHAPES[192]
         self.operation = Attention(BlockConfig(128, relative=with_position), heads=4, key_heads=4)

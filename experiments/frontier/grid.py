@@ -29,7 +29,7 @@ from experiments.helpers import (
 from experiments.jobs import Jobs, job_parser
 from nas.core.errors import run_command
 from nas.core.pattern import interleaved
-from nas.networks.space import Network, make_network
+from nas.search.space import Network, make_network
 
 PIECES, WIDTHS, BLOCKS = (2000, 4000, 8000, 16_000, 32_000), (64, 96, 128, 192, 256), (2, 4, 6, 8, 12)
 BUDGETS = 0.4, 0.65, 1.0
@@ -39,7 +39,7 @@ COLUMNS = "vocab_size", "d_model", "blocks", "time_per_byte", "word_perplexity",
 
 def train(network: Network, overrides: list[str]) -> dict:
     """Train a network. Returns its figures on valid, and bits per byte after each rung."""
-    from nas.networks.trials import RUNGS
+    from nas.search.trials import RUNGS
 
     opened, began = open_experiment(FRONTIER, named_options(str(network), overrides)), time.monotonic()
     training = Training(list(network.blocks), *opened)
@@ -57,7 +57,7 @@ def measure(networks: list, overrides: list[str]) -> dict[str, float]:
 
 def write_table(rows: list[tuple[float, Network, dict]], path: Path) -> None:
     """rows: the time of each network, and the result of its training."""
-    from nas.networks.trials import RUNGS
+    from nas.search.trials import RUNGS
 
     shares = [str(share) for share, *_ in RUNGS]
     with open(path, "w", newline="") as file:

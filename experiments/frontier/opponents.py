@@ -49,7 +49,7 @@ from nas.core.errors import run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
-from nas.networks.choice import COSTS
+from nas.search.network_search import COSTS
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
 ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}
@@ -60,7 +60,7 @@ ROUNDS = 20  # of the times of narrower references
 
 def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> list:
     """The deepest network of a rule within the budget, for each vocabulary and width."""
-    from nas.networks.space import make_network, within
+    from nas.search.space import make_network, within
 
     found = []
     for shape in shapes:
@@ -82,7 +82,7 @@ def choose_sizes(folder: Path, overrides: list[str], rule: str) -> dict:
 
 def measure_narrow(overrides: list[str]) -> dict:
     """{width: the time of the reference at this width, with as many heads, as a ratio to its own}"""
-    from nas.costs.latency import text_times
+    from nas.costs.measurement import text_times
 
     opened, model = {}, load_config(FRONTIER, overrides).model
     for width in range(model.d_model, 8, -8):  # ratios are to the first one
@@ -99,7 +99,7 @@ def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrid
 
     names: of OPPONENTS and ALL_RULES.
     """
-    from nas.networks.space import make_network, read_network, with_sizes
+    from nas.search.space import make_network, read_network, with_sizes
 
     config, _, shapes, costs, _ = open_space(folder, seeded(overrides, SEED))
     trials = jobs.do(f"{budget}-searched", lambda: search_by_trials(folder, overrides, SEED))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import by_budget, measure_networks, named_network, print_row, read_table
 from nas.comparison.claims import describe, make_claims, spread_notice
-from nas.comparison.results import NetworkResult, choose_metric, read_results
+from nas.comparison.network_results import NetworkResult, choose_metric, read_results
 from nas.comparison.spec import Settings
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text

@@ -112,10 +112,10 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     They are abbreviated. Both searches share the trials.
     """
     from nas.costs.flops import count_flops
-    from nas.networks.costs import NetworkCosts
-    from nas.networks.halving import Halving
-    from nas.networks.space import make_network, within
-    from nas.networks.trials import Trials
+    from nas.search.halving import Halving
+    from nas.search.network_costs import NetworkCosts
+    from nas.search.space import make_network, within
+    from nas.search.trials import Trials
     from nas.training.device import device_context
 
     config, corpus, known, trainings = make_config(name, seed, overrides), make_corpus(name), {}, {}
@@ -156,7 +156,7 @@ def is_right(name: str, pattern: str) -> bool:
 def which_fit(name: str, overrides: list[str]) -> dict[str, bool]:
     """{network: whether it is within the budget} for all networks."""
     from nas.costs.flops import count_flops
-    from nas.networks.space import within
+    from nas.search.space import within
 
     costs = count_flops(make_config(name, 1, overrides), make_corpus(name).counts())
     fits = within(costs, costs.cost(expand(CORPORA[name].known)))

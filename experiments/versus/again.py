@@ -27,9 +27,9 @@ from experiments.versus.run import RuleHalving
 from experiments.versus.simulate import SimulatedTrials
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.networks.law import AGAIN, NOISE, TERMS, Law, Text
-from nas.networks.space import Network
-from nas.networks.trials import RUNGS
+from nas.search.space import Network
+from nas.search.surrogate import AGAIN, NOISE, TERMS, Law, Text
+from nas.search.trials import RUNGS
 
 CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
 AGAIN_READ = Text(2.88, 10_900_000)  # what the trials of AGAIN_TEXT are parts of

@@ -10,7 +10,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs.cost_table import CostTable
 from nas.costs.lattice import PatternLattice
-from nas.networks.space import Network, make_network
+from nas.search.space import Network, make_network
 
 SAMPLES, MAX_MISSES = 200, 4000  # samples at once; in a row, without a new network
 

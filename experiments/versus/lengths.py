@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import FRONTIER, Training, named_network, named_options, open_experiment, print_row
 from nas.core.errors import run_command
-from nas.networks.trials import RUNGS
+from nas.search.trials import RUNGS
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ The data are trainings.csv, which has trials and trainings of searches, and the 
 experiments/frontier. With a text and folders of searches, the program first copies their trials into trainings.csv.
 They replace earlier trials of the same searches. The text `again` serves again.py, and is not fitted here.
 
-They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/networks/law.py. A
+They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/search/surrogate.py. A
 training that several tables have counts once, also if one table rounds its loss. Each text has an offset, a slope in
 T, and an offset of whole trainings, whose learning rates have decayed. Trials of networks with full attention that were
 judged at full lengths (README.md, "The lengths at which trials are judged") have terms of their own. The last line is
@@ -27,9 +27,9 @@ from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand
 from nas.core.run_folder import CONFIG, RESULTS
-from nas.networks.law import NOISE, OWN, TERMS, Law, Point, log_sizes
-from nas.networks.space import make_network
-from nas.networks.trials import RUNGS
+from nas.search.space import make_network
+from nas.search.surrogate import NOISE, OWN, TERMS, Law, Point, log_sizes
+from nas.search.trials import RUNGS
 
 TEXTS = {"wikitext2": "frontier", "stdlib": "python"}  # and the table of their trainings in experiments/frontier
 AGAIN_TEXT = "again"  # WikiText-2, read 2.88 times, with model.dropout=auto (experiments/frontier, "A larger case")

@@ -19,7 +19,7 @@ from experiments.helpers import print_row
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import draw_networks, open_space, open_trials, seeded, train
 from nas.core.errors import run_command
-from nas.networks.space import Network, make_network
+from nas.search.space import Network, make_network
 
 SEEDS = 1, 2  # of the random searches
 DRAWS = 1000  # of the bootstrap that gives the standard error of tau
@@ -30,8 +30,8 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     from nas.core.run_folder import TRIALS
     from nas.costs.flops import count_flops
     from nas.data.corpus import bytes_per_token
-    from nas.networks.space import with_sizes
-    from nas.networks.trials import RUNGS
+    from nas.search.space import with_sizes
+    from nas.search.trials import RUNGS
     from nas.training.build import resolve_auto
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
@@ -56,8 +56,8 @@ def report(found: list[dict]) -> dict:
     """Print the tables. found: of finish(). Returns the content of the last line."""
     from scipy.stats import kendalltau
 
-    from nas.networks.law import Law, Point
-    from nas.networks.trials import RUNGS
+    from nas.search.surrogate import Law, Point
+    from nas.search.trials import RUNGS
 
     networks: list[Network] = [make_network(one["vocab_size"], one["d_model"], one["blocks"]) for one in found]
     truth, judges, points = [one["bits_per_byte"] for one in found], {}, []

@@ -28,7 +28,7 @@ from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import shape_options
 from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_options
-from nas.networks.halving import Halving
+from nas.search.halving import Halving
 
 ROOT = Path(__file__).parents[2]
 SPACES = {
@@ -51,7 +51,7 @@ def seeded(overrides: list[str], seed: int) -> list[str]:
 
 def open_space(out: Path, overrides: list[str]):
     """(configuration, texts by vocabulary, candidates for vocabulary and width, costs, device)."""
-    from nas.networks.choice import COSTS, open_costs
+    from nas.search.network_search import COSTS, open_costs
     from nas.training.device import set_up_device
 
     config = load_config(FRONTIER, overrides)
@@ -64,7 +64,7 @@ def open_space(out: Path, overrides: list[str]):
 
 def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
     """The network, its cost as a ratio to the reference's, the seconds of the trials, and the folder of its own."""
-    from nas.networks.choice import COSTS
+    from nas.search.network_search import COSTS
 
     run = out / f"trials-{seed}"
     (run / TRIALS).mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class RandomHalving(RuleHalving):
 
 def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
     """The network that wins successive halving without a law, and the seconds of the trials."""
-    from nas.networks.trials import RUNGS
+    from nas.search.trials import RUNGS
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)
@@ -124,7 +124,7 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
 
 
 def open_trials(config, corpora, folder: Path, context):
-    from nas.networks.trials import Trials
+    from nas.search.trials import Trials
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG).exists():
@@ -134,7 +134,7 @@ def open_trials(config, corpora, folder: Path, context):
 
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
     """The network of the paper's method within the budget, after as many seconds as the trials of the same seed."""
-    from nas.networks.space import make_network, read_network, with_sizes
+    from nas.search.space import make_network, read_network, with_sizes
     from nas.training.build import resolve_auto
 
     config, corpora, _, costs, _ = open_space(out, seeded(overrides, seed))
@@ -164,8 +164,7 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
 
 def train(trials, networks: list) -> list[dict]:
     """Train networks to the end, from their trials on if there are any. Returns their results."""
-    from nas.retraining.tasks import run_tasks
-    from nas.retraining.trials import workers
+    from nas.jobs.tasks import run_tasks, workers
 
     tasks = [trials.task(network, None, trials.folder) for network in networks]
     if failed := run_tasks(tasks, workers(trials.context)):
@@ -175,7 +174,7 @@ def train(trials, networks: list) -> list[dict]:
 
 def finish(out: Path, overrides: list[str], search: str, seed: int, found: dict) -> dict:
     """Train what a search found. Returns its figures."""
-    from nas.networks.space import read_network
+    from nas.search.space import read_network
 
     config, corpora, _, _, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"{search}-{seed}" / TRIALS, context)
@@ -192,7 +191,7 @@ def report(jobs: Jobs) -> dict:
     """
     from scipy import stats
 
-    from nas.networks.space import read_network
+    from nas.search.space import read_network
 
     losses, failures, table = {}, Counter(), {}
     print_row("search", "seed", "network", "word perplexity on valid", "on test", "search, seconds", header=True)

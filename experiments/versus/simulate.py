@@ -25,12 +25,12 @@ from experiments.versus.prior import MISJUDGED, TEXTS, fitted_terms, misjudged_c
 from experiments.versus.run import BAND, RandomHalving
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.networks.choice import COSTS
-from nas.networks.costs import NetworkCosts
-from nas.networks.halving import Halving
-from nas.networks.law import NOISE, OWN, TERMS, Law, Point, Text
-from nas.networks.space import Network, first_candidates
-from nas.networks.trials import RUNGS, Trials
+from nas.search.halving import Halving
+from nas.search.network_costs import NetworkCosts
+from nas.search.network_search import COSTS
+from nas.search.space import Network, first_candidates
+from nas.search.surrogate import NOISE, OWN, TERMS, Law, Point, Text
+from nas.search.trials import RUNGS, Trials
 
 RECORDED = Path(__file__).with_name("recorded")
 WIDER = 2  # the spread of the terms of a truth, relative to that of the law's prior

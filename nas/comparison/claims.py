@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.results import Metric, NetworkResult, choose_metric
+from nas.comparison.network_results import Metric, NetworkResult, choose_metric
 from nas.comparison.spec import SETTINGS
 from nas.core.files import read_yaml
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from nas.comparison.results import LATENCIES, read_latencies
+from nas.comparison.network_results import LATENCIES, read_latencies
 from nas.comparison.spec import FORMAT, SETTINGS, Contender, Settings
 from nas.core.config import Config
 from nas.core.errors import InputError
@@ -15,10 +15,10 @@ from nas.core.pattern import read_pattern, shape_options
 from nas.core.provenance import provenance
 from nas.core.run_folder import RESULTS, check_folder, has_run, open_run, run_options
 from nas.costs.flops import batch_shape
-from nas.costs.latency import device_conditions, text_times
+from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.retraining.tasks import Task, script_task
+from nas.jobs.tasks import Task, script_task
 from nas.training.build import resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device
 

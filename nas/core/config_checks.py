@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from dataclasses import asdict
 
+from nas.core.blocks import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
 from nas.core.config import (
     CANDIDATES,
     PIECES,
@@ -19,7 +20,6 @@ from nas.core.config import (
     options,
 )
 from nas.core.errors import InputError, nearest
-from nas.core.operations import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
 
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 MOST_BUDGET = 10  # times the cost of the reference

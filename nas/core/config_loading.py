@@ -10,11 +10,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from nas.core.blocks import OPERATIONS
 from nas.core.config import LEARNING_RATES, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
 from nas.core.files import yaml_mistake
-from nas.core.operations import OPERATIONS
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256", "minutes")

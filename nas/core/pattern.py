@@ -1,10 +1,10 @@
-"""Layer patterns: short forms, and the pattern file. nas/core/operations.py tells how a block is written."""
+"""Layer patterns: short forms, and the pattern file. nas/core/blocks.py tells how a block is written."""
 
 from pathlib import Path
 
+from nas.core.blocks import UNIT, parse_block, spell_block, unit_of
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
-from nas.core.operations import UNIT, parse_block, spell_block, unit_of
 from nas.core.run_folder import PATTERN, PI
 
 FORMAT = "par-pattern/2"

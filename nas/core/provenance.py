@@ -1,5 +1,6 @@
 """The content of provenance.yaml: command, versions, hardware, seed and digests of the data."""
 
+import os
 import platform
 import shlex
 import subprocess
@@ -30,6 +31,11 @@ def cpu_info(key: str, path: Path = Path("/proc/cpuinfo")) -> str:
     """An entry of the first CPU, such as `flags`; "" if the system does not tell. Only Linux does."""
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def count_cores() -> int:
+    """The CPU cores that this process may use: `taskset` limits them on Linux."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:

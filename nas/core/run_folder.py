@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from tqdm import tqdm
+
 from nas.core.config import Config, flat_config, known_values, options
 from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
@@ -115,10 +117,11 @@ class RunFolder:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     @on_rank_0
-    def log(self, text: str) -> None:
-        """Append a line to train.log."""
+    def say(self, text: str) -> None:
+        """Print a line above a progress bar, and append it to train.log."""
         with open(self.path / "train.log", "a", encoding="utf-8") as file:
             file.write(text + "\n")
+        tqdm.write(text)
 
     def metrics(self, step: int, tokens: int, split: str, nll: float, **more) -> None:
         """Append a line to metrics.jsonl; nll in nats per token."""

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from nas.core.blocks import kind_of
 from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError
-from nas.core.operations import kind_of
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.lattice import PatternLattice

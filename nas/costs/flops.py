@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import Positions, sinusoidal_encodings
 from models.operations import OPERATIONS
+from models.relative_attention import Positions, sinusoidal_encodings
+from nas.core.blocks import describe_sizes, resolve_block
 from nas.core.config import Config
-from nas.core.operations import describe_sizes, resolve_block
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.data.cutoffs import cluster_table
+from nas.data.optimal_cutoffs import cluster_table
 from nas.training.build import backbone_options, block_config, build_fixed
 from nas.training.evaluation import evaluation_lengths
 

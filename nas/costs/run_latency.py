@@ -9,7 +9,7 @@ from nas.core.pattern import interleaved
 from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import CONFIG, FLOPS_TABLE, LATENCY
 from nas.costs.cost_table import read_costs
-from nas.costs.latency import current_costs, measure_pattern
+from nas.costs.measurement import current_costs, measure_pattern
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.training.device import set_up_device

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from nas.core.operations import kind_of
+from nas.core.blocks import kind_of
 from nas.core.pattern import abbreviate, network
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, latency_report

@@ -10,10 +10,10 @@ from nas.core.config import LatencyOptions, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
+from nas.core.pi_history import TIE
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, read_pi
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
-from nas.search.history import TIE
 
 MAY_DIFFER = ("seed", "data.cache", "train.threads")  # between seeds of one search
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import jinja2
 from safetensors.torch import save
 
+from nas.core.blocks import resolve_block
 from nas.core.config import flat_config
 from nas.core.errors import InputError, check_onnx
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
-from nas.core.operations import resolve_block
 from nas.core.pattern import FORMAT, abbreviate, shape_of
 from nas.core.provenance import PROVENANCE, check_text, data_digests
 from nas.core.run_folder import PATTERN, RESULTS

@@ -9,7 +9,7 @@ import torch
 
 from models.stream import StreamModel, export_graph, open_graph, quiet
 from nas.core.errors import InputError, RunError, check_onnx
-from nas.costs.latency import timed_rounds
+from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
 from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
-from nas.comparison.results import NetworkResult, choose_metric, mean_and_standard_error
+from nas.comparison.network_results import NetworkResult, choose_metric, mean_and_standard_error
 from nas.reporting.style import BLUE, RED, new_figure, save, tidy
 
 OUTLIER = 4.0  # times the distance from the best mean to the median; networks above are only named,

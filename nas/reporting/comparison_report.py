@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from nas.comparison.claims import CLAIMS_FORMAT, read_claims, spread_notice, training_warning
-from nas.comparison.results import NetworkResult, choose_metric, read_results
+from nas.comparison.network_results import NetworkResult, choose_metric, read_results
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import abbreviate
 

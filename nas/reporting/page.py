@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nas.comparison.claims import read_claims, spread_notice, training_warning
-from nas.comparison.results import read_results
+from nas.comparison.network_results import read_results
 from nas.comparison.spec import SETTINGS
+from nas.core.blocks import OPERATIONS, unit_of
 from nas.core.config import LEARNING_RATES, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
-from nas.core.operations import OPERATIONS, unit_of
 from nas.core.pattern import abbreviate, read_pattern
 from nas.core.provenance import PROVENANCE, git_commit
 from nas.core.run_folder import (

@@ -15,9 +15,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from nas.core.operations import OPERATIONS, unit_of
+from nas.core.blocks import OPERATIONS, unit_of
+from nas.core.pi_history import TIE, entropy
 from nas.reporting.style import colours_of, new_figure, save, tidy
-from nas.search.history import TIE, entropy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
 FRAME_MS, LAST_FRAME_MS = 80, 3000

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from nas.core.operations import OPERATIONS
+from nas.core.blocks import OPERATIONS
 
 matplotlib.use("Agg")
 

@@ -5,7 +5,7 @@ import time
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.costs.flops import count_flops
-from nas.costs.latency import changed_conditions, measure_pattern, measurement_conditions
+from nas.costs.measurement import changed_conditions, measure_pattern, measurement_conditions
 from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint

@@ -6,11 +6,11 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from nas.core.blocks import describe_sizes
 from nas.core.config import Config, flat_config, known_values
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.operations import describe_sizes
 from nas.core.pattern import abbreviate, read_blocks
 from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME, SUMMARY
 from nas.data.text_files import sha256_of

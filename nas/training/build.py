@@ -7,13 +7,13 @@ import numpy as np
 
 from models.operations import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
+from nas.core.blocks import resolve_block
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config, known_values
 from nas.core.config_checks import short_segments_conflict
 from nas.core.errors import InputError
-from nas.core.operations import resolve_block
 from nas.data.corpus import Corpus
-from nas.data.cutoffs import LayerCost, optimal_cutoffs
 from nas.data.loader import ContextBatches
+from nas.data.optimal_cutoffs import LayerCost, optimal_cutoffs
 from nas.training.device import DeviceContext
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream

@@ -9,7 +9,7 @@ import torch
 
 from nas.core.config import TrainOptions
 from nas.core.errors import InputError, local_rank
-from nas.core.provenance import cpu_info
+from nas.core.provenance import count_cores, cpu_info
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
@@ -81,11 +81,6 @@ def choose_device(option: str) -> torch.device:
             f"{processes} processes need as many GPUs, but there are {count}: give torchrun --nproc-per-node {count}"
         )
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
-
-
-def count_cores() -> int:
-    """The CPU cores that this process may use: `taskset` limits them on Linux."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_precision(option: str, device: torch.device) -> str:

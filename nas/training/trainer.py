@@ -1,6 +1,6 @@
 """The training loop: steps, logs, evaluations, checkpoints, interruption and exact resume.
 
-The phases are in nas/retraining/phase.py and nas/search/gumbel.py.
+The phases are in nas/retraining/phase.py and nas/gumbel/gumbel_phase.py.
 """
 
 import math
@@ -92,7 +92,7 @@ class Trainer:
         Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
         """
         processes = distributed.world_size()
-        say(self.run, f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
+        self.run.say(f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
         until = min(until or steps, steps)
@@ -158,8 +158,7 @@ class Trainer:
         self.write_board("train", {"nll": nll, **scalars, "tokens_per_s": tokens_per_s})
         shown = [*(f"{name} {value:.4g}" for name, value in scalars.items()), self.phase.note()]
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
-        say(
-            self.run,
+        self.run.say(
             f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {perplexity(nll):.2f}  "
             f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left",
         )
@@ -173,9 +172,9 @@ class Trainer:
         self.run.metrics(self.step, self.tokens, "valid", nll, evaluated_tokens=self.valid["tokens"])
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
         figures = f"valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
-        say(self.run, f"step {self.step}/{self.phase.total_steps}  {figures}")
+        self.run.say(f"step {self.step}/{self.phase.total_steps}  {figures}")
         if distributed.is_main() and (warning := rising_warning(read_metrics(self.run.path))):
-            say(self.run, warning)
+            self.run.say(warning)
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
         for name, value in scalars.items() if distributed.is_main() else ():
@@ -224,7 +223,7 @@ class Trainer:
         self.restore_random(state["random"])
         self.phase.load_state_dict(state["phase"])
         self.run.cut_after(self.step)
-        say(self.run, f"continuing from step {self.step} of {self.phase.total_steps}")
+        self.run.say(f"continuing from step {self.step} of {self.phase.total_steps}")
 
     def restore_random(self, states: list[dict[str, Tensor]]) -> None:
         """Restore the random states of the ranks, or draw new ones if the ranks or the device have changed."""
@@ -233,13 +232,7 @@ class Trainer:
             return
         reseed(1 + self.step * ranks + rank)
         if self.phase.config.model.dropout:
-            say(self.run, "NOTICE: the processes or the device changed, so dropout continues with new random numbers")
-
-
-def say(run: RunFolder, text: str) -> None:
-    """Print to the terminal and to train.log; run_command() silences the other ranks."""
-    run.log(text)
-    tqdm.write(text)
+            self.run.say("NOTICE: the processes or the device changed, so dropout continues with new random numbers")
 
 
 def reseed(number: int) -> None:

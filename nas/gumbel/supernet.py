@@ -8,11 +8,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.attention import Positions
 from models.operations import OPERATIONS, BlockConfig
+from models.relative_attention import Positions
 from models.transformer_xl import TransformerXL, extend_memory
+from nas.core.blocks import resolve_block
 from nas.core.config import Config
-from nas.core.operations import resolve_block
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
 

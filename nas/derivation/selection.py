@@ -12,9 +12,9 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
-from nas.networks.halving import block_probabilities, with_neighbours
-from nas.networks.law import Law, Point, Text
-from nas.networks.space import cheapest, first_candidates, read_network, within
+from nas.search.halving import block_probabilities, with_neighbours
+from nas.search.space import cheapest, first_candidates, read_network, within
+from nas.search.surrogate import Law, Point, Text
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:

@@ -13,9 +13,9 @@ from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
-from nas.networks import costs
-from nas.networks.costs import NetworkCosts, network_costs, shared_conditions
-from nas.networks.space import (
+from nas.search import network_costs as costs
+from nas.search.network_costs import NetworkCosts, network_costs, shared_conditions
+from nas.search.space import (
     Network,
     candidate_sizes,
     first_candidates,

@@ -11,9 +11,9 @@ from nas.core.files import read_yaml, write_yaml
 from nas.core.provenance import data_digests
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.networks.choice import COSTS, ESTIMATE, open_search, trial_estimate
-from nas.networks.halving import LONG_ENOUGH
-from nas.networks.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
+from nas.search.halving import LONG_ENOUGH
+from nas.search.network_search import COSTS, ESTIMATE, open_search, trial_estimate
+from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
 from nas.training.build import most_passes, resolve_auto
 from nas.training.device import DeviceContext
 

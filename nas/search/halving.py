@@ -11,10 +11,10 @@ import numpy as np
 from nas.core.config import Config
 from nas.core.errors import RunError
 from nas.core.pattern import interleaved
-from nas.networks.costs import NetworkCosts
-from nas.networks.law import TERMS, Law, mean_sizes
-from nas.networks.space import Network, make_network, neighbours, within
-from nas.networks.trials import BATCH, Rung, Trials, rung_steps
+from nas.search.network_costs import NetworkCosts
+from nas.search.space import Network, make_network, neighbours, within
+from nas.search.surrogate import TERMS, Law, mean_sizes
+from nas.search.trials import BATCH, Rung, Trials, rung_steps
 
 UNLIKELY = 0.02  # networks that are the best with a lower probability do not go on
 TIE = 0.001  # relative; of networks whose losses at the end differ less by the law, the cheapest is chosen

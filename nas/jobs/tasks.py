@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from nas.retraining.forks import start_command, wait_for
+from nas.core.provenance import count_cores
+from nas.jobs.forks import start_command, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 
@@ -84,3 +85,8 @@ def last_line(path: Path, start: int) -> str:
     """The last line with text in a file, from the byte `start` on."""
     text = path.read_bytes()[start:].decode(errors="replace")
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def workers(context) -> int:
+    """Trainings at a time: one on a GPU; on a CPU as many as its cores have room for. context: a DeviceContext."""
+    return 1 if context.is_gpu else max(1, count_cores() // context.threads)

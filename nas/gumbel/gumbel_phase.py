@@ -24,12 +24,12 @@ from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
+from nas.core.pi_history import entropy
 from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.data.corpus import Corpus
-from nas.search.history import entropy
-from nas.search.sampling import gumbel_like, relax, straight_through
-from nas.search.supernet import set_mixture, set_path
+from nas.gumbel.gumbel_softmax import gumbel_like, relax, straight_through
+from nas.gumbel.supernet import set_mixture, set_path
 from nas.training import distributed
 from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext

@@ -1,42 +1,19 @@
-"""Trials: the first parts of trainings, which retrain.py runs in processes of their own, and can continue."""
+"""A training that goes on from its trial."""
 
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config, flat_config
-from nas.core.errors import RunError
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
 from nas.core.provenance import DIGESTS, PROVENANCE
 from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RunFolder
 from nas.retraining.phase import BEST
-from nas.retraining.tasks import Task, run_tasks
-from nas.training.device import DeviceContext, count_cores
 from nas.training.distributed import is_main
 
 MAY_DIFFER = ("model.blocks", "train.steps", "train.epochs", "train.threads", "evaluate.")  # in a trial
 MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
-
-
-def run_trials(tasks: list[Task], context: DeviceContext) -> dict[str, dict]:
-    """{name: content of the trial's file}. On a CPU as many run at a time as there are cores for their threads.
-
-    Those that have run already are read. A trial that fails is left out with a notice, because its weights may have
-    diverged. Raises RunError if all fail.
-    """
-    failed = run_tasks(tasks, workers(context))
-    reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
-    if len(failed) == len(tasks):
-        raise RunError("; ".join(reasons))
-    for reason in reasons:
-        print(f"NOTICE: {reason}")
-    return {task.name: read_yaml(task.result) for task in tasks if task.name not in failed}
-
-
-def workers(context: DeviceContext) -> int:
-    """Trials at a time: one on a GPU; on a CPU as many as its cores have room for."""
-    return 1 if context.is_gpu else max(1, count_cores() // context.threads)
 
 
 def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: dict, total_steps: int) -> None:

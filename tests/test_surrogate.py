@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from nas.core.pattern import expand
-from nas.networks.law import AGAIN, NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point, Text
-from nas.networks.space import (
+from nas.search.space import (
     Network,
     make_network,
 )
+from nas.search.surrogate import AGAIN, NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Law, Point, Text
 
 
 @pytest.mark.parametrize("passes", [1.0, 6.0])

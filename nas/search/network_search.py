@@ -14,11 +14,11 @@ from nas.costs.cost_table import CostTable, least_ratio
 from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
-from nas.networks.costs import NetworkCosts, network_costs
-from nas.networks.halving import TIE, Halving
-from nas.networks.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
-from nas.networks.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
-from nas.retraining.trials import workers
+from nas.jobs.tasks import workers
+from nas.search.halving import TIE, Halving
+from nas.search.network_costs import NetworkCosts, network_costs
+from nas.search.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
+from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
 from nas.training.build import open_streams, passes_warning, resolve_auto
 from nas.training.device import DeviceContext
 

@@ -2,9 +2,8 @@
 
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
+from nas.core.pi_history import pi_warnings
 from nas.core.run_folder import CHOICE, OUTCOME, PLAN, RunFolder, read_pi
-from nas.search.history import pi_warnings
-from nas.training.trainer import say
 
 
 def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:
@@ -21,14 +20,14 @@ def print_outcome(run: RunFolder) -> None:
     """Print warnings, the content of outcome.yaml, and the commands to run next."""
     outcome, trials = read_yaml(run.path / OUTCOME), (run.path / CHOICE).exists()
     for warning in [] if trials else pi_warnings(read_pi(run.path)):
-        say(run, f"WARNING: {warning}")
+        run.say(f"WARNING: {warning}")
     valid = outcome["valid"]
     figures = f"nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
     seconds = f"{outcome['wall_time_s']:,.0f} s" + " of one process" * trials
-    say(run, f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {seconds}")
+    run.say(f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {seconds}")
     what, weights = ("pattern", "after its trial") if trials else ("likeliest pattern", "with the SuperNet's weights")
-    say(run, f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
+    run.say(f"{what} {abbreviate(outcome['pattern'])}, {weights} on valid: {figures}")
     if outcome["cost_in_trainings"]:
-        say(run, f"cost: the steps of {outcome['cost_in_trainings']:.2f} trainings")
+        run.say(f"cost: the steps of {outcome['cost_in_trainings']:.2f} trainings")
     if not (run.path.parent / PLAN).exists():  # nas.run calls the next stages itself
-        say(run, f"next: python derive.py {run.path}; python animate.py {run.path}")
+        run.say(f"next: python derive.py {run.path}; python animate.py {run.path}")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nas.core.blocks import describe_sizes
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.operations import describe_sizes
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import MILLISECONDS, CostTable, are_costs
 from nas.costs.flops import batch_shape, cost_options, count_flops
-from nas.costs.latency import (
+from nas.costs.measurement import (
     ROUNDS,
     SECONDS,
     changed_conditions,
@@ -23,9 +23,9 @@ from nas.costs.latency import (
     timed_rounds,
     work_of,
 )
-from nas.costs.works import new_works
+from nas.costs.workloads import new_works
 from nas.data.corpus import Corpus, bytes_per_token
-from nas.networks.space import Network, read_network, with_sizes
+from nas.search.space import Network, read_network, with_sizes
 from nas.training.build import resolve_auto, whole_passes
 from nas.training.device import DeviceContext
 

@@ -12,17 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from nas.core.config import Config
-from nas.core.files import write_yaml
+from nas.core.errors import RunError
+from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
-from nas.costs.latency import timed_rounds
+from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
-from nas.networks.law import Point, Text
-from nas.networks.space import Network, options_of, with_sizes
-from nas.retraining.forks import start_server
+from nas.jobs.forks import start_server
+from nas.jobs.tasks import Task, run_tasks, script_task, workers
 from nas.retraining.phase import RetrainPhase
-from nas.retraining.tasks import Task, script_task
-from nas.retraining.trials import run_trials, workers
+from nas.search.space import Network, options_of, with_sizes
+from nas.search.surrogate import Point, Text
 from nas.training.build import build_fixed, count_passes, count_steps, resolve_auto
 from nas.training.device import DeviceContext
 
@@ -97,6 +97,21 @@ def step_seconds(phase: RetrainPhase) -> float:
     times = timed_rounds({step: lambda step=step: take(step) for step in (1, total)}, 1, TIMED_SECONDS)
     first, last = (float(np.median(times[step])) for step in (1, total))
     return last + (first - last) * short / total
+
+
+def run_trials(tasks: list[Task], context: DeviceContext) -> dict[str, dict]:
+    """{name: content of the trial's file}. On a CPU as many run at a time as there are cores for their threads.
+
+    Those that have run already are read. A trial that fails is left out with a notice, because its weights may have
+    diverged. Raises RunError if all fail.
+    """
+    failed = run_tasks(tasks, workers(context))
+    reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
+    if len(failed) == len(tasks):
+        raise RunError("; ".join(reasons))
+    for reason in reasons:
+        print(f"NOTICE: {reason}")
+    return {task.name: read_yaml(task.result) for task in tasks if task.name not in failed}
 
 
 class Trials:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nas.core.operations import kind_of, parse_block
-from nas.networks.space import BYTES_PER_PIECE, Network
+from nas.core.blocks import kind_of, parse_block
+from nas.search.space import BYTES_PER_PIECE, Network
 
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
 # product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and share of a

@@ -17,7 +17,7 @@ from nas.core.provenance import processor
 from nas.core.run_folder import LATENCY
 from nas.costs.cost_table import MILLISECONDS, CostTable, read_costs
 from nas.costs.flops import batch_shape, cost_options
-from nas.costs.works import new_works
+from nas.costs.workloads import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.training.device import DeviceContext
 from nas.training.distributed import broadcast_from_main

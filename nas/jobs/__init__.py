@@ -1,0 +1,1 @@
+"""How trainings are started: commands in processes of their own."""

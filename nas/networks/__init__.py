@@ -1,1 +1,0 @@
-"""The search among whole networks by trials."""
