@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nas.core.blocks import Shape, resolve_block
+from models.operations.registry import Shape
+from nas.core.blocks import resolve_block
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError

@@ -1,31 +1,19 @@
-"""Multi-head attention with relative positions (Transformer-XL, Dai et al. 2019, arXiv 1901.02860).
+"""The mathematics of multi-head attention with relative positions (Transformer-XL, Dai et al. 2019, arXiv 1901.02860).
 
-Shape letters, here and in the other files of this folder:
+Shape letters, here and in the other files of models/:
 B batch, L segment (queries), M memory, K = M + L keys, D model width, H heads, E = D / H head width.
 """
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from models.fused import FusedAttention, cast_inputs
 
 MASKED = -1e30  # added to the scores of masked keys; finite, so that a query that sees no key does not give NaN
-
-
-class Positions(NamedTuple):
-    """Positions of a segment in its stream.
-
-    encodings [>= K, D]: encodings of the distances ..., 2, 1, 0, in this order; None for attention without positions.
-    start: number of positions before the segment, modulo the stride of sparse attention, so that masks can be cached.
-    """
-
-    encodings: Tensor | None
-    start: int = 0
 
 
 def cache_tensors(maxsize: int | None = None) -> Callable:
@@ -139,65 +127,3 @@ def split_heads(x: Tensor, heads: int, parts: int = 1) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """[H, B, N, E] -> [B, N, D], the heads side by side."""
     return x.permute(1, 2, 0, 3).flatten(2)
-
-
-class RelativeAttention(nn.Module):
-    """Multi-head attention of a segment to its memory and itself, optionally with relative positions.
-
-    key_heads: heads of keys and values; groups of heads / key_heads heads share one (arXiv 2305.13245). Below, G is
-    their number.
-    last_sees_all: whether the last query of a context attends to all of its keys.
-    """
-
-    last_sees_all = True
-
-    def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool = True):
-        super().__init__()
-        self.heads, self.key_heads, self.width = heads, key_heads, d_model // heads
-        self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * d_model * key_heads // heads, bias=False)
-        self.position = nn.Linear(d_model, d_model, bias=False) if relative else None
-        self.output = nn.Linear(d_model, d_model, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None  # u
-        self.position_bias = nn.Parameter(torch.zeros(heads, d_model // heads)) if relative else None  # v
-
-    def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
-        """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
-        position = self.project_positions(positions, slice(-context.shape[1], None))  # [H, K, E]
-        key_value = self.project_keys(context).contiguous()
-        return self.attend_masked(context[:, -length:], key_value, position, positions.start)
-
-    def project_keys(self, context: Tensor) -> Tensor:
-        """Keys and values [2, G, B, K, E] of a context [B, K, D], a view."""
-        return split_heads(self.key_value(context), self.key_heads, 2)
-
-    def repeat_keys(self, key_value: Tensor) -> Tensor:
-        """Keys and values of all heads: [2, G, ..] -> [2, H, ..]."""
-        times = self.heads // self.key_heads
-        return key_value if times == 1 else key_value.repeat_interleave(times, dim=1)
-
-    def attend_masked(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
-        """Dense attention [B, L, D] under mask().
-
-        x [B, L, D]: the queries' inputs; key_value [2, G, B, K, E]: of the positions before x and of x; position
-        [H, K, E]: projected encodings of the distances K - 1, ..., 0, or None; start: as in Positions.
-        """
-        (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
-        mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)
-        inputs = query, self.repeat_keys(key_value), position, self.content_bias, self.position_bias, mask
-        mixed, _ = attend(*inputs)  # [H, B, L, E]
-        return self.output(join_heads(mixed))
-
-    def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
-        """Additive mask that broadcasts to [H, B, L, K], for L queries that end a context of K keys."""
-        return causal_mask(length, keys, dtype, device)
-
-    def project_positions(self, positions: Positions, rows) -> Tensor | None:
-        """Projected encodings [H, .., E] of the given rows of the table: a slice, or indices [..]."""
-        if self.position is None:
-            return None
-        if isinstance(rows, Tensor) and rows.numel() > len(positions.encodings):  # rows repeat: project each once
-            projected = F.embedding(rows, self.position(positions.encodings))  # [.., D]
-        else:
-            projected = self.position(positions.encodings[rows])  # [.., D]
-        return projected.unflatten(-1, (self.heads, -1)).movedim(-2, 0)

@@ -1,11 +1,7 @@
 """A model as a function of a piece of a stream and the stream's state, which ONNX can hold.
 
-It projects each position to keys and values only once. Shape letters as in models/relative_attention.py. A state has:
-
-- start: the number of positions read; last [B, T]: the last tokens, for n-grams; only if the model needs them.
-- memory_N, of block N: keys and values [2, G, B, M, E]; of a convolution its state [B, T, D]; of linear attention its
-  last inputs [B, T, D].
-- state_N [B, H, E, E]: the state of linear attention.
+Shape letters as in models/relative_attention.py. A state is flat: it has `start`, the number of positions read, and
+`last` [B, T], the last tokens for n-grams, if the model needs them, and NAME_N for each NAME of the state of block N.
 """
 
 import contextlib
@@ -16,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from models.operations.operation import Segment, State
 from models.transformer_xl import TransformerXL
 
 
@@ -29,79 +26,59 @@ class StreamModel(nn.Module):
     @torch.no_grad()
     def __init__(self, model: TransformerXL, context: int):
         super().__init__()
-        self.model, self.context, positions = model.eval(), context, model.positions(context)
-        for index, block in enumerate(model.blocks):
-            if block.operation.has_keys:  # the same for each piece, so projected once
-                projected = block.operation.attention.project_positions(positions, slice(None))  # [H, K, E]
-                self.register_buffer(f"position_{index}", projected)
+        self.model, self.context = model.eval(), context
+        encodings = model.encodings(context)
+        self.register_buffer("encodings", encodings)
+        self.operations = nn.ModuleList(block.operation.cached(encodings, context) for block in model.blocks)
 
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""
-        model, state, weight = self.model, {}, self.model.embedding.weight
+        model, state = self.model, {}
         if model.stride > 1 or model.grid:
             state["start"] = torch.tensor(0)
         if model.ngrams:
-            state["last"] = torch.full((rows, len(model.ngrams.tables)), -1, device=weight.device)
-        for index, block in enumerate(model.blocks):
-            operation = block.operation
-            if operation.has_keys:
-                groups, width = operation.attention.key_heads, operation.attention.width
-                state[f"memory_{index}"] = weight.new_zeros(2, groups, rows, 0, width)
-            elif operation.carries_state:
-                heads = operation.attention.heads
-                state[f"state_{index}"] = weight.new_zeros(rows, heads, *[model.d_model // heads] * 2)
-                state[f"memory_{index}"] = weight.new_zeros(rows, 0, model.d_model)
-            elif operation.step:
-                state[f"memory_{index}"] = weight.new_zeros(rows, operation.reach, model.d_model)
+            state["last"] = model.ngrams.begin(rows)
+        for index, operation in enumerate(self.operations):
+            state |= {f"{name}_{index}": value for name, value in operation.begin(rows).items()}
         return state
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The log-probabilities of the next token after each position [B, L, V], and the state after the piece."""
-        x, after = self.read(tokens, state)
-        return self.model.head.log_probabilities(x.flatten(0, 1)).unflatten(0, tokens.shape), after
-
-    def read(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The inputs [B, L, D] of the output layer, and the state after the piece."""
-        start = state.get("start", 0)
-        x, last = self.model.embed(tokens, start, state.get("last"))
+        states, start = [{} for _ in self.operations], state.get("start", 0)
+        for key in state.keys() - {"start", "last"}:
+            name, _, index = key.rpartition("_")
+            states[int(index)][name] = state[key]
+        x, states, last = self.read(tokens, states, start, state.get("last"))
         after = {"start": start + tokens.shape[1], "last": last}
-        after = {name: value for name, value in after.items() if name in state}
-        for index in range(len(self.model.blocks)):
-            x, own = self.read_block(index, x, state, start % self.model.stride)
-            after |= own
-        return self.model.final_norm(x), after
+        after |= {f"{name}_{index}": value for index, own in enumerate(states) for name, value in own.items()}
+        log_probabilities = self.model.head.log_probabilities(x.flatten(0, 1)).unflatten(0, tokens.shape)
+        return log_probabilities, {name: after[name] for name in state}
 
-    def read_block(self, index: int, x: Tensor, state: dict, start: int | Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The block's results [B, L, D] for the next positions x [B, L, D], and its part of the next state."""
-        name, operation, length = f"memory_{index}", self.model.blocks[index].operation, x.shape[1]
-        if operation.has_keys:
-            inputs, memory, attention = operation.prepare(x), state[name], operation.attention
-            seen = min(self.context, operation.reach or self.context)
-            before = torch.sym_max(0, memory.shape[3] - torch.sym_min(seen, self.context - length))
-            new = attention.project_keys(inputs)
-            # Under autocast, new keys have another type than the empty ones of start().
-            key_value = torch.cat([memory[:, :, :, before:].to(new.dtype), new], dim=3)
-            position = getattr(self, f"position_{index}")
-            position = None if position is None else position[:, -key_value.shape[3] :]
-            branch = operation.finish(x, attention.attend_masked(inputs, key_value, position, start))
-            return x + branch, {name: key_value[:, :, :, -min(seen, self.context - 1) :]}
-        if operation.carries_state:
-            branch, (new, inputs) = operation.step(x, (state[f"state_{index}"], state[name]))
-            return x + branch, {f"state_{index}": new, name: inputs}
-        if operation.step:
-            branch, memory = operation.step(x, state[name])
-            return x + branch, {name: memory}
-        return x + operation(x, None, None), {}
+    def read(
+        self, tokens: Tensor, states: list[State], start: int | Tensor, last: Tensor | None
+    ) -> tuple[Tensor, list[State], Tensor | None]:
+        """The inputs [B, L, D] of the output layer, the states of the blocks and the last tokens after the piece."""
+        x, last = self.model.embed(tokens, start, last)
+        segment, after = self.segment(tokens, start), []
+        for operation, state in zip(self.operations, states, strict=True):
+            branch, state = operation(x, state, segment)
+            x = x + branch
+            after.append(state)
+        return self.model.final_norm(x), after, last
+
+    def segment(self, tokens: Tensor, start: int | Tensor) -> Segment:
+        """The segment of a piece [B, L]. start: positions of the stream before it."""
+        memory = self.context - tokens.shape[1]
+        return Segment(self.encodings, start % self.model.stride, memory, self.context - 1, tokens)
 
 
 def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
     """{name: {dimension: its symbol}} of the sizes that may change: the rows, and those that are 0 at the start."""
     symbols = {}
     for name, value in state.items():
-        rows = {} if name == "start" else {2 if value.ndim == 5 else 0: torch.export.Dim("batch")}
-        symbols[name] = rows | {
-            axis: torch.export.Dim(f"{name}_length") for axis, size in enumerate(value.shape) if not size
-        }
+        grown = torch.export.Dim(f"length_{name.rpartition('_')[2]}")  # all of a block grow together
+        rows = {} if name == "start" else {0: torch.export.Dim("batch")}
+        symbols[name] = rows | {axis: grown for axis, size in enumerate(value.shape) if not size}
     return symbols
 
 

@@ -4,7 +4,7 @@ Shape letters as in models/relative_attention.py.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,37 +12,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from models.operations import OPERATIONS, BlockConfig
-from models.relative_attention import Positions, sinusoidal_encodings
+from models.operations.operation import BlockConfig, Operation, Segment, State
+from models.operations.registry import build_operation
+from models.relative_attention import sinusoidal_encodings
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 
 # Of n-grams. Products of both fit into int64. With a small factor, pairs of frequent tokens would meet in few rows.
 HASH_FACTOR, HASH_PRIME = 1_812_433_253, 2**31 - 1
-# Of a block: its last inputs [B, M, D], the memory of GatedDeltaNet.step(), or None if it has no memory
-Memory = Tensor | tuple[Tensor, Tensor] | None
-
-
-def map_memory(function: Callable, *memories: Memory) -> Memory:
-    """A memory with the results of function(one tensor of each memory). The memories belong to one block."""
-    if memories[0] is None:
-        return None
-    return tuple(map(function, *memories)) if isinstance(memories[0], tuple) else function(*memories)
 
 
 class Memories(NamedTuple):
     """State of a stream between two segments.
 
-    blocks: the memory of each block; offset: positions read; last: the last tokens [B, T], for n-grams.
+    blocks: the state of each block, {} of one that begins; offset: positions read; last: the last tokens [B, T], for
+    n-grams.
     """
 
-    blocks: list[Memory]
+    blocks: list[State]
     offset: int
     last: Tensor | None = None
 
     def map(self, function: Callable) -> "Memories":
         """The memories with function(tensor) in place of each tensor."""
-        blocks = [map_memory(function, memory) for memory in self.blocks]
-        return Memories(blocks, self.offset, map_memory(function, self.last))
+        blocks = [{name: function(value) for name, value in state.items()} for state in self.blocks]
+        return Memories(blocks, self.offset, None if self.last is None else function(self.last))
 
     def split(self, parts: int) -> list["Memories"]:
         """Split the batch rows into equal parts."""
@@ -53,9 +46,14 @@ class Memories(NamedTuple):
         """The inverse of split()."""
         if len(parts) == 1:
             return parts[0]
-        memories = zip(*([*part.blocks, part.last] for part in parts), strict=True)
-        *blocks, last = [map_memory(lambda *x: torch.cat(x), *memory) for memory in memories]
-        return Memories(blocks, parts[0].offset, last)
+        others = [iter(part.tensors()) for part in parts[1:]]
+        return parts[0].map(lambda x: torch.cat([x, *map(next, others)]))
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order of map()."""
+        found = []
+        self.map(found.append)
+        return found
 
 
 class GridPositions(nn.Module):
@@ -88,13 +86,17 @@ class NGramEmbedding(nn.Module):
         super().__init__()
         self.tables = nn.ParameterList(torch.zeros(count, d_model) for count in rows)
 
+    def begin(self, rows: int) -> Tensor:
+        """The last tokens [B, T] of a stream that begins."""
+        return torch.full((rows, len(self.tables)), -1, device=self.tables[0].device)
+
     def forward(self, tokens: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
         """tokens [B, L]; last [B, T]: the tokens before them, None: the stream begins.
 
         Returns the embeddings [B, L, D], and the last T = len(tables) tokens [B, T] for the next segment.
         """
         reach = len(self.tables)
-        last = tokens.new_full((len(tokens), reach), -1) if last is None else last
+        last = self.begin(len(tokens)) if last is None else last
         context, key, total = torch.cat([last, tokens], dim=1), tokens, 0.0  # [B, T + L], [B, L]
         for distance, table in enumerate(self.tables, start=1):
             key = (key * HASH_FACTOR + context[:, reach - distance : -distance]) % HASH_PRIME
@@ -105,36 +107,26 @@ class NGramEmbedding(nn.Module):
 class Block(nn.Module):
     """A block with a fixed operation: x + operation(x)."""
 
-    def __init__(self, operation: nn.Module):
+    def __init__(self, operation: Operation):
         super().__init__()
         self.operation = operation
         self.reach, self.period, self.stride = operation.reach, operation.period, operation.stride
         self.carries_state = operation.carries_state
 
-    def forward(self, x: Tensor, memory: Memory, positions: Positions, memory_length: int) -> tuple[Tensor, Memory]:
-        if self.carries_state:
-            branch, state = self.operation.step(x, memory)
-            return x + branch, (state if memory_length else None)
-        return x + self.operation(x, memory, positions), extend_memory(self.reach, memory, x, memory_length)
+    def begin(self, rows: int) -> State:
+        return self.operation.begin(rows)
 
-
-def extend_memory(reach: int | None, memory: Tensor | None, x: Tensor, memory_length: int) -> Tensor | None:
-    """The last positions of memory [B, M, D] and x [B, L, D], detached: at most memory_length and `reach`, or None."""
-    kept = memory_length if reach is None else min(memory_length, reach)
-    if kept == 0:
-        return None
-    x = x.detach()
-    if memory is None or x.shape[1] >= kept:
-        return x[:, -kept:]
-    return torch.cat([memory, x], dim=1)[:, -kept:]
+    def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
+        branch, state = self.operation(x, state, segment)
+        return x + branch, state
 
 
 class TransformerXL(nn.Module):
     """A language model that reads a stream in segments, with a memory of each block's earlier inputs.
 
     Args:
-        blocks: each block(x [B, L, D], memory, positions, memory_length) returns [B, L, D] and the
-            memory for the next segment.
+        blocks: each block(x [B, L, D], state, segment) returns [B, L, D] and the next state, and block.begin(rows) the
+            first one.
         cutoffs, div_value: see AdaptiveSoftmax. tie_embeddings: whether the output layer has the embedding's weights.
         ngram_rows: rows of the tables of NGramEmbedding; empty: no embeddings of n-grams.
         grid: rows, columns and channels of the images, if grid embeddings replace relative positions.
@@ -185,27 +177,26 @@ class TransformerXL(nn.Module):
         Returns the nll of each target [B, L] in nats, and the memories for the next segment, of at most memory_length
         positions. If it is 0, nothing is remembered.
         """
-        blocks, offset, last = memories or ([None] * len(self.blocks), 0, None)
-        length = tokens.shape[1]
+        states, offset, last = memories or ([{}] * len(self.blocks), 0, None)
+        rows, length = tokens.shape
         x, last = self.embed(tokens, offset, last)
         x = self.dropout(x)  # [B, L, D]
-        longest = max((memory.shape[1] for memory in blocks if isinstance(memory, Tensor)), default=0)
-        positions = self.positions(longest + length, offset)
+        memory = max((state["memory"].shape[1] for state in states if "memory" in state), default=0)
+        segment = Segment(self.encodings(memory + length), offset % self.stride, memory, memory_length, tokens)
         extended = Memories([], offset + length, last if memory_length else None)
-        for block, memory in zip(self.blocks, blocks, strict=True):
-            inputs = x, memory, positions, memory_length
+        for block, state in zip(self.blocks, states, strict=True):
+            inputs = x, state or block.begin(rows), segment
             recompute = self.recompute and torch.is_grad_enabled()
-            x, memory = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
-            extended.blocks.append(memory)
+            x, state = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+            extended.blocks.append(state if memory_length else {})
         hidden = self.dropout(self.final_norm(x))
         return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), extended
 
-    def positions(self, keys: int, offset: int = 0) -> Positions:
-        """Positions of a segment with K = `keys` keys. offset: positions of the stream before it."""
-        weight, encodings = self.embedding.weight, None
-        if self.relative:
-            encodings = sinusoidal_encodings(keys, self.d_model, weight.dtype, weight.device)
-        return Positions(encodings, offset % self.stride)
+    def encodings(self, count: int) -> Tensor | None:
+        """Encodings [count, D] of the distances count - 1, ..., 0; None without relative positions."""
+        if not self.relative:
+            return None
+        return sinusoidal_encodings(count, self.d_model, self.embedding.weight.dtype, self.embedding.weight.device)
 
     def embed(self, tokens: Tensor, offset: int, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Embeddings [B, L, D] of tokens [B, L], and the last tokens for the next call.
@@ -221,29 +212,29 @@ class TransformerXL(nn.Module):
         return (x if self.grid is None else x + self.grid(offset, tokens.shape[1])), last
 
 
-def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a weight matrix. The attention biases u and v are not, although they are 2-d."""
-    return parameter.ndim == 2 and not name.endswith("bias")
-
-
 def initialise(model: TransformerXL, depth_scaled: bool) -> None:
-    """Draw weight matrices, but for those of n-grams, with standard deviation 1 / sqrt(columns).
-
-    That keeps the size of activations.
+    """Draw the weights of operations by Operation.initialise(), and other matrices, but for those of n-grams, with
+    standard deviation 1 / sqrt(columns).
 
     depth_scaled: multiply the weights of the last layer of each branch by 1 / sqrt(branches), so that the residual
     stream does not grow with depth: the 1 / sqrt(2N) of arXiv 1904.10509, section 5.2, whose layers have two branches.
     """
-    for name, parameter in model.named_parameters():
-        if is_matrix(name, parameter) and not name.startswith("ngrams."):
-            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-            if depth_scaled and name.startswith("blocks.") and name.endswith("output.weight"):
-                parameter.data *= len(model.blocks) ** -0.5
+
+    def draw(parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+
+    draw([model.embedding.weight, *(model.grid.tables if model.grid else [])])
+    for module in model.blocks.modules():
+        if isinstance(module, Operation):
+            module.initialise(len(model.blocks) ** -0.5 if depth_scaled else 1.0)
+    draw(parameter for parameter in model.head.parameters() if parameter is not model.embedding.weight)
 
 
 def build_pattern(
     pattern: Sequence[tuple[str, dict[str, int]]], config: BlockConfig, vocab_size: int, **options
 ) -> TransformerXL:
     """Build the Transformer-XL of a fixed layer pattern: the name and the sizes of each block's operation."""
-    blocks = [Block(OPERATIONS[name](config, **sizes)) for name, sizes in pattern]
+    blocks = [Block(build_operation(name, config, **sizes)) for name, sizes in pattern]
     return TransformerXL(blocks, config, vocab_size, **options)

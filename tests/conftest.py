@@ -6,8 +6,8 @@ import torch
 import yaml
 
 from experiments.helpers import ArrayCorpus
+from models.operations.sparse import dense_mask, group_masks
 from models.relative_attention import causal_mask, sinusoidal_encodings
-from models.sparse import dense_mask, group_masks
 from nas.core.config_loading import load_config
 from tests.comparing import compare, write_comparison_yaml
 from tests.making import KINDS, TRAIN

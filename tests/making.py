@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.operations import OPERATIONS, BlockConfig
+from models.operations.operation import BlockConfig
+from models.operations.registry import OPERATIONS, Shape, build_operation
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.core.blocks import Shape, resolve_block
+from nas.core.blocks import resolve_block
 from nas.core.config import Config, ModelOptions, TrainOptions
 from nas.core.pattern import expand, interleaved
 from nas.costs.cost_table import FLOPS, CostTable
@@ -48,6 +49,16 @@ KINDS = {
     "sentencepiece": ["data.tokenizer=bpe", "data.vocab_size=310"],
 }
 
+# {operation: a block of it with small sizes}, for streams of a few positions
+SIZES = {
+    "attention": "heads=4 key_heads=2",
+    "sparse_strided": "5",
+    "sparse_fixed": "5 summary=2",
+    "window": "6",
+    "linear": "chunk=4",
+}
+BLOCKS = {name: f"{name} {SIZES.get(name, '')}".strip() for name in OPERATIONS}
+
 NAMES = ["attention", "dense", "identity"]
 COSTS = CostTable(FLOPS, 10.0, {"attention": 6.0, "dense": 4.0, "identity": 0.0})
 
@@ -80,7 +91,7 @@ def sized(names: list[str], **shape) -> list[tuple[str, dict[str, int]]]:
 def operation_of(name: str, config: BlockConfig, **shape) -> nn.Module:
     """The operation of a block. shape: see shape_of()."""
     ((kind, sizes),) = sized([name], **{"d_model": config.d_model} | shape)
-    return OPERATIONS[kind](config, **sizes)
+    return build_operation(kind, config, **sizes)
 
 
 def flops_of(name: str, batch: int, segment: int, memory: int, relative=True, heads=4) -> float:

@@ -2,14 +2,18 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from models.relative_attention import sinusoidal_encodings
 
 
 def relative_attention(query, key, value, position, content_bias, position_bias, sees=None) -> Tensor:
-    """A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models, but B before H.
+    """A^rel of arXiv 1901.02860, section 3.3, one score at a time. Shapes as in models/, but B before H.
 
     sees(head, query, key): whether a query attends to a key that is not in its future. Both are places in the context.
     By default every query attends to all such keys. A query without any key gets zeros. Without position, scores are
@@ -47,6 +51,31 @@ def sparse_sets(kind: str, stride: int, summary: int, i: int) -> tuple[set[int],
         return set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
     own_row = {j for j in range(i + 1) if j // stride == i // stride}
     return own_row, {j for j in range(i + 1) if j % stride in range(stride - summary, stride)}
+
+
+def attention(operation, context: Tensor, length: int, start: int, kind: str = "full") -> Tensor:
+    """Attention to the reference's key sets. kind: of sparse_sets(), or full. The others as of BRANCHES."""
+    module, keys = operation.attention, context.shape[1]
+    heads, key_heads, width = module.heads, module.key_heads, module.width
+    near, *far = [(one.stride, getattr(one, "step", 0)) for one in getattr(module, "key_sets", [])] or [(0, 0)]
+    first = start + length - keys  # the place of the first key in the stream
+
+    def sees(head, query, key):
+        return kind == "full" or first + key in set.union(
+            *sparse_sets(kind, near[0], far[0][1] if far else 0, first + query)
+        )
+
+    query = module.query(context[:, -length:]).view(len(context), length, heads, width)
+    key, value = module.key_value(context).view(len(context), keys, key_heads, 2, width).unbind(dim=3)
+    shared = [head * key_heads // heads for head in range(heads)]
+    key, value = key[:, :, shared], value[:, :, shared]
+    position = None
+    if module.position is not None:
+        encodings = sinusoidal_encodings(keys, context.shape[2], context.dtype)
+        position = module.position(encodings).view(keys, heads, width).transpose(0, 1)
+    heads_first = [x.transpose(1, 2) for x in (query, key, value)]
+    mixed = relative_attention(*heads_first, position, module.content_bias, module.position_bias, sees)
+    return module.output(mixed.transpose(1, 2).flatten(2))
 
 
 def relative_shift(scores: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
@@ -118,7 +147,7 @@ def cheapest_cutoffs(counts, clusters: int, cost) -> float:
 
 
 def gated_delta(query, key, value, log_decay, beta, state) -> tuple[Tensor, Tensor]:
-    """The recurrence of arXiv 2412.06464, equation 10, one position at a time. Shapes as in models/linear.py."""
+    """The recurrence of arXiv 2412.06464, equation 10, one position at a time. Shapes as in its fast form."""
     outputs = []
     for t in range(query.shape[2]):
         decayed = log_decay[:, :, t, None, None].exp() * state
@@ -168,3 +197,18 @@ def short_convolution(module, context: Tensor, length: int) -> Tensor:
             mixed = mixed + module.kernel[taps - 1 - back, 0] * (x @ first.T) * (x @ third.T)
         results.append((context[:, t] @ second.T * mixed) @ module.output.weight.T)
     return torch.stack(results, dim=1)
+
+
+# Of each operation: the branch [B, L, D] of the last L positions of a stream, one position at a time: a function of
+# the operation, its normalised inputs [B, K, D] from the start of the stream or of the memory on, L, and the number of
+# positions before these L.
+BRANCHES = {
+    "attention": attention,
+    "sparse_strided": partial(attention, kind="strided"),
+    "sparse_fixed": partial(attention, kind="fixed"),
+    "window": partial(attention, kind="window"),
+    "linear": lambda one, context, length, start: linear_attention(one.attention, context)[:, -length:],
+    "conv": lambda one, context, length, start: short_convolution(one, context, length),
+    "dense": lambda one, context, length, start: one.output(F.relu(one.expand(context[:, -length:]))),
+    "identity": lambda one, context, length, start: torch.zeros_like(context[:, -length:]),
+}

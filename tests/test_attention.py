@@ -3,15 +3,11 @@ import torch
 
 from models.fused import shifted_view
 from models.relative_attention import (
-    Positions,
-    RelativeAttention,
     attend,
     causal_mask,
-    join_heads,
     plain_attend,
     relative_shift,
     sinusoidal_encodings,
-    split_heads,
 )
 from tests import reference
 from tests.making import generator
@@ -67,31 +63,6 @@ def test_attention_equals_the_double_loop_in_values_and_gradients(memory, relati
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("relative", [True, False], ids=["relative", "plain"])
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_heads_that_share_keys_equal_the_double_loop_with_repeated_keys(key_heads, relative):
-    """Values, and the gradients of the inputs and of all parameters."""
-    torch.manual_seed(0)
-    heads, length, keys, results = 4, 5, 8, []
-    module = RelativeAttention(8, heads, key_heads, relative).double()
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.6)
-    assert module.key_value.weight.shape == (2 * 8 * key_heads // heads, 8)
-    context = torch.randn(2, keys, 8, dtype=torch.float64, requires_grad=True)
-    positions = Positions(sinusoidal_encodings(keys, 8, torch.float64) if relative else None, 3)
-    (query,) = split_heads(module.query(context[:, -length:]), heads)
-    key_value = split_heads(module.key_value(context), key_heads, 2)
-    key_value = torch.stack([key_value[:, head // (heads // key_heads)] for head in range(heads)], dim=1)
-    others = module.project_positions(positions, slice(None)), module.content_bias, module.position_bias
-    expected = module.output(join_heads(slow_attention(query, key_value, *others)))
-    weights, inputs = torch.randn_like(expected), [context, *module.parameters()]
-    for output in (module(context, length, positions), expected):
-        results.append([output, *torch.autograd.grad((output * weights).sum(), inputs)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-
-
 def test_encodings_are_in_descending_order_of_distance():
     table = sinusoidal_encodings(5, 6, torch.float64)
     assert table.shape == (5, 6)
@@ -101,25 +72,6 @@ def test_encodings_are_in_descending_order_of_distance():
     assert table[0, 4].item() == pytest.approx(torch.tensor(distance * frequency).cos().item(), abs=1e-7)
     # A longer table ends with the shorter one, so one table serves every length.
     torch.testing.assert_close(sinusoidal_encodings(9, 6, torch.float64)[-5:], table, rtol=0, atol=0)
-
-
-@pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("memory", [0, 3])
-def test_causality_by_gradients_in_both_directions(memory):
-    """Each output depends on the whole memory and on all positions up to its own, but on no later one."""
-    torch.manual_seed(0)
-    module, length = RelativeAttention(8, 2, 2).double(), 5
-    torch.nn.init.normal_(module.content_bias)
-    torch.nn.init.normal_(module.position_bias)
-    context = torch.randn(1, memory + length, 8, dtype=torch.float64, requires_grad=True)
-    positions = Positions(sinusoidal_encodings(memory + length, 8, torch.float64), memory)
-    output = module(context, length, positions)
-    longer = Positions(sinusoidal_encodings(memory + length + 3, 8, torch.float64), memory)
-    torch.testing.assert_close(module(context, length, longer), output, rtol=0, atol=0)
-    for i in range(length):
-        (grad_context,) = torch.autograd.grad(output[0, i].sum(), context, retain_graph=True)
-        touched = grad_context[0].abs().sum(dim=-1) > 0
-        assert touched.tolist() == [True] * (memory + i + 1) + [False] * (length - i - 1)
 
 
 def test_log_sum_exps_join_disjoint_sets_of_keys():

@@ -4,18 +4,9 @@ import pytest
 import torch
 
 from models.decoding import Decoder
-from nas.core.blocks import OPERATIONS
-from tests.making import generator, streaming_model
+from tests.making import BLOCKS, generator, streaming_model
 
 VOCAB, STREAM = 23, 40
-SIZES = {
-    "attention": "heads=4 key_heads=2",
-    "sparse_strided": "5",
-    "sparse_fixed": "5",
-    "window": "6",
-    "linear": "chunk=4",
-}
-BLOCKS = [f"{name} {SIZES.get(name, '')}" for name in OPERATIONS]
 PIECES = {
     "one by one": [1] * STREAM,
     "a prompt, then one by one": [17, 9, *[1] * 14],
@@ -55,7 +46,7 @@ def by_the_decoder(model, tokens, pieces, context):
 @pytest.mark.usefixtures("each_device")
 @pytest.mark.parametrize("context", [STREAM, 24])
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("pattern", [[block, "dense", block] for block in BLOCKS], ids=OPERATIONS)
+@pytest.mark.parametrize("pattern", [[block, "dense", block] for block in BLOCKS.values()], ids=BLOCKS)
 @torch.no_grad()
 def test_the_decoder_equals_the_model_for_the_same_pieces(pattern, pieces, context):
     model, tokens = model_of(pattern), stream()
@@ -74,8 +65,8 @@ OTHERS = {
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
 @torch.no_grad()
 def test_the_decoder_equals_the_model_with_other_options(options):
-    names = [block for block in [*BLOCKS, "attention key_heads=1"] if not (options.get("grid") and "linear" in block)]
-    model, tokens, pieces = model_of(names, **options), stream(), PIECES["unequal"]
+    model, tokens = model_of([*BLOCKS.values(), "attention key_heads=1"], **options), stream()
+    pieces = PIECES["unequal"]
     expected = by_the_model(model, tokens, pieces, 24)
     torch.testing.assert_close(by_the_decoder(model, tokens, pieces, 24), expected, rtol=0, atol=1e-10)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from models import sparse
-from models.operations import BlockConfig
+from models.operations import sparse
+from models.operations.operation import BlockConfig
 from models.transformer_xl import build_pattern
 from nas.training.device import device_context
 from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, perplexity, total_nll

@@ -2,7 +2,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from nas.core.blocks import OPERATIONS
+from models.operations.registry import OPERATIONS
 from nas.reporting import curves, networks_figure, pi_figures
 from nas.reporting.comparison_figures import front
 from nas.reporting.style import colours_of

@@ -153,23 +153,23 @@ def test_timed_work_is_a_segment_with_full_memories(timing, shape, small_config,
     batch, segment, memory = shape
     (work,) = new_works([["attention", "dense"]], config, counts, CPU)
     assert work.inputs[0].shape == (batch, segment)
-    assert [None if m is None else m.shape for m in work.memories.blocks] == [(batch, memory, 16), None]
+    assert [x.shape for x in work.memories.tensors()] == [(batch, memory, 16)]  # of attention
     before = [parameter.clone() for parameter in work.model.parameters()]
     for _ in range(50):
         work()
     after = list(work.model.parameters())
     changed = any(not torch.equal(one, two) for one, two in zip(before, after, strict=True))
     assert changed == (timing == "training") and all(torch.isfinite(parameter).all() for parameter in after)
-    assert work.memories.blocks[0].shape == (batch, memory, 16)
+    assert work.memories.tensors()[0].shape == (batch, memory, 16)
 
 
 def test_the_work_of_generation_is_a_token_with_full_memories(small_config, counts):
     config = small_config("evaluate.segment=5", "evaluate.memory=7", "search.latency.timing=generation")
     (work,) = new_works([["attention", "window 3", "dense"]], config, counts, CPU)
     seen = []
-    for cache in work.decoder.caches.values():
-        append = cache.append
-        cache.append = lambda new, append=append: seen.append(append(new)) or seen[-1]
+    for reader in work.decoder.readers[:2]:
+        append = reader.append
+        reader.append = lambda *new, append=append: seen.append(append(*new)) or seen[-1]
     for _ in range(30):
         work()
     assert len(seen) == 60 and {x.shape[3] for x in seen} == {12, 4}  # positions of attention, and of the window
@@ -182,9 +182,7 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, counts):
     config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
     (work,) = new_works([["attention", "window 3", "conv", "dense"]], config, counts, CPU)
     assert {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"} == {
-        "memory_0": 11,
-        "memory_1": 3,
-        "memory_2": 3,
+        **{"keys_0": 11, "values_0": 11, "keys_1": 3, "values_1": 3, "products_2": 3},
     }
     work()
     conditions = measurement_conditions(config, len(counts), ["attention"], CPU)

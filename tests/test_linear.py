@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from models.linear import LinearAttention, gated_delta
-from models.operations import BlockConfig
+from models.operations.delta_net import LinearAttention, gated_delta
+from models.operations.operation import BlockConfig
 from models.transformer_xl import build_pattern
 from nas.gumbel.supernet import set_path
 from nas.training.evaluation import count_memory_blocks
@@ -53,26 +53,6 @@ def test_strong_decay_forgets_and_stays_finite():
     assert last.isfinite().all()
 
 
-def attention_of(d_model=8, heads=2):
-    torch.manual_seed(0)
-    attention = LinearAttention(d_model, heads, chunk=4).double()
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter, std=0.6)
-    return attention
-
-
-@pytest.mark.parametrize("length", [1, 2, 4, 11])
-def test_linear_attention_equals_its_definition_in_values_and_gradients(length):
-    attention, results = attention_of(), []
-    x = torch.randn(2, length, 8, dtype=torch.float64, requires_grad=True)
-    for function in (lambda x: attention(x, length)[0], lambda x: reference.linear_attention(attention, x)):
-        output = function(x)
-        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
-        results.append([output, *torch.autograd.grad((output * weights).sum(), [x, *attention.parameters()])])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
 def test_decays_begin_between_a_thousandth_and_a_tenth():
     attention = LinearAttention(16, 4, chunk=4)
     decays = torch.nn.functional.softplus(attention.gates.bias[:4])
@@ -88,27 +68,6 @@ def stream(length, batch=2):
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(VOCAB, (batch, length + 1), generator=generator, device="cpu").to(torch.get_default_device())
     return tokens[:, :-1], tokens[:, 1:]
-
-
-@pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_stream_in_segments_equals_the_whole_stream_and_has_no_gradient_across_them(norm, recompute):
-    """The memory length does not matter, as long as it is not 0: the state keeps the whole stream."""
-    model = model_of([LINEAR, "dense", LINEAR], BlockConfig(16, norm=norm), recompute=recompute)
-    tokens, targets = stream(25)
-    whole, _ = model(tokens, targets, None, 0)
-    parts, memories = [], None
-    for part in (slice(0, 1), slice(1, 2), slice(2, 4), slice(4, 13), slice(13, 25)):
-        nll, memories = model(tokens[:, part], targets[:, part], memories, 1)
-        parts.append(nll)
-        assert not any(x.requires_grad for index in (0, 2) for x in memories.blocks[index])
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-10)
-    shapes = [memory and [tuple(x.shape) for x in memory] for memory in memories.blocks]
-    assert shapes == [[(2, 2, 8, 8), (2, 3, 16)], None, [(2, 2, 8, 8), (2, 3, 16)]]
-    _, memories = model(tokens, targets, memories, 0)
-    anew, memories = model(tokens, targets, memories, 0)
-    assert memories.blocks == [None] * 3 and torch.equal(anew, whole)
 
 
 def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does():

@@ -6,7 +6,7 @@ import torch
 
 from experiments.helpers import ArrayCorpus
 from models.decoding import Decoder
-from models.operations import BlockConfig
+from models.operations.operation import BlockConfig
 from models.transformer_xl import HASH_FACTOR, HASH_PRIME, NGramEmbedding, build_pattern
 from nas.training.build import resolve_auto
 from nas.training.evaluation import total_nll
@@ -71,7 +71,7 @@ def test_models_with_ngrams_do_not_depend_on_rows_and_decode_the_same(pattern, s
     for place in range(69):
         found -= decoder.read(tokens[:, place : place + 1])[0, tokens[0, place + 1]]
     torch.testing.assert_close(found, whole.sum())
-    decoder.forget_states()
+    decoder.restart(1)
     if pattern == ["dense"]:  # attention has its own memory
         torch.testing.assert_close(decoder.read(tokens[:, :1]), Decoder(model, 70).read(tokens[:, :1]))
 

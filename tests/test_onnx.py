@@ -24,13 +24,14 @@ from nas.inference.harness import Harness, generation_options, new_harness
 from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph
 from nas.inference.sampling import Sampling
 from nas.training.evaluation import token_nll
+from tests.making import BLOCKS as BLOCK_OF
 from tests.making import generator, streaming_model
 from tests.processes import succeed
 
 VOCAB, CONTEXT = 23, 14
-BLOCKS = ["attention", "attention key_heads=1", "sparse_strided 5", "sparse_fixed 5", "window 6", "conv", "dense"]
+BLOCKS = [*BLOCK_OF.values(), "attention key_heads=1"]
 OTHERS = {
-    "linear": (["linear chunk=4", "dense", "linear chunk=4"], {}),
+    "pre": (BLOCKS, {}),
     "post": (BLOCKS, {"norm": "post"}),
     "adaptive softmax and n-grams": (BLOCKS, {"cutoffs": (4, 11), "ngram_rows": (13, 11)}),
     "images": (BLOCKS, {"grid": (2, 3, 1)}),
@@ -66,7 +67,7 @@ def test_the_function_of_the_graph_equals_the_decoder(pattern, options):
 @torch.no_grad()
 def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 6))
-    model = model_of(["sparse_strided 5", "sparse_fixed 5", "attention key_heads=1", "conv", "identity"])
+    model = model_of(BLOCKS)
     assert write_graph(SimpleNamespace(module=model, config=None), with_vocabulary(tmp_path)) < 1e-4
     session, network = onnxruntime.InferenceSession(tmp_path / "model.onnx"), StreamModel(model, CONTEXT)
     for rows, length in ((3, 1), (1, 14), (2, 5)):

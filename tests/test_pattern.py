@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.blocks import OPERATIONS, parse_block, resolve_block, simplify_block, spell_block, unit_of
+from models.operations.registry import OPERATIONS
+from nas.core.blocks import parse_block, resolve_block, simplify_block, spell_block, unit_of
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, expand, file_name, interleaved, network, read_pattern
 from tests.making import shape_of

@@ -6,12 +6,12 @@ from torch.nn import functional as F
 
 from models import softmax
 from models.fused import cast_inputs
-from models.operations import BlockConfig
+from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import attend, causal_mask, plain_attend, sinusoidal_encodings
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
 from nas.gumbel.supernet import StochasticBlock
-from tests.making import sized
+from tests.making import BLOCKS, sized
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -108,9 +108,7 @@ class Probabilities(torch.nn.Module):
         return self.layer.log_probabilities(hidden).float()
 
 
-@pytest.mark.parametrize(
-    "name", ["attention", "sparse_strided 8", "sparse_fixed 8", "window", "linear", "conv", "dense"]
-)
+@pytest.mark.parametrize("name", BLOCKS.values(), ids=BLOCKS)
 def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     torch.manual_seed(0)
     blocks = sized([name, "attention"], d_model=32, d_ffn=64)
@@ -119,20 +117,22 @@ def test_a_model_in_bf16_has_the_loss_of_one_in_float32(name):
     nll, memories = model(tokens[:, :-1], tokens[:, 1:], None, 16)
     with torch.autocast(nll.device.type, torch.bfloat16):
         low, kept = model(tokens[:, :-1], tokens[:, 1:], None, 16)
-    assert low.dtype == torch.float32 and kept.blocks[1].dtype == torch.float32
+    assert low.dtype == torch.float32 and all(x.dtype == torch.float32 for x in kept.tensors())
     assert low.mean().item() == pytest.approx(nll.mean().item(), rel=1e-3) and not torch.equal(low, nll)
     low.mean().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
-    assert memories.blocks[1].shape == kept.blocks[1].shape
+    assert [x.shape for x in memories.tensors()] == [x.shape for x in kept.tensors()]
 
 
 def test_mixture_weights_have_gradients_in_float32():
     block = StochasticBlock(sized(["dense", "identity"], d_model=8), BlockConfig(8))
     branch, direction = torch.randn(2, 5, 8).bfloat16(), torch.randn(2, 5, 8)
-    block.candidates[0].forward = lambda *_: branch
-    weights = torch.tensor([0.3, 0.7], requires_grad=True)
+    block.candidates[0].forward = lambda *_: (branch, {})
+    weights, x = torch.tensor([0.3, 0.7], requires_grad=True), torch.zeros(2, 5, 8)
     block.choice = [0, 1], weights
-    (gradient,) = torch.autograd.grad((block(torch.zeros(2, 5, 8), None, None, 0)[0] * direction).sum(), weights)
+    (gradient,) = torch.autograd.grad(
+        (block(x, block.begin(2), Segment(None, tokens=x[:, :, 0].long()))[0] * direction).sum(), weights
+    )
     assert gradient[0].item() == pytest.approx((direction.double() * branch.double()).sum().item(), rel=1e-5)
     assert gradient[1].item() == 0.0
 

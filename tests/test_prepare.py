@@ -211,7 +211,7 @@ def test_context_batches_are_contiguous_rows():
         batch = stream.next()
         assert (batch.targets == batch.tokens + 1).all()
         assert (batch.memories is None) == (step in (0, 4))  # no memories at the start of every epoch
-        stream.memories = Memories([None], 0)
+        stream.memories = Memories([{}], 0)
         seen.append(batch.tokens)
     first_row = np.concatenate([batch[1] for batch in seen[:4]])
     assert first_row.tolist() == list(range(35, 67))

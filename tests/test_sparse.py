@@ -1,12 +1,13 @@
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models import sparse
-from models.operations import BlockConfig
-from models.relative_attention import Positions, join_heads, sinusoidal_encodings, split_heads
+from models.operations import sparse
+from models.operations.operation import BlockConfig, Segment
+from models.relative_attention import sinusoidal_encodings
 from models.transformer_xl import build_pattern
 from tests import reference
 from tests.making import operation_of, sized
@@ -39,35 +40,12 @@ def attention_of(*arguments, **options):
     return attention
 
 
-def context_of(attention, segment, memory, start, batch=2):
+def context_of(attention, length, memory, start, batch=2):
     d_model = attention.output.in_features
-    context = torch.randn(batch, memory + segment, d_model, dtype=torch.float64, requires_grad=True)
-    longer = memory + segment + 5  # the table is longer, as if another block had a longer memory
+    context = torch.randn(batch, memory + length, d_model, dtype=torch.float64, requires_grad=True)
+    longer = memory + length + 5  # the table is longer, as if another block had a longer memory
     encodings = sinusoidal_encodings(longer, d_model, torch.float64) if attention.position is not None else None
-    return context, segment, Positions(encodings, start)
-
-
-def slow(attention, kind, context, segment, positions, summary):
-    """Attention to the reference's key sets, one score at a time."""
-    keys, stride = context.shape[1], attention.stride
-    first = positions.start + segment - keys  # place of the first key in the stream
-
-    def sees(head, query, key):
-        near, far = reference.sparse_sets(kind, stride, summary, first + query)
-        return first + key in near | far
-
-    (query,) = split_heads(attention.query(context[:, -segment:]), attention.heads)
-    shared = [head * attention.key_heads // attention.heads for head in range(attention.heads)]
-    key, value = split_heads(attention.key_value(context), attention.key_heads, 2)[:, shared]
-    position = attention.project_positions(positions, slice(-keys, None))
-    mixed = reference.relative_attention(
-        *(x.transpose(0, 1) for x in (query, key, value)),
-        position,
-        attention.content_bias,
-        attention.position_bias,
-        sees,
-    )
-    return attention.output(join_heads(mixed.transpose(0, 1)))
+    return context, length, Segment(encodings, start)
 
 
 def values_and_gradients(output, context, attention):
@@ -82,16 +60,16 @@ def values_and_gradients(output, context, attention):
 def test_groups_and_dense_mask_equal_the_double_loop(kind, shape, variant, monkeypatch):
     """The variants are the default sizes with and without relative positions, and other sizes."""
     stride, segment, memory, start = shape
-    summary, options = min(4, stride), {"relative": variant != "plain"}
+    options = {"relative": variant != "plain"}
     if variant == "key heads and summary":
-        summary = min(2, stride)
-        options |= {"heads": 4, "sizes": "key_heads=2" + f" summary={summary}" * (kind == "fixed")}
+        options |= {"heads": 4, "sizes": "key_heads=2" + f" summary={min(2, stride)}" * (kind == "fixed")}
     attention = attention_of(kind, stride, **options)
-    inputs = context_of(attention, segment, memory, start)
-    expected = values_and_gradients(slow(attention, kind, *inputs, summary), inputs[0], attention)
+    context, *others = context_of(attention, segment, memory, start)
+    slow = reference.attention(SimpleNamespace(attention=attention), context, segment, start, kind)
+    expected = values_and_gradients(slow, context, attention)
     for dense in (True, False):
         monkeypatch.setattr(sparse, "uses_dense_mask", lambda *_, dense=dense: dense)
-        results = values_and_gradients(attention(*inputs), inputs[0], attention)
+        results = values_and_gradients(attention(context, *others), context, attention)
         for a, b in zip(results, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
@@ -141,9 +119,9 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, monkeypa
     torch.manual_seed(0)
     length, blocks = 22, [sparse_operation(kind, 5) for _ in range(2)]
     x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
-    positions, y = Positions(sinusoidal_encodings(length, 8, torch.float64)), x
+    segment, y = Segment(sinusoidal_encodings(length, 8, torch.float64)), x
     for block in blocks:
-        y = y + block(y, None, positions)
+        y = y + block(y, block.begin(1), segment)[0]
     for i in range(length):
         (gradient,) = torch.autograd.grad(y[0, i].sum(), x, retain_graph=True)
         touched = gradient[0].abs().sum(dim=-1) > 0
@@ -174,10 +152,10 @@ def test_large_scores_stay_finite_and_correct(kind, monkeypatch):
     attention = attention_of(kind, 4)
     with torch.no_grad():
         attention.query.weight *= 1e4
-    context, segment, positions = context_of(attention, 16, 8, 8)
-    exact = attention(context, segment, positions)
+    context, length, segment = context_of(attention, 16, 8, 8)
+    exact = attention(context, length, segment)
     single = attention.float()
     for border in (0, sparse.DENSE_UP_TO):
         monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
-        result = single(context.detach().float(), segment, Positions(positions.encodings.float(), positions.start))
+        result = single(context.detach().float(), length, segment._replace(encodings=segment.encodings.float()))
         torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)

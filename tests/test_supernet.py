@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from models.operations import BlockConfig
-from models.relative_attention import Positions, sinusoidal_encodings
+from models.operations.operation import BlockConfig, Segment
+from models.relative_attention import sinusoidal_encodings
 from nas.gumbel.supernet import set_mixture, set_path
 from tests.making import generator, supernet_of
 
@@ -30,13 +30,13 @@ def loss_along(supernet, path, gates=None):
 def test_a_mixture_and_its_gradients_equal_the_weighted_sum_of_candidate_outputs():
     block = small_supernet().blocks[0]
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
-    positions = Positions(sinusoidal_encodings(5, 8, torch.float64))
+    segment = Segment(sinusoidal_encodings(5, 8, torch.float64), tokens=torch.zeros(2, 5, dtype=torch.int64))
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
     block.choice = [0, 1, 2], weights
-    outputs = [x + candidate(x, None, positions) for candidate in block.candidates]
+    outputs = [x + candidate(x, candidate.begin(2), segment)[0] for candidate in block.candidates]
     expected, found = (
         sum(weight * output for weight, output in zip(weights, outputs, strict=True)),
-        block(x, None, positions, 0)[0],
+        block(x, block.begin(2), segment)[0],
     )
     torch.testing.assert_close(found, expected)
     direction = torch.randn_like(expected)
@@ -76,7 +76,7 @@ def test_memory_is_kept_with_every_operation():
     supernet = small_supernet()
     set_path(supernet, [2, 1])
     _, memories = supernet(*batch(), None, 4)
-    assert [memory.shape for memory in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
+    assert [state["memory"].shape for state in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
 
 
 def test_recomputation_changes_neither_the_mixture_nor_the_gates():

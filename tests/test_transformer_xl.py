@@ -1,10 +1,11 @@
 import pytest
 import torch
 
-from models import sparse, transformer_xl
-from models.operations import BlockConfig
-from models.transformer_xl import GridPositions, build_pattern, extend_memory
-from tests.making import generator, sized
+from models import transformer_xl
+from models.operations import sparse
+from models.operations.operation import BlockConfig, Segment
+from models.transformer_xl import GridPositions, build_pattern
+from tests.making import BLOCKS, generator, sized
 
 CONFIG = BlockConfig(d_model=16)
 VOCAB = 29
@@ -24,7 +25,7 @@ def stream(length, batch=2):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-ALL = ["attention", "sparse_strided 4", "dense", "sparse_fixed 4", "window 3", "linear", "conv", "identity"]
+ALL = [*BLOCKS.values()]
 STREAMS = {
     "attention": (["attention"], {}),
     "pre": (ALL, {}),
@@ -50,22 +51,12 @@ def test_segments_with_memory_equal_one_long_segment(pattern, options):
     assert not torch.allclose(model(tokens[:, 20:], targets[:, 20:], memories, 2)[0], whole[:, 20:])  # it forgets
 
 
-def test_blocks_keep_a_memory_of_what_they_read_and_it_has_no_gradient():
+def test_blocks_keep_a_memory_of_what_they_read():
     model = model_of(["dense", "attention", "identity", "window 3", "conv"])
     _, memories = model(*stream(6), None, 4)
-    assert [memory is not None and memory.shape[1] for memory in memories.blocks] == [False, 4, False, 3, 3]
-    assert not any(memory.requires_grad for memory in memories.blocks if memory is not None)
-
-
-def test_memory_holds_the_last_inputs():
-    x = torch.arange(10.0).view(1, 10, 1)
-    memory = extend_memory(None, None, x[:, :3], 5)
-    assert memory.flatten().tolist() == [0, 1, 2]
-    memory = extend_memory(None, memory, x[:, 3:6], 5)
-    assert memory.flatten().tolist() == [1, 2, 3, 4, 5]
-    assert extend_memory(None, memory, x[:, 6:], 2).flatten().tolist() == [8, 9]
-    assert extend_memory(3, memory, x[:, 6:8], 5).flatten().tolist() == [5, 6, 7]
-    assert extend_memory(None, memory, x, 0) is None and extend_memory(0, memory, x, 5) is None
+    assert [state and state["memory"].shape[1] for state in memories.blocks] == [{}, 4, {}, 3, 3]
+    _, memories = model(*stream(6), memories, 0)
+    assert memories.blocks == [{}] * 5
 
 
 def test_tied_embeddings_share_one_table():
@@ -98,7 +89,7 @@ def test_recomputation_changes_no_value_and_keeps_less(activation, monkeypatch):
                 window = slice(start, start + 10)
                 nll, memories = model(tokens[:, window], targets[:, window], memories, 7)
                 loss = loss + nll.sum()
-        results.append([loss, *memories.blocks[:2], *torch.autograd.grad(loss, list(model.parameters()))])
+        results.append([loss, *memories.tensors(), *torch.autograd.grad(loss, list(model.parameters()))])
         kept.append(sum(saved))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
@@ -128,7 +119,7 @@ def test_the_depth_scaled_initialisation_keeps_the_residual_stream_small():
                 transformer_xl.sinusoidal_encodings(20, 16, torch.float64),
             )
             for block in model.blocks:
-                x, _ = block(x, None, transformer_xl.Positions(positions), 0)
+                x, _ = block(x, block.begin(2), Segment(positions, tokens=tokens))
         stream_rms.append(x.square().mean().sqrt().item())
     assert stream_rms[1] < 2 < 4 < stream_rms[0]
 

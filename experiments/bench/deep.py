@@ -23,7 +23,7 @@ def measure(options) -> dict:
     import torch
 
     from experiments.helpers import peak_memory_mb, sized_blocks
-    from models.operations import BlockConfig
+    from models.operations.operation import BlockConfig
     from models.transformer_xl import build_pattern
     from nas.core.config import TrainOptions
     from nas.training.device import set_up_device

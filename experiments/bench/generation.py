@@ -47,7 +47,7 @@ def new_decoder(short: str, length: int):
     import torch
 
     from models.decoding import Decoder
-    from models.operations import BlockConfig
+    from models.operations.operation import BlockConfig
     from models.transformer_xl import build_pattern
     from nas.core.pattern import expand
 
@@ -104,10 +104,10 @@ def bound(short: str, length: int, samples: int, rounds: int) -> float:
         Sampling().draw(decoder.read(token), torch.Generator())
     weights = {id(p): p for name, p in decoder.model.named_parameters() if not name.endswith("position.weight")}
     read = sum(parameter.numel() for parameter in weights.values())
-    for cache in decoder.caches.values():
-        kept = min(2 * length, (cache.operation.reach or 2 * length) + 1)
-        read += kept * (cache.buffer[:, :, :, 0].numel() + cache.position[:, 0].numel())
-    read += sum(part.numel() for part in decoder.state.values())
+    read += sum(part.numel() for reader in decoder.readers for part in reader.state.values())
+    for reader in decoder.readers:
+        if (position := getattr(reader, "position", None)) is not None:
+            read += position[:, 0].numel() * reader.state["keys"].shape[2]
     matrix, vector, one = torch.randn(read // 1024, 1024), torch.randn(1024), torch.ones(1)
     works = {"reading": lambda: torch.mv(matrix, vector), "launch": lambda: [torch.add(one, one) for _ in counted]}
     with torch.no_grad():

@@ -54,11 +54,11 @@ def matrices(width: int) -> list:
     """The weight matrices of the blocks, with gradients."""
     import torch
 
-    from models.operations import BlockConfig
-    from models.transformer_xl import build_pattern, is_matrix
+    from models.operations.operation import BlockConfig
+    from models.transformer_xl import build_pattern
 
     model = build_pattern(sized_blocks(interleaved(6), width), BlockConfig(width), vocab_size=2)
-    result = [p for name, p in model.named_parameters() if name.startswith("blocks.") and is_matrix(name, p)]
+    result = [layer.weight for layer in model.blocks.modules() if isinstance(layer, torch.nn.Linear)]
     for matrix in result:
         matrix.grad = torch.randn_like(matrix)
     return result

@@ -16,8 +16,8 @@ attention is measured up to the longest n for which this is at most half of the 
 another length. Beyond it, ms and MB are estimated from those at the longest measured n, as quadratic in n. `~` marks
 estimates, and the speedups that follow from them; `full_estimated_at` lists their lengths.
 
---border instead compares the two implementations in models/sparse.py, with a dense mask and blocked, for few keys.
-Its DENSE_UP_TO is chosen by this comparison. The last line is JSON.
+--border instead compares the two implementations in models/operations/sparse.py, with a dense mask and blocked, for
+few keys. Its DENSE_UP_TO is chosen by this comparison. The last line is JSON.
 """
 
 import argparse
@@ -56,28 +56,30 @@ class Pass:
     def __init__(
         self, name: str, batch: int, segment: int, memory: int, implementation: str | None = None, window: int = WINDOW
     ):
-        """implementation: a key of MASK_LIMITS; None keeps the rule of models/sparse.py."""
+        """implementation: a key of MASK_LIMITS; None keeps the rule of models/operations/sparse.py."""
         import torch
 
         from experiments.helpers import sized_blocks
-        from models.operations import OPERATIONS, BlockConfig
-        from models.relative_attention import Positions, sinusoidal_encodings
+        from models.operations.operation import BlockConfig, Segment
+        from models.operations.registry import build_operation
+        from models.relative_attention import sinusoidal_encodings
 
         block = f"window {min(window, segment + memory)}" if name == "window" else name
         ((_, sizes),) = sized_blocks([block], 128, segment + memory)
-        self.operation = OPERATIONS[name](BlockConfig(128), **sizes)
+        self.operation = build_operation(name, BlockConfig(128), **sizes)
         self.x = torch.randn(batch, segment, 128, requires_grad=True)
-        self.memory = torch.randn(batch, memory, 128) if memory else None
-        self.positions = Positions(sinusoidal_encodings(segment + memory, 128), memory)
+        self.segment = Segment(sinusoidal_encodings(segment + memory, 128), memory, memory, memory)
+        self.state = self.operation.remember(torch.randn(batch, memory, 128), self.segment)
         self.grad_output = torch.randn_like(self.x)
         self.implementation = implementation
 
     def __call__(self) -> None:
-        from models import sparse
+        from models.operations import sparse
 
         default = sparse.DENSE_UP_TO
         sparse.DENSE_UP_TO = MASK_LIMITS.get(self.implementation, default)
-        self.operation(self.x, self.memory, self.positions).backward(self.grad_output)
+        branch, _ = self.operation(self.x, self.state, self.segment)
+        branch.backward(self.grad_output)
         sparse.DENSE_UP_TO = default
 
 

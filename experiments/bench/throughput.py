@@ -164,21 +164,24 @@ class AttentionBlock:
     def __init__(self, with_position: bool):
         import torch
 
-        from models.operations import Attention, BlockConfig
-        from models.relative_attention import Positions, sinusoidal_encodings
+        from models.operations.attention import Attention
+        from models.operations.operation import BlockConfig, Segment
+        from models.relative_attention import sinusoidal_encodings
 
         shape = SHAPES[192]
         self.operation = Attention(BlockConfig(128, relative=with_position), heads=4, key_heads=4)
         self.x = torch.randn(shape["batch"], 192, 128, requires_grad=True)
-        self.memory = torch.randn(shape["batch"], shape["memory"], 128)
-        self.positions = Positions(sinusoidal_encodings(192 + shape["memory"], 128))
+        memory = shape["memory"]
+        self.segment = Segment(sinusoidal_encodings(192 + memory, 128), 0, memory, memory)
+        self.state = self.operation.remember(torch.randn(shape["batch"], memory, 128), self.segment)
         self.grad_output = torch.randn_like(self.x)
 
     def seconds(self, repeats: int = 20) -> float:
         """Mean seconds of a forward and backward pass."""
         started = time.perf_counter()
         for _ in range(repeats):
-            self.operation(self.x, self.memory, self.positions).backward(self.grad_output)
+            branch, _ = self.operation(self.x, self.state, self.segment)
+            branch.backward(self.grad_output)
         return (time.perf_counter() - started) / repeats
 
 

@@ -1,124 +1,16 @@
-"""The operations of blocks, their sizes, and how blocks are written. Without torch, so that --help is quick.
+"""How blocks are written. The operations and their sizes stand in models/operations/registry.py.
 
 A block is an operation with sizes: `attention`, `dense 8x`, `window 32 heads=2`; in YAML also `{dense: {d_ffn: 8x}}`.
 Its short form is one unit: `a`, `d8x`, `w32h2`. Sizes that are not given have defaults.
 """
 
-import math
 import re
-from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
-from types import MappingProxyType
-from typing import NamedTuple
 
+from models.operations.registry import OPERATIONS, Kind, Shape
 from nas.core.errors import InputError, nearest
 
-
-class Shape(NamedTuple):
-    """What sizes depend on: options of the model, and numbers of positions. keys: segment and memory together."""
-
-    d_model: int
-    heads: int
-    d_ffn: int | str
-    segment: int
-    keys: int
-
-
-class Size(NamedTuple):
-    """A size of an operation.
-
-    letter: stands before the value in a short form. The main size has none, and its value may stand without its name.
-    default: of a shape and the sizes before this one. fits: whether a value fits the shape and the sizes before it; if
-    not, `rule` tells what would. multiple: whether a value may be a multiple of d_model, such as 4x.
-    """
-
-    letter: str
-    help: str
-    default: Callable[[Shape, dict[str, int]], int | str]
-    fits: Callable[[int, Shape, dict[str, int]], bool] = lambda value, shape, sizes: True
-    rule: str = ""
-    multiple: bool = False
-
-
-class Kind(NamedTuple):
-    """An operation. attends: whether it can read any earlier position, or a window of them."""
-
-    letter: str
-    help: str
-    sizes: dict[str, Size] = MappingProxyType({})
-    attends: bool = False
-
-
-def default_stride(keys: int) -> int:
-    """The power of two nearest to sqrt(keys)."""
-    root = math.sqrt(keys)
-    lower = 2 ** math.floor(math.log2(root))
-    return lower if root - lower <= 2 * lower - root else 2 * lower
-
-
-HEADS = {
-    "heads": Size(
-        "h",
-        "heads (model.heads)",
-        lambda shape, _: shape.heads,
-        lambda heads, shape, _: shape.d_model % heads == 0,
-        "must divide d_model={d_model}",
-    )
-}
-KEY_HEADS = {
-    "key_heads": Size(
-        "k",
-        "heads of keys and values (heads)",
-        lambda _, sizes: sizes["heads"],
-        lambda key_heads, _, sizes: sizes["heads"] % key_heads == 0,
-        "must divide heads={heads}",
-    )
-}
-WINDOW = {
-    "window": Size(
-        "",
-        "earlier positions seen (a quarter of segment + memory)",
-        lambda shape, _: max(1, shape.keys // 4),
-        lambda window, shape, _: window <= shape.keys,
-        "must be at most train.segment + train.memory, which is {keys}",
-    )
-}
-STRIDE = {
-    "stride": Size("", "positions of a row (2^k nearest sqrt(segment + memory))", lambda s, _: default_stride(s.keys))
-}
-SUMMARY = {
-    "summary": Size(
-        "m",
-        "last columns of all rows that are seen (4)",
-        lambda _, sizes: min(4, sizes["stride"]),
-        lambda summary, _, sizes: summary <= sizes["stride"],
-        "must be at most stride={stride}",
-    )
-}
-CHUNK = {"chunk": Size("n", "positions computed at once, which changes the speed only (64)", lambda *_: 64)}
-KERNEL = {
-    "kernel": Size(
-        "",
-        "positions seen, with the current one (4)",
-        lambda *_: 4,
-        lambda kernel, shape, _: kernel <= shape.segment,
-        "must be at most train.segment={segment}",
-    )
-}
-D_FFN = {"d_ffn": Size("", "inner width (model.d_ffn)", lambda shape, _: shape.d_ffn, multiple=True)}
-ATTENTION = HEADS | KEY_HEADS
-
-# models/operations.py has a class for each of these names. The arguments of its constructor are the sizes.
-OPERATIONS = {
-    "attention": Kind("a", "attention to all positions", ATTENTION, True),
-    "sparse_strided": Kind("s", "attention to a window and a strided column", STRIDE | ATTENTION, True),
-    "sparse_fixed": Kind("f", "attention to a row and summaries", STRIDE | SUMMARY | ATTENTION, True),
-    "window": Kind("w", "attention to a sliding window", WINDOW | ATTENTION, True),
-    "linear": Kind("l", "linear attention (gated delta rule)", HEADS | CHUNK, True),
-    "conv": Kind("c", "gated short convolution", KERNEL),
-    "dense": Kind("d", "feed-forward network", D_FFN),
-    "identity": Kind("i", "nothing"),
-}
 NAMES = {kind.letter: name for name, kind in OPERATIONS.items()}
 LETTERS = "".join({size.letter for kind in OPERATIONS.values() for size in kind.sizes.values()})
 UNIT = re.compile(rf"([{''.join(NAMES)}])([\d.]+x?)?((?:[{LETTERS}]\d+)*)")  # of a short form
@@ -226,5 +118,6 @@ def simplify_block(entry, shape: Shape, where: str = "") -> str:
     _, sizes = resolve_block(spell_block(name, given), shape, where)
     for key in list(given)[::-1]:  # the last first, because the default of a size may depend on those before it
         others = {other: value for other, value in given.items() if other != key}
-        given = others if resolve_block(spell_block(name, others), shape)[1] == sizes else given
+        with suppress(InputError):  # the others may not fit the default
+            given = others if resolve_block(spell_block(name, others), shape)[1] == sizes else given
     return spell_block(name, given)

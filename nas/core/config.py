@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from nas.core.blocks import Shape
+from models.operations.registry import Shape
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from nas.core.blocks import OPERATIONS
+from models.operations.registry import OPERATIONS
 from nas.core.config import LEARNING_RATES, Config, default_of, flat_config, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest

@@ -79,7 +79,7 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
         f"output layer take {costs.overhead / (budget * reference):.0%} of it, so the blocks may cost {share:.0%} of "
         "what the interleaved pattern's blocks cost"
     ]
-    if attending := [name for name in operations if kind_of(name).attends]:
+    if attending := [name for name in operations if kind_of(name).reaches_far]:
         pattern = [*costs.cheapest(attending, 1), *costs.cheapest(operations, blocks - 1)]
         if costs.ratio(pattern) > budget:
             lines.append(

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import asdict, replace
-from functools import partial
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.operations import OPERATIONS
-from models.relative_attention import Positions, sinusoidal_encodings
+from models.operations.operation import Segment
+from models.operations.registry import build_operation
+from models.relative_attention import sinusoidal_encodings
 from nas.core.blocks import describe_sizes, resolve_block
 from nas.core.config import Config
 from nas.core.pattern import interleaved
@@ -68,19 +68,19 @@ def operation_flops(block: str, config: Config) -> float:
     (name, sizes), options = resolve_block(block, config.shape), block_config(config)
     batch, segment, memory = batch_shape(config)
     with torch.device("meta"):
-        operation, x = OPERATIONS[name](options, **sizes), torch.empty(batch, segment, options.d_model)
-        past = torch.empty(batch, memory, options.d_model) if memory else None
+        operation, x = build_operation(name, options, **sizes), torch.empty(batch, segment, options.d_model)
+        past, tokens = torch.empty(batch, memory, options.d_model), torch.empty(batch, memory + segment).long()
     encodings = sinusoidal_encodings(memory + segment, options.d_model, device=x.device) if options.relative else None
-    run = partial(operation, x, past, Positions(encodings, memory))
-    if operation.carries_state:
-        _, state = operation.step(x, None)
-        run = partial(operation.step, x, state)
-    mapping = {torch.ops.aten.linalg_solve_triangular: solver_flops}
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
-        run()
+    own = Segment(encodings, memory, memory, memory, tokens[:, memory:])
+    state = operation.remember(past, own._replace(tokens=tokens[:, :memory]))
+    with FlopCounterMode(display=False, custom_mapping=SOLVER) as counter:
+        operation(x, state, own)
     return counter.get_total_flops() / (batch * segment)
 
 
 def solver_flops(system: tuple, right_side: tuple, *_, out_shape=None, **__) -> int:
     """Half of those of a product. The arguments are the shapes [.., C, C] and [.., C, F] of a triangular system."""
     return math.prod(right_side) * system[-1]
+
+
+SOLVER = {torch.ops.aten.linalg_solve_triangular: solver_flops}  # which PyTorch does not count

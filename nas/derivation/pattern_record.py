@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.core.blocks import Shape, resolve_block
+from models.operations.registry import Shape
+from nas.core.blocks import resolve_block
 from nas.core.pattern import FORMAT, shape_of
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable

@@ -28,8 +28,8 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     print(f"{costs.ratio(blocks):.3f} of the reference's cost; {costs.for_text(costs.cost(blocks))}")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)
-    offered = any(kind_of(name).attends for name in choice.runs[0].operations)
-    if offered and not any(kind_of(name).attends for name in blocks):
+    offered = any(kind_of(name).reaches_far for name in choice.runs[0].operations)
+    if offered and not any(kind_of(name).reaches_far for name in blocks):
         print(
             "WARNING: the pattern has no attention, so it predicts from the last few tokens alone: give a larger "
             "budget, or model.cutoffs=auto if embedding and output layer take most of the time"
@@ -107,7 +107,7 @@ def pareto_table(patterns: list[dict], costs: CostTable) -> str:
         cells = [
             f"{pattern['derived_from']['latency_budget']:.4g}",
             abbreviate(blocks),
-            str(sum(kind_of(name).attends for name in blocks)),
+            str(sum(kind_of(name).reaches_far for name in blocks)),
             f"{costs.ratio(blocks):.3f}",
             *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
         ]

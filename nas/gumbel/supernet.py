@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.operations import OPERATIONS, BlockConfig
-from models.relative_attention import Positions
-from models.transformer_xl import TransformerXL, extend_memory
+from models.operations.operation import BlockConfig, Segment, State, extend, limit
+from models.operations.registry import build_operation
+from models.transformer_xl import TransformerXL
 from nas.core.blocks import resolve_block
 from nas.core.config import Config
 from nas.data.corpus import Corpus
@@ -22,37 +22,46 @@ Branches = tuple[list[int], Tensor | None]  # indices of the operations that a b
 class StochasticBlock(nn.Module):
     """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
-    The block keeps its inputs with every choice, because the next segment may choose an operation that reads them.
-    Therefore no operation carries a state: linear attention reads the inputs again, from an empty state. Raises
+    The block keeps its inputs and tokens with every choice, because the next segment may choose an operation that reads
+    them. So no operation carries a state: linear attention reads the inputs again, from an empty state. Raises
     RuntimeError if `choice` is not set.
     """
 
     def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
         """operations: names and sizes."""
         super().__init__()
-        self.candidates = nn.ModuleList(OPERATIONS[name](config, **sizes) for name, sizes in operations)
+        self.candidates = nn.ModuleList(build_operation(name, config, **sizes) for name, sizes in operations)
         for candidate in self.candidates:
             candidate.carries_state = False
         self.carries_state = False
+        self.d_model = config.d_model
         reaches = [candidate.reach for candidate in self.candidates]
         self.reach = None if None in reaches else max(reaches)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.stride = math.lcm(*(candidate.stride for candidate in self.candidates))
         self.choice: Branches | None = None  # None until the SuperNet sets a mixture or a path
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None, positions: Positions, memory_length: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def begin(self, rows: int) -> State:
+        weight = next(self.parameters())
+        memory = weight.new_zeros(rows, 0, self.d_model)
+        return {"memory": memory, "tokens": memory.new_zeros(rows, 0, dtype=torch.int64)}
+
+    def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
         if self.choice is None:
             raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
-        chosen, weights = self.choice
-        branches = [self.candidates[index](x, memory, positions) for index in chosen]
-        memory = extend_memory(self.reach, memory, x, memory_length)
+        (chosen, weights), past = self.choice, segment._replace(tokens=state["tokens"])
+        branches = []
+        for candidate in (self.candidates[index] for index in chosen):
+            branch, _ = candidate(x, candidate.remember(state["memory"], past), segment)
+            branches.append(branch)
+        kept = limit(segment.kept, self.reach)
+        new = {"memory": x, "tokens": segment.tokens}
+        state = {name: extend(state[name], value, kept) for name, value in new.items()}
         if weights is None:
-            return sum(branches, start=x), memory
+            return sum(branches, start=x), state
         for weight, branch in zip(weights, branches, strict=True):
             x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
-        return x, memory
+        return x, state
 
 
 def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:

@@ -35,7 +35,7 @@ def generate_tokens(
 
     def read(tokens: np.ndarray | Tensor) -> Tensor:
         if not memory and decoder.offset % segment == 0:
-            decoder.forget_states()
+            decoder.restart(len(tokens))
         with context.autocast(), context.disable_compile():
             return decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=context.device))
 

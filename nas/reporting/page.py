@@ -7,10 +7,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from models.operations.registry import OPERATIONS
 from nas.comparison.claims import read_claims, spread_notice, training_warning
 from nas.comparison.network_results import read_results
 from nas.comparison.spec import SETTINGS
-from nas.core.blocks import OPERATIONS, unit_of
+from nas.core.blocks import unit_of
 from nas.core.config import LEARNING_RATES, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text

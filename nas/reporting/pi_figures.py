@@ -15,7 +15,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from nas.core.blocks import OPERATIONS, unit_of
+from models.operations.registry import OPERATIONS
+from nas.core.blocks import unit_of
 from nas.core.pi_history import TIE, entropy
 from nas.reporting.style import colours_of, new_figure, save, tidy
 

@@ -9,12 +9,10 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from nas.core.blocks import OPERATIONS
+from models.operations.registry import OPERATIONS
 
 matplotlib.use("Agg")
 
-# Of OPERATIONS in order
-PALETTE = "#c8553d", "#e09f3e", "#7b6d8d", "#2a9d8f", "#8ab17d", "#d4a5a5", "#2f6690", "#b9bfc7"
 LIGHTER = 0.4  # share of white that is added for each further size of an operation
 RED, BLUE, NAVY, GREY = "#c8553d", "#2f6690", "#1d3557", "#9aa5b1"
 
@@ -24,7 +22,7 @@ def colours_of(blocks: list[str]) -> dict[str, str]:
     found, seen = {}, Counter()
     for block in sorted(set(blocks), key=lambda block: (len(block), block)):  # dense, dense 8x, dense 16x
         name = block.split()[0]
-        colour = np.array(to_rgb(PALETTE[list(OPERATIONS).index(name) % len(PALETTE)]))
+        colour = np.array(to_rgb(OPERATIONS[name].colour))
         found[block] = to_hex(1 - (1 - colour) * (1 - LIGHTER) ** seen[name])
         seen[name] += 1
     return found

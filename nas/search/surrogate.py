@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
 def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     """What the terms are made of: the logarithms of sizes, A, F, P and O. d_ffn: of dense blocks that give no width."""
     blocks, half = network.blocks, len(network.blocks) / 2
-    attends = np.array([kind_of(block).attends for block in blocks])
+    attends = np.array([kind_of(block).reaches_far for block in blocks])
     widths = sum(width_of(block, network.d_model, d_ffn) for block in blocks)
     places, later = np.linspace(-1, 1, len(blocks)) if len(blocks) > 1 else np.zeros(1), 0.0
     if 0 < attends.sum() < len(blocks):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.operations import BlockConfig
+from models.operations.operation import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
 from nas.core.blocks import resolve_block
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config, known_values

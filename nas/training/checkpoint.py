@@ -9,7 +9,7 @@ import torch
 from nas.core.errors import InputError, RunError
 from nas.core.files import atomic_write
 
-FORMAT = "par-checkpoint/4"
+FORMAT = "par-checkpoint/5"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:

@@ -9,7 +9,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from models.operations import Operation
+from models.operations.operation import Operation, Segment
 from models.transformer_xl import TransformerXL
 from nas.core.config import TrainOptions
 from nas.training.device import DeviceContext
@@ -27,19 +27,19 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = 8 * RECOMPILE_LIMIT
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # the compiler reads it
-    operations, start = [module for module in network.modules() if isinstance(module, Operation)], time.perf_counter()
+    start, modules = time.perf_counter(), network.modules()
+    operations = [module for module in modules if isinstance(module, Operation) and list(module.parameters())]
     kinds = {type(operation): operation for operation in operations}
-    methods = {operation: "step" if operation.carries_state else "forward" for operation in operations}
     try:
         with context.fork_rng(), warnings.catch_warnings(), context.autocast():
             warnings.simplefilter("ignore")
-            for operation, name in methods.items():
-                setattr(operation, name, torch.compile(getattr(operation, name), backend=BACKEND, dynamic=False))
+            for operation in operations:
+                operation.forward = torch.compile(operation.forward, backend=BACKEND, dynamic=False)
             for operation in kinds.values():
                 try_operation(operation, network, options, rows)
     except Exception as error:  # a compiler may raise any error, and the run can continue without it
-        for operation, name in methods.items():
-            operation.__dict__.pop(name, None)  # restores the method of the class
+        for operation in operations:
+            operation.__dict__.pop("forward", None)  # restores the method of the class
             operation.train()
         reason = str(error).splitlines()[0] if str(error) else ""
         print(f"NOTICE: train.compile is off: {type(error).__name__}: {reason}", flush=True)
@@ -50,15 +50,18 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
 
 def try_operation(operation: Operation, network: TransformerXL, options: TrainOptions, rows: int) -> None:
     """Run an operation on zeros, in the shapes of training with full memories: with gradients and without."""
-    weight, shape = network.embedding.weight, (rows, options.segment, network.d_model)
-    x = weight.new_zeros(shape).requires_grad_()
-    memory = weight.new_zeros(rows, options.memory, network.d_model) if options.memory else None
+    weight, memory = network.embedding.weight, options.memory
+    x = weight.new_zeros(rows, options.segment, network.d_model).requires_grad_()
+    tokens = x.new_zeros(x.shape[:2], dtype=torch.int64)
+    segment = Segment(network.encodings(memory + options.segment), 0, memory, memory, tokens)
+    past = weight.new_zeros(rows, memory, network.d_model), segment._replace(tokens=tokens[:, :1].expand(-1, memory))
 
     def run() -> Tensor:
-        if not operation.carries_state:
-            return operation(x, memory, network.positions(options.memory + options.segment))
-        _, state = operation.step(x, None)
-        return operation.step(x, state)[0]
+        if operation.carries_state:
+            _, state = operation(x, operation.begin(rows), segment)
+        else:
+            state = operation.remember(*past)
+        return operation(x, state, segment)[0]
 
     operation.train()
     run().float().sum().backward()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from models.transformer_xl import is_matrix
+from models.operations.operation import Operation
 from nas.core.config import TrainOptions
 
 LINEAR_END = 0.25  # ratio of the last learning rate to the peak
@@ -87,19 +87,26 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_sub_(matrices, list(directions.unbind()))
 
 
-class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101), or Muon for the matrices of blocks and AdamW for the rest.
+def parameters_within(network: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of all modules of a type."""
+    return [p for module in network.modules() if isinstance(module, kind) for p in module.parameters()]
 
-    Biases and norms do not decay.
+
+class WeightsOptimizer:
+    """AdamW (arXiv 1711.05101), or Muon for the weights of linear layers in operations and AdamW for the rest.
+
+    These weights, and the matrices outside of operations, decay.
     """
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, muon_bf16: bool = False):
         self.parameters, self.options, self.total_steps = list(network.parameters()), options, total_steps
         orthogonal, decayed, others = [], [], []
-        for name, parameter in network.named_parameters():
-            if not is_matrix(name, parameter):
+        within = {id(parameter) for parameter in parameters_within(network, Operation)}
+        linear = {id(parameter) for parameter in parameters_within(network, nn.Linear) if parameter.ndim == 2}
+        for parameter in self.parameters:
+            if id(parameter) in within - linear or parameter.ndim != 2:
                 others.append(parameter)
-            elif options.optimizer == "muon" and name.startswith("blocks."):
+            elif options.optimizer == "muon" and id(parameter) in within:
                 orthogonal.append(parameter)
             else:
                 decayed.append(parameter)

@@ -41,10 +41,7 @@ class Batch:
 
 def tensors(batch: Batch) -> list[Tensor]:
     """All tensors of a batch and its memories."""
-    found = [batch.tokens, batch.targets]
-    if batch.memories:
-        batch.memories.map(found.append)
-    return found
+    return [batch.tokens, batch.targets, *(batch.memories.tensors() if batch.memories else [])]
 
 
 class Stream:

@@ -16,8 +16,9 @@ models/relative_attention.py, and R rows of queries, S rows of keys (the queries
 and N keys.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import NamedTuple
 
@@ -25,15 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.relative_attention import (
-    MASKED,
-    Positions,
-    RelativeAttention,
-    attend,
-    cache_tensors,
-    join_heads,
-    split_heads,
-)
+from models.operations.attention import Attention, RelativeAttention
+from models.operations.operation import Segment
+from models.relative_attention import MASKED, attend, cache_tensors, join_heads, split_heads
 
 DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
 
@@ -195,22 +190,22 @@ class SparseAttention(RelativeAttention):
         self.key_sets, self.stride = key_sets, key_sets[0].stride
         self.last_sees_all = is_window(key_sets)  # of a context that is no longer than the window
 
-    def forward(self, context: Tensor, length: int, positions: Positions) -> Tensor:
+    def forward(self, context: Tensor, length: int, segment: Segment) -> Tensor:
         if is_window(self.key_sets):
             # It moves with the query, so rows may begin anywhere: one layout fits all segments.
             context = context[:, -(self.stride + length) :]
-            positions = positions._replace(start=context.shape[1] - length)
+            segment = segment._replace(start=context.shape[1] - length)
         if uses_dense_mask(self.key_sets, context.shape[1], length):
-            return super().forward(context, length, positions)
-        return self.blocked(context, length, positions)
+            return super().forward(context, length, segment)
+        return self.blocked(context, length, segment)
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
         place = 0 if is_window(self.key_sets) else (start + length - keys) % self.stride
         return dense_mask(self.key_sets, keys, length, place, dtype, device)
 
-    def blocked(self, context: Tensor, length: int, positions: Positions) -> Tensor:
+    def blocked(self, context: Tensor, length: int, segment: Segment) -> Tensor:
         """forward() in groups, for many keys."""
-        layout = lay_out(context.shape[1], length, positions.start, self.stride)
+        layout = lay_out(context.shape[1], length, segment.start, self.stride)
         if layout.before or layout.after:
             context = F.pad(context, (0, 0, layout.before, layout.after))  # [B, S * l, D]
         asking = context[:, -layout.query_rows * self.stride :]  # [B, R * l, D]
@@ -219,13 +214,13 @@ class SparseAttention(RelativeAttention):
         key_value = key_value.unflatten(3, (-1, self.stride))  # [2, H, B, S, l, E]
 
         near, *others = self.key_sets
-        mixed, lse = self.attend_to(near, None, query, key_value, positions, layout)
+        mixed, lse = self.attend_to(near, None, query, key_value, segment.encodings, layout)
         for key_set in others:  # weigh each set's softmax by its share of the sum of exp(scores)
-            far, far_lse = self.attend_to(key_set, near, query, key_value, positions, layout)
+            far, far_lse = self.attend_to(key_set, near, query, key_value, segment.encodings, layout)
             mixed = torch.lerp(far, mixed, torch.sigmoid(lse - far_lse))
         return self.output(join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length]))
 
-    def attend_to(self, key_set, without, query, key_value, positions, layout) -> tuple[Tensor, Tensor]:
+    def attend_to(self, key_set, without, query, key_value, encodings, layout) -> tuple[Tensor, Tensor]:
         """Attention to one key set, without the keys of another.
 
         query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> mixed values [H, B, R, l, E] and the log-sum-exp of the
@@ -234,11 +229,40 @@ class SparseAttention(RelativeAttention):
         mask, distance = group_masks(key_set, without, layout, query.dtype, query.device)
         position, biases = None, (None, None)
         if self.position is not None:
-            last = len(positions.encodings) - 1  # distances outside of the table belong to masked keys
-            position = self.project_positions(positions, (last - distance).clamp(0, last))  # [H, (G,) N, E]
+            last = len(encodings) - 1  # distances outside of the table belong to masked keys
+            position = self.project_positions(encodings, (last - distance).clamp(0, last))  # [H, (G,) N, E]
             biases = (self.content_bias, self.position_bias)  # [H, E] each
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
         query, key_value = key_set.queries(query), key_set.keys(key_value, layout.query_rows)
         mixed, lse = map(key_set.ungroup, attend(query, key_value, position, *biases, mask, key_set.step, True))
         return mixed, lse
+
+
+def to_sets(*key_sets: KeySet) -> Callable:
+    """The attention to these sets, as Attention takes it."""
+    return partial(SparseAttention, key_sets=key_sets)
+
+
+class SparseStrided(Attention):
+    """Strided sparse attention (arXiv 1904.10509, section 4.3): a local window and a strided column."""
+
+    def __init__(self, config, stride: int, heads: int, key_heads: int):
+        super().__init__(config, heads, key_heads, to_sets(LocalWindow(stride), StridedColumn(stride)))
+        self.stride = stride
+
+
+class SparseFixed(Attention):
+    """Fixed sparse attention (arXiv 1904.10509, section 4.3): the query's block, and the last columns of all rows."""
+
+    def __init__(self, config, stride: int, summary: int, heads: int, key_heads: int):
+        super().__init__(config, heads, key_heads, to_sets(LocalBlock(stride), SummaryColumns(stride, summary)))
+        self.stride = self.period = stride  # the keys of a query depend on its column
+
+
+class Window(Attention):
+    """Sliding-window attention (arXiv 2004.05150, section 3.1)."""
+
+    def __init__(self, config, window: int, heads: int, key_heads: int):
+        super().__init__(config, heads, key_heads, to_sets(LocalWindow(window)))
+        self.reach = window

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.fused import autocast_device
+from models.operations.convolution import convolve, new_kernel
+from models.operations.operation import Operation, last
 from models.relative_attention import join_heads, split_heads
 
 TAPS = 4  # positions that the short convolution reads, the current one included
@@ -17,7 +19,7 @@ SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the la
 
 
 def gated_delta(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, chunk: int, state: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, chunk: int, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule (arXiv 2412.06464, section 3.3). For each position of a stream:
 
@@ -30,17 +32,17 @@ def gated_delta(
 
     query, key [B, H, L, E], the keys with a norm of at most 1; value [B, H, L, F]; log_decay [B, H, L], at most 0; beta
     [B, H, L], strength of writing, from 0 to 1; chunk: most positions C computed at once, which changes only the
-    speed; state [B, H, E, F] after the previous positions, None: zeros.
+    speed; state [B, H, E, F] after the previous positions.
 
     Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
     """
     length, inputs = query.shape[-2], (query, key, value, log_decay, beta)
-    if state is not None and torch.compiler.is_exporting():  # ONNX has no solver of triangular systems
+    if torch.compiler.is_exporting():  # ONNX has no solver of triangular systems
         from torch._higher_order_ops.scan import scan  # private, and only the export needs it
 
         state, outputs = scan(next_position, state, [x.movedim(2, 0) for x in inputs])
         return outputs.movedim(0, 2), state
-    if state is not None and length == 1:
+    if length == 1:
         state, output = next_position(state, [x[:, :, 0] for x in inputs])
         return output[:, :, None], state
     chunk = min(chunk, length)
@@ -50,8 +52,6 @@ def gated_delta(
         log_decay, beta = F.pad(log_decay, (0, rest)), F.pad(beta, (0, rest))
     query, key, value = (x.unflatten(-2, (-1, chunk)) for x in (query, key, value))  # [B, H, N, C, E or F]
     log_decay, beta = (x.unflatten(-1, (-1, chunk)) for x in (log_decay, beta))  # [B, H, N, C]
-    if state is None:
-        state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
 
     outputs = []
     # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
@@ -100,25 +100,6 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
     return fresh, stale, decayed_query, scores, last.exp(), written_key
 
 
-def new_kernel(taps: int, channels: int) -> nn.Parameter:
-    """A kernel [taps, 1, channels] of convolve(), drawn as nn.Conv1d does. The first entry is of the oldest one."""
-    return nn.Parameter(torch.empty(taps, 1, channels).uniform_(-(taps**-0.5), taps**-0.5))
-
-
-def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
-    """The causal convolution [B, L, C] of each channel, for the last L = `length` positions of x [B, K, C].
-
-    Positions before x are zeros. Sums of slices are faster than F.conv1d, which needs the channels before positions.
-    """
-    missing = length + len(kernel) - 1 - x.shape[1]
-    if torch.compiler.is_exporting() or missing:
-        x = F.pad(x, (0, 0, missing, 0))  # [B, T + L, C]
-    mixed = x[:, :length] * kernel[0]
-    for tap in range(1, len(kernel)):
-        mixed = torch.addcmul(mixed, x[:, tap : tap + length], kernel[tap])
-    return mixed
-
-
 class LinearAttention(nn.Module):
     """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
 
@@ -140,18 +121,12 @@ class LinearAttention(nn.Module):
         self.output_gate = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, context: Tensor, length: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, context: Tensor, length: int, state: Tensor) -> tuple[Tensor, Tensor]:
         """Read a context [B, K, D], and return the results [B, L, D] of its last L = `length` positions.
 
         state: [B, H, E, E] before these positions; the K - L positions before them, at most T, are read again by the
-        convolution only. None: the stream begins with the context, and these K - L positions are read without gradient.
-        Returns the state after the context too.
+        convolution only. Returns the state after the context too.
         """
-        before = context.shape[1] - length
-        if state is None and before:
-            with torch.no_grad():
-                _, state = self(context[:, :before], before)
-            context = context[:, max(0, before - TAPS + 1) :]
         new = context[:, -length:]
         mixed = convolve(self.query_key_value(context), self.kernel, length)  # [B, L, 3D]
         mixed = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [3, B, H, L, E]
@@ -162,3 +137,27 @@ class LinearAttention(nn.Module):
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), self.chunk, state)
         read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
+
+
+class GatedDeltaNet(Operation):
+    """Linear attention with a state of fixed size instead of keys and values (arXiv 2412.06464).
+
+    Its state has the matrices [B, H, E, E] of the heads, and the last inputs [B, <= T, D].
+    """
+
+    reach, carries_state = None, True
+
+    def __init__(self, config, heads: int, chunk: int):
+        super().__init__(config)
+        self.attention = LinearAttention(config.d_model, heads, chunk)
+
+    def begin(self, rows):
+        d_model, heads, weight = len(self.norm.weight), self.attention.heads, self.norm.weight
+        matrices = weight.new_zeros(rows, heads, d_model // heads, d_model // heads)
+        return {"matrices": matrices, "inputs": weight.new_zeros(rows, 0, d_model)}
+
+    def forward(self, x, state, segment):
+        context = torch.cat([state["inputs"], x], dim=1)  # [B, T + L, D]
+        branch, matrices = self.attention(self.prepare(context), x.shape[1], state["matrices"])
+        inputs = last(context, TAPS - 1).detach()
+        return self.finish(x, branch), {"matrices": matrices.detach(), "inputs": inputs}

@@ -1,0 +1,1 @@
+"""The operations of blocks: a file for each family, and one registry, which needs no torch."""

@@ -1,0 +1,39 @@
+"""The position-wise feed-forward network."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.operations.operation import BareReader, BlockConfig, Operation
+
+
+class SquaredReLU(nn.Module):
+    """max(0, x)^2 (Primer, arXiv 2109.08668)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x).square()
+
+
+ACTIVATIONS = {"relu_squared": SquaredReLU, "relu": nn.ReLU, "gelu": nn.GELU}
+
+
+class DenseReader(BareReader):
+    def branch(self, x, segment):
+        expand, output = self.operation.expand, self.operation.output
+        hidden = self.operation.activation.forward(F.linear(x, expand.weight, expand.bias))
+        return F.linear(hidden, output.weight, output.bias)
+
+
+class Dense(Operation):
+    """Position-wise feed-forward network (arXiv 1706.03762, section 3.3)."""
+
+    Reader = DenseReader
+
+    def __init__(self, config: BlockConfig, d_ffn: int):
+        super().__init__(config)
+        self.expand = nn.Linear(config.d_model, d_ffn)
+        self.activation = ACTIVATIONS[config.activation]()
+        self.output = nn.Linear(d_ffn, config.d_model)
+
+    def branch(self, context, length, segment):
+        return self.output(self.dropout(self.activation(self.expand(context))))
