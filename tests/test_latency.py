@@ -182,7 +182,11 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, counts):
     config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
     (work,) = new_works([["attention", "window 3", "conv", "dense"]], config, counts, CPU)
     assert {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"} == {
-        **{"keys_0": 11, "values_0": 11, "keys_1": 3, "values_1": 3, "products_2": 3},
+        "keys_0": 11,
+        "values_0": 11,
+        "keys_1": 3,
+        "values_1": 3,
+        "products_2": 3,
     }
     work()
     conditions = measurement_conditions(config, len(counts), ["attention"], CPU)

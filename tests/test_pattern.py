@@ -40,6 +40,11 @@ def test_short_forms_with_and_without_spaces_expand_to_the_same_blocks():
     assert abbreviate(sized) == "ah2k1 d8x i w32h2 d" and network(sized) == "ah2k1 d8x w32h2 d"
 
 
+def test_a_size_stays_if_the_others_do_not_fit_its_default():
+    assert simplify_block("sparse_fixed 32 summary=20", shape_of(segment=32, keys=64)) == "sparse_fixed 32 summary=20"
+    assert simplify_block("sparse_fixed 8 summary=4", shape_of(segment=32, keys=64)) == "sparse_fixed"
+
+
 def test_all_spellings_of_a_block_mean_the_same():
     """A string with sizes in any order, a mapping, and a unit. The usual spelling has no size that is the default."""
     source, shape, shortened = random.Random(1), shape_of(64, heads=16, d_ffn="4x", segment=250, keys=500), 0
