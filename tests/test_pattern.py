@@ -5,7 +5,7 @@ import pytest
 
 from nas.core.blocks import OPERATIONS, parse_block, resolve_block, simplify_block, spell_block, unit_of
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, expand, file_name, interleaved, network, read_pattern
+from nas.core.pattern import abbreviate, abbreviate_network, expand, file_name, interleaved, read_pattern
 from tests.making import shape_of
 
 NAMES = ["attention", "dense", "identity"]
@@ -34,9 +34,13 @@ def test_short_forms_with_and_without_spaces_expand_to_the_same_blocks():
         blocks = [spell_block(*random_block(source)) for _ in range(source.randint(1, 6))]
         assert expand(abbreviate(blocks)) == blocks == expand(file_name(blocks))
         assert seen.setdefault(file_name(blocks), blocks) == blocks
-    assert abbreviate(NAMES) == "adi" and network(NAMES) == "ad" and network(["identity"]) == "nothing"
+    assert (
+        abbreviate(NAMES) == "adi"
+        and abbreviate_network(NAMES) == "ad"
+        and abbreviate_network(["identity"]) == "nothing"
+    )
     sized = ["attention heads=2 key_heads=1", "dense 8x", "identity", "window 32 heads=2", "dense"]
-    assert abbreviate(sized) == "ah2k1 d8x i w32h2 d" and network(sized) == "ah2k1 d8x w32h2 d"
+    assert abbreviate(sized) == "ah2k1 d8x i w32h2 d" and abbreviate_network(sized) == "ah2k1 d8x w32h2 d"
 
 
 def test_all_spellings_of_a_block_mean_the_same():

@@ -53,9 +53,9 @@ def test_each_judge_has_a_tau(capsys):
     assert within["loss after 0.125"] == -1 and within["vocabulary (larger is better)"] == 0
     assert within["FLOPs (more is better)"] == pytest.approx(0, abs=1e-3)
     assert taus["loss after 0.125"] == -1 and taus["loss after 0.25"] == taus["loss after 0.5"] == 1
-    assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["law before trials"] > 0
+    assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["surrogate before trials"] > 0
     shown = capsys.readouterr().out
-    assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "law after 0.5" in shown
+    assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "surrogate after 0.5" in shown
 
 
 def known_costs() -> NetworkCosts:
@@ -85,13 +85,15 @@ def test_rules_have_the_budget_of_the_search_and_narrower_is_the_widest_that_fit
     opponents, costs = load_script("frontier/opponents"), known_costs()
     config, given = small_config("search.latency.source=flops", "search.latency.target=0.75", "model.blocks=6"), []
     monkeypatch.setattr(opponents, "open_space", lambda *_: (config, {}, [*costs.tables], costs, None))
-    monkeypatch.setattr(opponents, "open_trials", lambda *_: SimpleNamespace(results={}, folder=tmp_path))
+    monkeypatch.setattr(
+        opponents, "open_trials", lambda *_: SimpleNamespace(config=config, results={}, folder=tmp_path)
+    )
 
-    def halve(trials, costs, budget, networks):
-        given.append((budget, networks))
-        return SimpleNamespace(run=lambda: networks[0])
+    def halve(strategy):
+        given.append((strategy.budget, strategy.networks))
+        return strategy.networks[0]
 
-    monkeypatch.setattr(opponents, "RuleHalving", halve)
+    monkeypatch.setattr(opponents, "successive_halving", halve)
     found = opponents.choose_sizes(tmp_path, [], "conv-attention")
     ((budget, networks),) = given
     assert budget == 0.75 and networks == opponents.rule_networks("conv-attention", costs, [*costs.tables], 0.75, 6)
