@@ -52,14 +52,6 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def check_config(config: Config, minutes: float | None) -> None:
-    if config.search.method != "trials":
-        raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
-    check_search_budget(config)
-    if not minutes:
-        check_same_text(config)
-
-
 def make_plan(folder: Path, minutes: float | None, config: Config) -> Config:
     """Write the configuration of all stages."""
     from nas.search.time_budget import forget_estimate, plan_minutes
@@ -120,31 +112,29 @@ def train_networks(folder: Path, plan: Config) -> None:
         raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
 
 
-def write_summary(folder: Path, plan: Config) -> None:
-    from nas.comparison.found_and_usual import summarize
-
-    if not (folder / SUMMARY).exists():
-        write_yaml(folder / SUMMARY, summarize(folder, plan))
-
-
 def main() -> None:
     arguments = parse_arguments()
     folder, minutes, config = arguments.run, arguments.minutes, load_config(arguments.config, arguments.overrides)
-    check_config(config, minutes)
+    if config.search.method != "trials":
+        raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
+    check_search_budget(config)
+    if not minutes:
+        check_same_text(config)
     interrupt_on_signals()
     search = folder / SEARCH
     try:
         plan = open_plan(folder, minutes, config) or make_plan(folder, minutes, config)
         run_stage(search / OUTCOME, "search.py", folder / PLAN, *run_options(search))
         run_stage(search / PATTERN, "derive.py", search)
+        from nas.comparison.found_and_usual import describe, summarize  # only now, because it needs torch
+
         train_networks(folder, plan)
-        write_summary(folder, plan)
+        if not (folder / SUMMARY).exists():
+            write_yaml(folder / SUMMARY, summarize(folder, plan))
         run_stage(search / "pi.gif", "animate.py", search)
         run_stage(folder / REPORT, "nas.report", folder, "--out", folder / REPORT)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None
-    from nas.comparison.found_and_usual import describe
-
     print(describe(folder, plan))
 
 

@@ -34,11 +34,7 @@ def test_short_forms_with_and_without_spaces_expand_to_the_same_blocks():
         blocks = [spell_block(*random_block(source)) for _ in range(source.randint(1, 6))]
         assert expand(abbreviate(blocks)) == blocks == expand(file_name(blocks))
         assert seen.setdefault(file_name(blocks), blocks) == blocks
-    assert (
-        abbreviate(NAMES) == "adi"
-        and abbreviate_network(NAMES) == "ad"
-        and abbreviate_network(["identity"]) == "nothing"
-    )
+    assert [abbreviate(NAMES), abbreviate_network(NAMES), abbreviate_network(["identity"])] == ["adi", "ad", "nothing"]
     sized = ["attention heads=2 key_heads=1", "dense 8x", "identity", "window 32 heads=2", "dense"]
     assert abbreviate(sized) == "ah2k1 d8x i w32h2 d" and abbreviate_network(sized) == "ah2k1 d8x w32h2 d"
 

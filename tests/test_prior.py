@@ -21,11 +21,7 @@ def test_the_fit_is_a_regression_with_random_effects_of_networks_and_sizes():
     surrogate, points = Surrogate([], networks), [point for own in texts for point in own]
     known = surrogate.inputs([point.network for point in points], [point.share for point in points])
     columns = [list(row) for row in known.features]
-    priors = [
-        *zip([0] * len(surrogate.mean), prior.WIDER * surrogate.spread),
-        *[(0, prior.MISJUDGED)] * 8,
-        *[(0, 1)] * 6,
-    ]
+    priors = [(0, spread) for spread in (*prior.WIDER * surrogate.spread, *[prior.MISJUDGED] * 8, *[1] * 6)]
     effects = sorted(
         {(text, key) for text, own in enumerate(texts) for p in own for key in (p.network, p.network[:2])}, key=str
     )
