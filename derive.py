@@ -21,7 +21,7 @@ HELP = {
     "--out": "output file (default: RUN_DIR/pattern.yaml; for several seeds pattern-of-SEEDS-seeds.yaml in the first)",
     "--latency-budget": "highest cost, as a ratio R to the reference's: in milliseconds if the run has a latency.yaml "
     "(see python -m nas.latency), else in FLOPs; or a time for 1,000 bytes of text, such as 2.5ms. For other budgets "
-    "than the search's, the law of the trials chooses, or pi",
+    "than the search's, predictions from the trials decide, or pi",
     "--pareto": "derive a pattern for each of these budgets into PATTERN-R.yaml, and a table into PATTERN-pareto.md",
     "--force": "replace existing pattern files",
 }

@@ -41,9 +41,8 @@ def test_derive_replaces_a_pattern_only_by_force(searched, tmp_path):
     out.write_text("a text of mine\n")
     assert "mine.yaml is not a pattern file" in refuse("derive", searched, "--out", out, "--force")
     assert out.read_text() == "a text of mine\n"
-    assert f"there is no folder {tmp_path / 'none'}" in refuse(
-        "derive", searched, "--out", tmp_path / "none" / "x.yaml"
-    )
+    refused = refuse("derive", searched, "--out", tmp_path / "none" / "x.yaml")
+    assert f"there is no folder {tmp_path / 'none'}" in refused
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +65,7 @@ def test_a_search_with_measured_latency_keeps_its_table_and_resumes_with_it(seed
     shutil.copytree(seeds[0], stopped)
     for name in ("outcome.yaml", "checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
         (stopped / name).unlink()
-    shown = succeed(
-        "search", small_yaml, "--run", stopped, "--resume", *MEASURED, *GUMBEL
-    )  # from the start, with the same table
+    shown = succeed("search", small_yaml, "--run", stopped, "--resume", *MEASURED, *GUMBEL)  # with the same table
     assert "measuring again" not in shown
     assert_same_run(seeds[0], stopped, "supernet")
 
@@ -103,28 +100,24 @@ def test_each_budget_gives_a_pattern_and_all_give_a_table(seeds, small_yaml, tmp
     assert "| budget | pattern |" in shown and "| 0.85 |" in (tmp_path / "p-pareto.md").read_text()
     single = tmp_path / "single.yaml"
     succeed("derive", seeds[0], "--latency-budget", "0.7", "--out", single)
-    assert (
-        yaml.safe_load(single.read_text())["blocks"] == yaml.safe_load((tmp_path / "p-0.7.yaml").read_text())["blocks"]
-    )
+    alone, one_of_three = (yaml.safe_load(file.read_text()) for file in (single, tmp_path / "p-0.7.yaml"))
+    assert alone["blocks"] == one_of_three["blocks"]
     shown = succeed("retrain", single, small_yaml, "--run", tmp_path / "retrain")
     results = yaml.safe_load((tmp_path / "retrain" / "results.yaml").read_text())
-    assert results["latency"]["predicted_ms"] == yaml.safe_load(single.read_text())["latency"]["predicted_ms"]
+    assert results["latency"]["predicted_ms"] == alone["latency"]["predicted_ms"]
     assert "measured" in shown and "predicted" in shown
 
 
 def test_derive_reports_wrong_options_in_one_line(seeds, searched, small_yaml, tmp_path):
-    assert "no pattern fits a budget of 0.01: the cheapest costs" in refuse(
-        "derive", seeds[0], "--latency-budget", "0.01"
-    )
+    unmet = "no pattern fits a budget of 0.01: the cheapest costs"
+    assert unmet in refuse("derive", seeds[0], "--latency-budget", "0.01")
     assert "is not a budget" in refuse("derive", seeds[0], "--pareto", "0.5,x")
     assert "must be one ratio" in refuse("derive", seeds[0], "--latency-budget", "0.5,1")
     other = tmp_path / "other"
     succeed("search", small_yaml, "--run", other, "search.operations=[attention,dense]")
     assert "3 blocks of attention, dense, and" in refuse("derive", seeds[0], other)
     too_low = ["search.latency.source=measured", "search.latency.target=0.01"]
-    assert "no pattern fits a budget of 0.01: the cheapest costs" in refuse(
-        "search", small_yaml, "--run", tmp_path / "run", *too_low
-    )
+    assert unmet in refuse("search", small_yaml, "--run", tmp_path / "run", *too_low)
     assert not (tmp_path / "run").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.versus.draws import random_networks, random_patterns, sample_paths
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, network
+from nas.core.pattern import abbreviate, abbreviate_network
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.lattice import PatternLattice
 from tests.making import NAMES
@@ -45,7 +45,7 @@ def test_random_networks_are_of_the_budget_and_of_every_vocabulary_and_width(sma
 
 def test_random_patterns_have_the_given_cost_and_are_different_networks():
     patterns = list(itertools.islice(random_patterns(8, NAMES, COSTS, 20.0, 0.1, seed=1), 30))
-    assert len({network(pattern) for pattern in patterns}) == 30
+    assert len({abbreviate_network(pattern) for pattern in patterns}) == 30
     assert all(len(pattern) == 8 and abs(COSTS.cost(pattern) / 20 - 1) <= 0.1 for pattern in patterns)
     again = itertools.islice(random_patterns(8, NAMES, COSTS, 20.0, 0.1, seed=1), 30)
     assert list(again) == patterns
@@ -71,7 +71,7 @@ def test_random_patterns_are_uniform_in_their_number_of_blocks_and_then_among_ne
 
 def test_random_patterns_end_if_no_new_network_is_left():
     patterns = list(random_patterns(3, ["dense", "identity"], COSTS, 5.0, 0.01, seed=0))
-    assert [network(pattern) for pattern in patterns] == ["dd"]
+    assert [abbreviate_network(pattern) for pattern in patterns] == ["dd"]
 
 
 def test_random_patterns_refuse_a_cost_that_no_pattern_has():

@@ -129,27 +129,11 @@ def test_still_figures_are_drawn_with_a_colour_for_each_operation(tmp_path, bloc
 )
 def test_the_figure_of_networks_shows_all_trials_the_budget_and_all_trainings(trained, tmp_path, monkeypatch):
     """The reference is hardly worse than the chosen network, and one trial is much worse."""
-    networks = [
-        {
-            "name": name,
-            "vocab_size": 2000,
-            "d_model": 64,
-            "blocks": [name],
-            "cost": cost,
-            "behind": behind,
-            "interval": 0,
-        }
-        for name, cost, behind in (
-            ("attention", 1.0, 0.0),
-            ("dense", 1.5, 0.001),
-            ("conv", 0.8, 0.15),
-            ("window", 1.2, 0.9),
-        )
-    ]
-    shown = {
-        key: {name: networks[index][name] for name in ("vocab_size", "d_model", "blocks")}
-        for index, key in enumerate(("network", "reference"))
-    }
+    networks, sizes = [], {"vocab_size": 2000, "d_model": 64}
+    given = ("attention", 1.0, 0.0), ("dense", 1.5, 0.001), ("conv", 0.8, 0.15), ("window", 1.2, 0.9)
+    for name, cost, behind in given:
+        networks.append(sizes | {"name": name, "blocks": [name], "cost": cost, "behind": behind, "interval": 0})
+    shown = {"network": sizes | {"blocks": ["attention"]}, "reference": sizes | {"blocks": ["dense"]}}
     choice = shown | {"networks": networks, "budget": 0.8, "reference_cost": 1.5, "unit": "ms"}
     choice["trials"] = [{"name": name} for name in ("attention", "conv")]
     figures = []

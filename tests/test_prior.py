@@ -1,4 +1,4 @@
-"""The fit of the law's prior, against a slow reference."""
+"""The fit of the surrogate's prior, against a slow reference."""
 
 import csv
 
@@ -7,21 +7,21 @@ import numpy as np
 from nas.core.files import write_yaml
 from nas.core.pattern import expand
 from nas.search.space import make_network
-from nas.search.surrogate import NOISE, OWN, TERMS, Law, Point
+from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate
 from tests.making import load_script
 
 
 def test_the_fit_is_a_regression_with_random_effects_of_networks_and_sizes():
-    """Least squares in which every effect is a column, and every prior a row. The law has seen no text."""
+    """Least squares in which every effect is a column, and every prior a row. The surrogate has seen no text."""
     prior, generator = load_script("versus/prior"), np.random.default_rng(0)
     patterns = [["attention"], ["dense"], ["attention", "dense"], ["dense", "attention", "dense"]]
     networks = [make_network(size, 8 * size // 100, own) for size in (800, 1600) for own in patterns]
     texts = [[Point(n, t, 2 + generator.random()) for n in networks[:count] for t in (0.125, 1.0)] for count in (8, 6)]
     full = [[row % 4 < 2 for row in range(len(own))] for own in texts]  # judged at full lengths, if it is a trial
-    law, points = Law([], networks), [point for own in texts for point in own]
-    known = law.inputs([point.network for point in points], [point.share for point in points])
+    surrogate, points = Surrogate([], networks), [point for own in texts for point in own]
+    known = surrogate.inputs([point.network for point in points], [point.share for point in points])
     columns = [list(row) for row in known.features]
-    priors = [*zip([0] * len(law.mean), prior.WIDER * law.spread), *[(0, prior.MISJUDGED)] * 8, *[(0, 1)] * 6]
+    priors = [(0, spread) for spread in (*prior.WIDER * surrogate.spread, *[prior.MISJUDGED] * 8, *[1] * 6)]
     effects = sorted(
         {(text, key) for text, own in enumerate(texts) for p in own for key in (p.network, p.network[:2])}, key=str
     )
@@ -36,7 +36,7 @@ def test_the_fit_is_a_regression_with_random_effects_of_networks_and_sizes():
             others = [places[place] for place in range(len(blocks)) if place not in attending]
             later = np.mean(places[attending]) - np.mean(others) if others else 0.0
             share = np.log((len(attending) + 0.5) / (len(blocks) / 2 + 0.5))
-            wrong = [1.0, np.log(len(blocks)) - law.centre[2], share, later]
+            wrong = [1.0, np.log(len(blocks)) - surrogate.mean_log_sizes[2], share, later]
         row += [*wrong, *(np.log(point.share) * np.array(wrong))]
         for value in (1.0, np.log(point.share), point.share == 1):
             row += [value * (text == number) for number in range(2)]

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from nas.comparison.spec import read_contenders, read_settings
-from nas.core.pattern import file_name
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.search.network_costs import NetworkCosts
 from tests.making import load_script, plain
@@ -37,25 +36,18 @@ def test_the_report_compares_the_networks_of_each_search_with_those_of_the_trial
 def test_each_judge_has_a_tau(capsys):
     blocks = [["attention"], ["attention", "dense"], ["attention", "dense", "dense"], ["dense"]]
     rungs = [{"0.125": 3.0 + index, "0.25": 2.5 - index / 5, "0.5": 2.2 - index / 9} for index in range(4)]
-    found = [
-        {
-            "vocab_size": 900 + 100 * (index == 1),
-            "d_model": 8 * index + 8,
-            "blocks": own,
-            "flops": len(own),
-            "rungs": rungs[index],
-        }
-        | {"bits_per_byte": 2.0 - index / 10}
-        for index, own in enumerate(blocks)
-    ]
+    found = []
+    for index, own in enumerate(blocks):
+        sizes = {"vocab_size": 900 + 100 * (index == 1), "d_model": 8 * index + 8, "blocks": own}
+        found.append(sizes | {"flops": len(own), "rungs": rungs[index], "bits_per_byte": 2.0 - index / 10})
     ranking = load_script("versus/ranking").report(found)
     taus, within = ranking["tau"], ranking["within"]
     assert within["loss after 0.125"] == -1 and within["vocabulary (larger is better)"] == 0
     assert within["FLOPs (more is better)"] == pytest.approx(0, abs=1e-3)
     assert taus["loss after 0.125"] == -1 and taus["loss after 0.25"] == taus["loss after 0.5"] == 1
-    assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["law before trials"] > 0
+    assert taus["FLOPs (more is better)"] == pytest.approx(0.183, abs=1e-3) and taus["surrogate before trials"] > 0
     shown = capsys.readouterr().out
-    assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "law after 0.5" in shown
+    assert "| 900-32-d | 1.7000 | -1 | -900 | 0 |" in shown and "surrogate after 0.5" in shown
 
 
 def known_costs() -> NetworkCosts:
@@ -67,13 +59,9 @@ def known_costs() -> NetworkCosts:
 def test_opponents_are_the_deepest_networks_of_a_rule_and_can_be_compared(tmp_path):
     opponents, costs = load_script("frontier/opponents"), known_costs()
     deepest = opponents.rule_networks("conv-attention", costs, [*costs.tables], 0.75, 6)  # at most 7.5
-    assert [(file_name(network.blocks), network[:2]) for network in deepest] == [
-        ("cdcdad", (2000, 16)),
-        ("cda", (2000, 64)),
-    ]
-    patterns = {
-        name: network.to_dict() | {"heads": 2} for name, network in zip(("searched", "random-1"), deepest, strict=True)
-    }
+    assert [str(network) for network in deepest] == ["2000-16-cdcdad", "2000-64-cda"]
+    names = "searched", "random-1"
+    patterns = {name: network.to_dict() | {"heads": 2} for name, network in zip(names, deepest, strict=True)}
     opponents.write_comparison(tmp_path, patterns, 5)
     file = tmp_path / "compare.yaml"
     first, second = read_contenders(read_settings(file, {}), file, [])
@@ -85,13 +73,14 @@ def test_rules_have_the_budget_of_the_search_and_narrower_is_the_widest_that_fit
     opponents, costs = load_script("frontier/opponents"), known_costs()
     config, given = small_config("search.latency.source=flops", "search.latency.target=0.75", "model.blocks=6"), []
     monkeypatch.setattr(opponents, "open_space", lambda *_: (config, {}, [*costs.tables], costs, None))
-    monkeypatch.setattr(opponents, "open_trials", lambda *_: SimpleNamespace(results={}, folder=tmp_path))
+    trials = SimpleNamespace(config=config, results={}, folder=tmp_path)
+    monkeypatch.setattr(opponents, "open_trials", lambda *_: trials)
 
-    def halve(trials, costs, budget, networks):
-        given.append((budget, networks))
-        return SimpleNamespace(run=lambda: networks[0])
+    def halve(strategy):
+        given.append((strategy.budget, strategy.networks))
+        return strategy.networks[0]
 
-    monkeypatch.setattr(opponents, "RuleHalving", halve)
+    monkeypatch.setattr(opponents, "successive_halving", halve)
     found = opponents.choose_sizes(tmp_path, [], "conv-attention")
     ((budget, networks),) = given
     assert budget == 0.75 and networks == opponents.rule_networks("conv-attention", costs, [*costs.tables], 0.75, 6)

@@ -3,7 +3,7 @@
 For each budget, OUT/BUDGET/patterns gets the networks that nas.compare then trains with the same recipe:
 
 - searched: what search.py finds. gumbel: the paper's method at its vocabulary and width, for as many seconds.
-- Rules, each at its best vocabulary, width and depth, by successive halving with the law of the search.
+- Rules, each at its best vocabulary, width and depth, by successive halving with the surrogate of the search.
 - fewer, narrower: the reference with fewer blocks, and with a smaller width if one is fast enough.
 - random-1 to random-5: random networks.
 
@@ -34,7 +34,7 @@ from experiments.helpers import (
 )
 from experiments.jobs import Jobs, job_parser
 from experiments.versus.run import (
-    RuleHalving,
+    GivenStrategy,
     draw_networks,
     open_space,
     open_trials,
@@ -49,6 +49,7 @@ from nas.core.errors import run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
+from nas.search.halving import successive_halving
 from nas.search.network_search import COSTS
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
@@ -60,12 +61,12 @@ ROUNDS = 20  # of the times of narrower references
 
 def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> list:
     """The deepest network of a rule within the budget, for each vocabulary and width."""
-    from nas.search.space import make_network, within
+    from nas.search.space import make_network, within_budget
 
     found = []
     for shape in shapes:
-        fits = within(costs.tables[shape], budget * costs.reference_cost)
-        if blocks := deepest(ALL_RULES[rule], most, fits):
+        affordable = within_budget(costs.tables[shape], budget * costs.reference_cost)
+        if blocks := deepest(ALL_RULES[rule], most, affordable):
             found.append(make_network(*shape, blocks))
     return found
 
@@ -74,7 +75,8 @@ def choose_sizes(folder: Path, overrides: list[str], rule: str) -> dict:
     """The best network of a rule, and the folder of its trial."""
     config, corpora, shapes, costs, context = open_space(folder, overrides)
     trials, budget = open_trials(config, corpora, folder / "rules", context), config.search.latency.target
-    best = RuleHalving(trials, costs, budget, rule_networks(rule, costs, shapes, budget, config.model.blocks)).run()
+    networks = rule_networks(rule, costs, shapes, budget, config.model.blocks)
+    best = successive_halving(GivenStrategy(trials, costs, budget, networks))
     seconds = sum(result["wall_time_s"] for result in trials.results.values())
     found = {"network": best.to_dict(), "ratio": costs.ratio(best), "seconds": seconds}
     return found | {"trial": str(trials.folder / str(best))}
@@ -124,7 +126,7 @@ def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrid
     times = (jobs.get("narrow") or {}) if "narrower" in names else {}
     if widths := [int(width) for width, ratio in times.items() if ratio <= float(budget)]:
         narrow = make_network(costs.reference.vocab_size, max(widths), costs.reference.blocks)
-        if [narrow] != fewer:  # both are the reference if the budget leaves room for it
+        if [narrow] != fewer:  # both are the reference if the budget allows it
             patterns["narrower"] = narrow.to_dict() | {"heads": config.model.heads}
     return patterns
 

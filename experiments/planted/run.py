@@ -112,9 +112,10 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     They are abbreviated. Both searches share the trials.
     """
     from nas.costs.flops import count_flops
-    from nas.search.halving import Halving
+    from nas.search.halving import successive_halving
     from nas.search.network_costs import NetworkCosts
-    from nas.search.space import make_network, within
+    from nas.search.space import make_network, within_budget
+    from nas.search.strategy import Strategy
     from nas.search.trials import Trials
     from nas.training.device import device_context
 
@@ -138,9 +139,9 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     least = table.cost(expand(CORPORA[name].known)) / costs.reference_cost
     for kind, budget in (("free", math.inf), ("budget", least)):
         trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), context)
-        fitting = filter(within(table, budget * costs.reference_cost), all_networks())
-        networks = [make_network(*sizes, blocks) for blocks in fitting]
-        result[kind] = abbreviate(Halving(trials, costs, budget, networks).run().blocks)
+        affordable = filter(within_budget(table, budget * costs.reference_cost), all_networks())
+        networks = [make_network(*sizes, blocks) for blocks in affordable]
+        result[kind] = abbreviate(successive_halving(Strategy(trials, costs, budget, networks)).blocks)
     return result
 
 
@@ -156,11 +157,11 @@ def is_right(name: str, pattern: str) -> bool:
 def which_fit(name: str, overrides: list[str]) -> dict[str, bool]:
     """{network: whether it is within the budget} for all networks."""
     from nas.costs.flops import count_flops
-    from nas.search.space import within
+    from nas.search.space import within_budget
 
     costs = count_flops(make_config(name, 1, overrides), make_corpus(name).counts())
-    fits = within(costs, costs.cost(expand(CORPORA[name].known)))
-    return {abbreviate(blocks): fits(blocks) for blocks in all_networks()}
+    affordable = within_budget(costs, costs.cost(expand(CORPORA[name].known)))
+    return {abbreviate(blocks): affordable(blocks) for blocks in all_networks()}
 
 
 def train_alone(name: str, blocks: tuple[str, ...], overrides: list[str]) -> dict:

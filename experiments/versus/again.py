@@ -5,7 +5,7 @@ factor that depends on the vocabulary (OVERFITTING). `once` is a search that doe
 `again` knows the number of passes. A cell tells how far the found network is behind the best one, in bits per byte at
 the end.
 
-The first line is the factor of WR, the law's term for overfitting, given trials with model.dropout=auto.
+The first line is the factor of WR, the surrogate's term for overfitting, given trials with model.dropout=auto.
 """
 
 import argparse
@@ -23,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import FRONTIER, grid_network, print_row, read_table
 from experiments.versus.prior import AGAIN_TEXT, GRIDS, read_grid, read_trials
-from experiments.versus.run import RuleHalving
+from experiments.versus.run import GivenStrategy
 from experiments.versus.simulate import SimulatedTrials
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
+from nas.search.halving import successive_halving
 from nas.search.space import Network
-from nas.search.surrogate import AGAIN, NOISE, TERMS, Law, Text
+from nas.search.surrogate import AGAIN, NOISE, TERMS, Surrogate, Text
 from nas.search.trials import RUNGS
 
 CASES = ("stdlib", 8.8e6, 0.65), ("wikitext2", 10.9e6, 0.65), ("wikitext2", 10.9e6, 1.0)  # bytes, and the budget
@@ -71,24 +72,25 @@ def behind(case: tuple[str, float, float], factor, passes: float, knows: bool, c
     trials = SimulatedTrials(config, loss, Text(passes if knows else 1.0, size))
     costs = SimpleNamespace(cost=times.__getitem__)
     with redirect_stdout(None):
-        best = RuleHalving(trials, costs, budget, networks).run()
+        best = successive_halving(GivenStrategy(trials, costs, budget, networks))
     return truth[best, 1.0] / min(truth[network, 1.0] for network in networks) - 1
 
 
 def measured_overfitting() -> tuple[float, float]:
     """The mean and standard error of the factor of WR, given trials of a text that is read again."""
     points = list(dict.fromkeys(point for point, _ in read_trials(AGAIN_TEXT)))
-    law = Law(points, list(dict.fromkeys(point.network for point in points)), text=AGAIN_READ)
+    surrogate = Surrogate(points, list(dict.fromkeys(point.network for point in points)), text=AGAIN_READ)
     index = [*TERMS, *AGAIN].index("WR")
-    gain = law.spread[index] ** 2 * law.known.features[:, index]
-    mean = law.mean[index] + gain @ law.inverse @ law.residuals
-    return mean, np.sqrt(law.spread[index] ** 2 - gain @ law.inverse @ gain)
+    gain = surrogate.spread[index] ** 2 * surrogate.known.features[:, index]
+    missed = surrogate.logs - surrogate.known.features @ surrogate.mean
+    mean = surrogate.mean[index] + gain @ surrogate.solve(missed)
+    return mean, np.sqrt(surrogate.spread[index] ** 2 - gain @ surrogate.solve(gain))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", default="1.5,2.75,5,9", help="separated by commas (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=12, help="of the noise and the law's draws (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=12, help="of noise and draws (default: %(default)s)")
     arguments = parser.parse_args()
     config = load_config(FRONTIER, [])
     print("WR given trials with model.dropout=auto: {:.4f} ± {:.4f}".format(*measured_overfitting()))

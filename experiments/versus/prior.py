@@ -1,14 +1,14 @@
-"""Fit the prior means of the law: `python experiments/versus/prior.py [TEXT FOLDER ...]`.
+"""Fit the prior means of the surrogate: `python experiments/versus/prior.py [TEXT FOLDER ...]`.
 
 The data are trainings.csv, which has trials and trainings of searches, and the grids and trainings of
 experiments/frontier. With a text and folders of searches, the program first copies their trials into trainings.csv.
 They replace earlier trials of the same searches. The text `again` serves again.py, and is not fitted here.
 
-They give the posterior of the law's factors, from means of 0 and WIDER times the spreads of nas/search/surrogate.py. A
-training that several tables have counts once, also if one table rounds its loss. Each text has an offset, a slope in
-T, and an offset of whole trainings, whose learning rates have decayed. Trials of networks with full attention that were
-judged at full lengths (README.md, "The lengths at which trials are judged") have terms of their own. The last line is
-JSON.
+They give the posterior of the surrogate's factors, from means of 0 and WIDER times the spreads of
+nas/search/surrogate.py. A training that several tables have counts once, also if one table rounds its loss. Each text
+has an offset, a slope in T, and an offset of whole trainings, whose learning rates have decayed. Trials of networks
+with full attention that were judged at full lengths (README.md, "The lengths at which trials are judged") have terms of
+their own. The last line is JSON.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, expand
 from nas.core.run_folder import CONFIG, RESULTS
 from nas.search.space import make_network
-from nas.search.surrogate import NOISE, OWN, TERMS, Law, Point, log_sizes
+from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate, log_sizes
 from nas.search.trials import RUNGS
 
 TEXTS = {"wikitext2": "frontier", "stdlib": "python"}  # and the table of their trainings in experiments/frontier
@@ -98,13 +98,13 @@ def write_trainings(text: str, folders: list[Path]) -> None:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *kept, *rows])
 
 
-def misjudged_columns(law: Law, points: dict[Point, bool]) -> np.ndarray:
+def misjudged_columns(surrogate: Surrogate, points: dict[Point, bool]) -> np.ndarray:
     """[P, 8] for trials of full attention at full lengths: an offset, N, A and P, and these times T. 0 for others."""
     rows = []
     for point, full in points.items():
-        _, _, blocks, attending, _, later, _ = log_sizes(point.network, law.d_ffn)
+        _, _, blocks, attending, _, later, _ = log_sizes(point.network, surrogate.d_ffn)
         full = full and point.share < 1 and any(block.split()[0] == "attention" for block in point.network.blocks)
-        own = full * np.array([1.0, blocks - law.centre[2], attending, later])
+        own = full * np.array([1.0, blocks - surrogate.mean_log_sizes[2], attending, later])
         rows.append([*own, *(own * np.log(point.share))])
     return np.array(rows)
 
@@ -112,13 +112,13 @@ def misjudged_columns(law: Law, points: dict[Point, bool]) -> np.ndarray:
 def fit(texts: list[dict[Point, bool]], terms: dict = TERMS) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard errors of the factors of the terms. texts: read_points() of each text."""
     points = [point for own in texts for point in own]
-    law = Law([], list(dict.fromkeys(point.network for point in points)), terms=terms)
-    known = law.inputs([point.network for point in points], [point.share for point in points])
+    surrogate = Surrogate([], list(dict.fromkeys(point.network for point in points)), terms=terms)
+    known = surrogate.inputs([point.network for point in points], [point.share for point in points])
     of_text = np.repeat(np.eye(len(texts)), [len(own) for own in texts], axis=0)
     time = np.log([[point.share] for point in points])
-    misjudged = np.vstack([misjudged_columns(law, own) for own in texts])
+    misjudged = np.vstack([misjudged_columns(surrogate, own) for own in texts])
     features = np.hstack([known.features, misjudged, of_text, of_text * time, of_text * (time == 0)])
-    spreads = WIDER * law.spread, [MISJUDGED] * misjudged.shape[1], [1.0] * 3 * len(texts)
+    spreads = WIDER * surrogate.spread, [MISJUDGED] * misjudged.shape[1], [1.0] * 3 * len(texts)
     spread = np.concatenate(spreads)
     same = (known.effects[:, None] == known.effects).sum(axis=-1) * (of_text @ of_text.T)
     covariance = (features * spread**2) @ features.T + OWN**2 * same + NOISE**2 * np.eye(len(points))
@@ -146,7 +146,7 @@ def main() -> None:
     points = {text: read_points(text) for text in TEXTS}
     fits = {"all": fit([*points.values()]), **{text: fit([own]) for text, own in points.items()}}
     titles = [f"{name}, {len(points[name])} losses" if name in points else "both texts" for name in fits]
-    print_row("term", "prior of the law", *titles, header=True)
+    print_row("term", "prior of the surrogate", *titles, header=True)
     for index, (term, (mean, spread)) in enumerate(TERMS.items()):
         found = [f"{means[index]:.4f} ± {errors[index]:.4f}" for means, errors in fits.values()]
         print_row(term or "1", f"{mean:.4f} ± {spread:.4f}", *found)

@@ -2,8 +2,8 @@
 
 The networks are those that the random searches of run.py drew with the seeds 1 and 2, in the same OUT. All train to the
 end; their losses on valid are the truth. The judges are FLOPs, the vocabulary, the number of attention blocks, the
-losses after each rung, and the law of the search: before any trial, and after each rung. Kendall's tau is that of all
-pairs, and that of pairs with the same vocabulary. The last line is JSON.
+losses after each rung, and the surrogate of the search: before any trial, and after each rung. Kendall's tau is that of
+all pairs, and that of pairs with the same vocabulary. The last line is JSON.
 """
 
 import json
@@ -56,7 +56,7 @@ def report(found: list[dict]) -> dict:
     """Print the tables. found: of finish(). Returns the content of the last line."""
     from scipy.stats import kendalltau
 
-    from nas.search.surrogate import Law, Point
+    from nas.search.surrogate import Point, Surrogate
     from nas.search.trials import RUNGS
 
     networks: list[Network] = [make_network(one["vocab_size"], one["d_model"], one["blocks"]) for one in found]
@@ -64,12 +64,12 @@ def report(found: list[dict]) -> dict:
     judges["FLOPs (more is better)"] = [-one["flops"] for one in found]
     judges["vocabulary (larger is better)"] = [-one["vocab_size"] for one in found]
     judges["attention blocks (more is better)"] = [-one["blocks"].count("attention") for one in found]
-    judges["law before trials"] = Law([], networks).predict(networks).tolist()
+    judges["surrogate before trials"] = Surrogate([], networks).predict(networks).tolist()
     for share, *_ in RUNGS:
         losses = [one["rungs"][str(share)] for one in found]
         points += [Point(network, share, loss) for network, loss in zip(networks, losses, strict=True)]
         judges[f"loss after {share:g}"] = losses
-        judges[f"law after {share:g}"] = Law(points, networks).predict(networks).tolist()
+        judges[f"surrogate after {share:g}"] = Surrogate(points, networks).predict(networks).tolist()
     print_row("network", "bits per byte", *judges, header=True)
     for index in np.argsort(truth):
         print_row(networks[index], f"{truth[index]:.4f}", *(f"{values[index]:.4g}" for values in judges.values()))

@@ -1,7 +1,7 @@
 """Three searches of equal time, side by side: `python experiments/versus/run.py --out runs/versus`.
 
-trials: search.py with the law. random: random networks of the same space and budget; the same rungs, but the losses
-alone decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term,
+trials: search.py. random: random networks of the same space and budget, and the same rungs, but the losses alone
+decide. gumbel: the method of the paper at the vocabulary and width that `trials` chose, with its latency term,
 for as many seconds. Each search runs with each of SEEDS, and so does the training of the network that it finds. All use
 the costs that are measured first; nothing else should run then.
 Every finished job is a JSON file in OUT and is not repeated. The last line is JSON.
@@ -28,7 +28,8 @@ from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import shape_options
 from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_options
-from nas.search.halving import Halving
+from nas.search.halving import successive_halving
+from nas.search.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
 SPACES = {
@@ -84,41 +85,44 @@ def draw_networks(config, costs, shapes, count: int) -> list:
     return list(islice(random_networks(config, tables, limit, BAND), count))
 
 
-class RuleHalving(Halving):
-    """Successive halving of given networks, led by the law."""
+class GivenStrategy(Strategy):
+    """The strategy of the search among given networks alone."""
 
     def add_neighbours(self):
         pass
 
 
-class RandomHalving(RuleHalving):
-    """Successive halving of random networks, without a law."""
+class RandomStrategy(GivenStrategy):
+    """Networks in their order, of which those with the lowest losses go on, without a surrogate."""
 
-    def first_networks(self, count):
-        return self.promising(count)
+    def propose_first(self, count):
+        return self.propose(count)
 
-    def with_newcomer(self, networks, count):
-        return networks
-
-    def promising(self, count):
+    def propose(self, count):
         return self.untried()[:count]
 
-    def contenders(self, networks, count, vocabularies):
-        last = {point.network: point.loss for point in self.trials.points}
-        return sorted(networks, key=last.__getitem__)[:count]
+    def likely_best(self, surrogate, networks, rung):
+        return self.in_order(networks)[: rung.networks]
 
-    def winner(self, networks):
-        return self.contenders(networks, 1, 1)[0]
+    def with_best_untried(self, surrogate, networks, count):
+        return networks
+
+    def choose(self, networks):
+        return self.in_order(networks)[0]
+
+    def in_order(self, networks):
+        last = {point.network: point.loss for point in self.trials.points}
+        return sorted(networks, key=last.__getitem__)
 
 
 def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
-    """The network that wins successive halving without a law, and the seconds of the trials."""
+    """The network that wins successive halving without a surrogate, and the seconds of the trials."""
     from nas.search.trials import RUNGS
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)
     networks = draw_networks(config, costs, shapes, RUNGS[0].networks)
-    best = RandomHalving(trials, costs, config.search.latency.target, networks).run()
+    best = successive_halving(RandomStrategy(trials, costs, config.search.latency.target, networks))
     seconds = sum(result["wall_time_s"] for result in trials.results.values())
     return {"network": best.to_dict(), "ratio": costs.ratio(best), "seconds": seconds}
 

@@ -1,10 +1,10 @@
 """Simulated searches: `python experiments/versus/simulate.py stdlib --seeds 16`, with the recorded costs of a text.
 
-A truth is a draw of the law, given all trainings of a text (trainings.csv and the grid of experiments/frontier), from
-means of 0 except for the text read. So it has the form of the law, which favours the law. Each search sees its losses
-with noise, and is judged by how far its network is behind the best one at the end of a training, of all candidates of
-all searches. The searches differ in the prior of their law, fitted to one or both of the texts by prior.py. `random` is
-the search of run.py.
+A truth is a draw of the surrogate, given all trainings of a text (trainings.csv and the grid of experiments/frontier),
+from means of 0 except for the text read. So it has the form of the surrogate, which favours it. Each search sees its
+losses with noise, and is judged by how far its network is behind the best one at the end of a training, of all
+candidates of all searches. The searches differ in the prior of their surrogate, fitted to one or both of the texts by
+prior.py. `random` is the search of run.py.
 """
 
 import argparse
@@ -22,33 +22,36 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.helpers import FRONTIER, print_row
 from experiments.versus.draws import random_networks
 from experiments.versus.prior import MISJUDGED, TEXTS, fitted_terms, misjudged_columns, read_points
-from experiments.versus.run import BAND, RandomHalving
+from experiments.versus.run import BAND, RandomStrategy
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.search.halving import Halving
+from nas.search.halving import successive_halving
 from nas.search.network_costs import NetworkCosts
 from nas.search.network_search import COSTS
 from nas.search.space import Network, first_candidates
-from nas.search.surrogate import NOISE, OWN, TERMS, Law, Point, Text
+from nas.search.strategy import Strategy
+from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate, Text
 from nas.search.trials import RUNGS, Trials
 
 RECORDED = Path(__file__).with_name("recorded")
-WIDER = 2  # the spread of the terms of a truth, relative to that of the law's prior
+WIDER = 2  # the spread of the terms of a truth, relative to that of the surrogate's prior
 
 
 class Truth:
-    """A draw of the law, with effects of networks and sizes, given the trainings of a text."""
+    """A draw of the surrogate, with effects of networks and sizes, given the trainings of a text."""
 
     def __init__(self, points: dict[Point, bool], seed: int, terms: dict):
         """points: of read_points()."""
         networks = list(dict.fromkeys(p.network for p in points))
-        generator, law = np.random.default_rng(seed), Law([], networks, terms=terms)
-        self.seed, self.law, known = seed, law, law.inputs([p.network for p in points], [p.share for p in points])
-        misjudged = misjudged_columns(law, points)
+        generator, surrogate = np.random.default_rng(seed), Surrogate([], networks, terms=terms)
+        self.seed, self.surrogate = seed, surrogate
+        known = surrogate.inputs([p.network for p in points], [p.share for p in points])
+        misjudged = misjudged_columns(surrogate, points)
         ends = [[p.share == 1.0] for p in points]  # decayed rates have an offset
         features, others = np.hstack([known.features, misjudged, ends]), [MISJUDGED] * misjudged.shape[1]
-        mean, spread = np.append(law.mean, [0.0] * (len(others) + 1)), np.concatenate([law.spread, others, [1.0]])
-        effects = np.zeros((len(points), len(law.keys)))
+        mean = np.append(surrogate.mean, [0.0] * (len(others) + 1))
+        spread = np.concatenate([surrogate.spread, others, [1.0]])
+        effects = np.zeros((len(points), len(surrogate.keys)))
         for row, own in zip(effects, known.effects, strict=True):
             row[own] = 1
         covariance = (features * spread**2) @ features.T + OWN**2 * effects @ effects.T + NOISE**2 * np.eye(len(points))
@@ -57,12 +60,12 @@ class Truth:
         missed = np.log([p.loss for p in points]) - features @ factors - effects @ own
         missed -= NOISE * generator.standard_normal(len(points))
         weights = np.linalg.solve(covariance, missed)
-        self.factors = (factors + spread**2 * (features.T @ weights))[: len(law.mean)]
+        self.factors = (factors + spread**2 * (features.T @ weights))[: len(surrogate.mean)]
         self.own = [*(own + OWN**2 * (effects.T @ weights))]
 
     def losses(self, networks: list[Network], text: float = 1.0) -> np.ndarray:
-        inputs = self.law.inputs(networks, text)
-        self.own += [OWN * self.draw(key) for key in list(self.law.keys)[len(self.own) :]]
+        inputs = self.surrogate.inputs(networks, text)
+        self.own += [OWN * self.draw(key) for key in list(self.surrogate.keys)[len(self.own) :]]
         return np.exp(inputs.features @ self.factors + np.array(self.own)[inputs.effects].sum(axis=1))
 
     def draw(self, *names) -> float:
@@ -106,12 +109,12 @@ def main() -> None:
         drawn = list(islice(random_networks(config, costs.tables, limit, BAND), RUNGS[0].networks))
         found, known = {"the best interleaved network": truth.losses(plain).min()}, {*plain, *drawn}
         for name in ("random", *priors):
-            kind, networks = (RandomHalving, drawn) if name == "random" else (Halving, plain)
-            search = kind(SimulatedTrials(config, truth.trial), costs, target, networks)
-            search.terms = priors.get(name, TERMS)
+            kind, networks = (RandomStrategy, drawn) if name == "random" else (Strategy, plain)
+            strategy = kind(SimulatedTrials(config, truth.trial), costs, target, networks)
+            strategy.terms = priors.get(name, TERMS)
             with redirect_stdout(None):
-                found[name] = truth.losses([search.run()])[0]
-            known |= {*search.networks}
+                found[name] = truth.losses([successive_halving(strategy)])[0]
+            known |= {*strategy.networks}
         best = truth.losses([*known]).min()
         for name, loss in found.items():
             behind.setdefault(name, []).append(loss / best - 1)

@@ -156,7 +156,7 @@ class SearchOptions:
     d_model: Any = option([], "trials: widths to choose from, with heads of one size; auto; []: model.d_model")
     method: str = option(
         "trials",
-        "short trainings of networks, led by a law of their losses; gumbel: arXiv 2009.04534",
+        "short trainings of networks, led by a surrogate model; gumbel: arXiv 2009.04534",
         choices=("trials", "gumbel"),
     )
     arch_fraction: float = option(0.2, "gumbel: share of text and steps for the logits", above=0, maximum=0.5)

@@ -39,7 +39,7 @@ def file_name(blocks: list[str]) -> str:
     return abbreviate(blocks).replace(" ", "")
 
 
-def network(blocks: list[str]) -> str:
+def abbreviate_network(blocks: list[str]) -> str:
     """The short form without identity blocks. Patterns with equal short forms are the same network."""
     return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
 

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-TIE = 1e-6  # smaller margins are ties
+TIED_MARGIN = 1e-6  # smaller margins are ties
 MARGIN = 0.1  # smaller margins are undecided
 IDENTITY_SHARE, LATE = 0.5, 0.1  # see pi_warnings()
 
@@ -44,6 +44,6 @@ def undecided_message(block: int, first: str, second: str, margin: float) -> str
     """The message that a block has no clear choice. margin: probability of `first`, the likelier one, minus that of
     `second`.
     """
-    if margin < TIE:
+    if margin < TIED_MARGIN:
         return f"block {block} is a TIE between {first} and {second}: its operation is arbitrary"
     return f"block {block} is UNDECIDED: {first} leads {second} by only {margin:.3f}; {second} may be as good"

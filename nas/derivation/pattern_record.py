@@ -43,7 +43,7 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     model = (options[f"model.{key}"] for key in ("d_model", "heads", "d_ffn"))
     shape = Shape(*model, options["train.segment"], options["train.segment"] + options["train.memory"])
     drawn = [run.pi for run in choice.runs]
-    if choice.budget is not None and not choice.trials:  # a law of trials knows networks within the budget only
+    if choice.budget is not None and not choice.trials:  # pi of trials is that of networks within the budget
         lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
         drawn = [lattice.marginals(log_pi(pi)) for pi in drawn]
     pi = np.stack(drawn)  # [runs, N, O]

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 
 from nas.core.blocks import kind_of
-from nas.core.pattern import abbreviate, network
+from nas.core.pattern import abbreviate, abbreviate_network
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, latency_report
 from nas.derivation.confidence import confidence_warnings
@@ -22,7 +22,7 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
         print(f"WARNING: {warning}")
     print_spread(choice, costs)
     blocks = pattern["blocks"]
-    same = f" (the network {network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
+    same = f" (the network {abbreviate_network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
     print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
     print(f"{costs.ratio(blocks):.3f} of the reference's cost; {costs.for_text(costs.cost(blocks))}")

@@ -10,7 +10,7 @@ from nas.core.config import LatencyOptions, flat_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.pi_history import TIE
+from nas.core.pi_history import TIED_MARGIN
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, read_pi
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
@@ -66,7 +66,7 @@ def read_run(path: Path) -> SearchRun:
     last = read_pi(path)[-1]
     pi, of_steps = np.array(last["pi"]), last.get("of_steps", 0)
     finished = (path / OUTCOME).exists()  # then a uniform pi has learned that no pattern is better than another
-    if pi.shape[-1] > 1 and np.ptp(pi) < TIE and not finished:
+    if pi.shape[-1] > 1 and np.ptp(pi) < TIED_MARGIN and not finished:
         raise InputError(
             f"{path}: pi is still uniform at step {last['step']} of {of_steps}, because the logits have not learned; "
             "continue the search with --resume"

@@ -12,13 +12,14 @@ from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, least_ratio
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
-from nas.search.halving import block_probabilities, with_neighbours
-from nas.search.space import cheapest, first_candidates, read_network, within
-from nas.search.surrogate import Law, Point, Text
+from nas.search.choice import block_probabilities
+from nas.search.space import cheapest, first_candidates, read_network, within_budget
+from nas.search.strategy import with_neighbours
+from nas.search.surrogate import Point, Surrogate, Text
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
-    """The network that trials chose or, for another budget, the best one of its vocabulary and width by their law.
+    """The network that trials chose or, for another budget, the predicted best one of its vocabulary and width.
 
     content: of choice.yaml.
     """
@@ -28,16 +29,18 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / CONFIG, [])
     tried = [read_network(one) for one in trials]
     limit = budget * costs.reference(len(run.pi))
-    fitting = [one for one in tried if one[:2] == shape and within(costs, limit)(one.blocks)]
+    affordable = within_budget(costs, limit)
+    fitting = [one for one in tried if one[:2] == shape and affordable(one.blocks)]
     networks = list(dict.fromkeys([*first_candidates(config, {shape: costs}, limit), *fitting]))
     if not networks:
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
-    law = Law(points, [*networks, *tried], config.model.d_ffn, content["centre"], text=Text(**content["text"]))
-    networks = with_neighbours(networks, law, config, {shape: within(costs, limit)})
-    pi = block_probabilities(networks, law.chances(networks), run.operations, len(run.pi))
-    best = networks[int(np.argmin(law.predict(networks)))]
+    origin, text = content["surrogate"]["mean_log_sizes"], Text(**content["surrogate"]["text"])
+    surrogate = Surrogate(points, [*networks, *tried], config.model.d_ffn, origin, text=text)
+    networks = with_neighbours(networks, surrogate, config, {shape: costs}, limit)
+    pi = block_probabilities(networks, surrogate.probability_best(networks), run.operations, len(run.pi))
+    best = networks[int(np.argmin(surrogate.predict(networks)))]
     return Choice(list(best.blocks), budget, [replace(run, pi=pi)], trials=trials)
 
 

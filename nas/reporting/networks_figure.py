@@ -14,7 +14,7 @@ MARKS = ("s", "reference", NAVY), ("*", "chosen", RED)
 
 
 def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path: Path) -> None:
-    """Draw the losses of networks by the law over their costs, the trials, the budget, the reference and the choice.
+    """Draw the predicted losses of networks over their costs, the trials, the budget, the reference and the choice.
 
     Without a trained network, losses are relative to that of the chosen one. Otherwise they become word perplexities,
     such that the chosen network has that of the best trained one.

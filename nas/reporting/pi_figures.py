@@ -17,7 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from models.operations.registry import OPERATIONS
 from nas.core.blocks import unit_of
-from nas.core.pi_history import TIE, entropy
+from nas.core.pi_history import TIED_MARGIN, entropy
 from nas.reporting.style import colours_of, new_figure, save, tidy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion
@@ -69,7 +69,7 @@ class PiPicture:
         pi = np.array(line["pi"])
         self.image.set_data(pi.T)
         for index, (text, row) in enumerate(zip(self.numbers, pi, strict=True)):
-            best, tie = int(row.argmax()), len(row) > 1 and np.ptp(row) < TIE
+            best, tie = int(row.argmax()), len(row) > 1 and np.ptp(row) < TIED_MARGIN
             number = "" if tie else f"{row[best]:.2f}".lstrip("0")
             text.set(x=index, y=best, text=number, color="white" if row[best] > 0.55 else "black")
         temperature = f"   temperature {line['temperature']:.3f}" if self.anneals else ""

@@ -1,4 +1,4 @@
-"""The search among networks by trials: the first parts of trainings, and a law that tells which go on."""
+"""The search among networks by trials, in a run folder."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,15 +15,16 @@ from nas.costs.flops import count_flops
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import workers
-from nas.search.halving import TIE, Halving
+from nas.search.choice import choice_record, networks_table, overfit_warning, pi_lines
+from nas.search.halving import successive_halving
 from nas.search.network_costs import NetworkCosts, network_costs
 from nas.search.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
-from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
+from nas.search.strategy import Strategy
+from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches
 from nas.training.build import open_streams, passes_warning, resolve_auto
 from nas.training.device import DeviceContext
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
-SHOWN = 6  # networks
 
 
 def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[Config, dict]:
@@ -62,58 +63,32 @@ def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choi
     return [flops, replace(table, reference_cost=table.cost(plain) / choice["interleaved_ratio"])]
 
 
-def networks_table(choice: dict) -> str:
-    """The best networks by the law, a line for each. Its losses are predicted. choice: the content of choice.yaml."""
-    head = f"networks within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}"
-    rows = [f"{head}; predicted loss against the chosen one, and probability to be the best:"]
-    for one in [one for one in choice["networks"] if one["ratio"] <= choice["budget"] * (1 + 1e-9)][:SHOWN]:
-        cost = f"{one['cost']:.4g}, {one['ratio']:.3f}"
-        loss = f"loss {round(one['behind'], 3) + 0:+.1%} ± {one['interval']:.1%}"  # never -0.0%
-        rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability']:.0%}")
-    most = max(one["share"] for one in choice["trials"])
-    why = f"the best prediction of those with {part_of(most)}, or the cheapest of equal ones"
-    return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
-
-
-def overfit_warning(choice: dict) -> str | None:
-    """A warning if the chosen network was better after an earlier trial than with the best weights of its training."""
-    losses = {one["share"]: one["bits_per_byte"] for one in choice["trials"] if one["name"] == choice["name"]}
-    best = min(losses, key=losses.get)
-    if 1.0 not in losses or losses[1.0] <= (1 + TIE) * losses[best]:
-        return None
-    return (
-        f"WARNING: {choice['name']} had {losses[best]:.4f} bits per byte on valid after {part_of(best)}, and "
-        f"{losses[1.0]:.4f} with the best weights of all, so it may overfit; give fewer train.epochs or --minutes, or "
-        "more model.dropout"
-    )
-
-
 def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> tuple[dict, list[dict]]:
     """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network().
 
     run: the folder of the trials.
     """
-    folder, search = run.path, open_search(config, run.path, context)
-    trials, size = search.trials, search.costs.reference.vocab_size
+    strategy = open_search(config, run.path, context)
+    trials, size = strategy.trials, strategy.costs.reference.vocab_size
     run.start(config, provenance(config, trials.corpora[size].meta, context))
     run.write(CONFIG, {"stage": STAGE, **asdict(config)})  # with the present text and device, which trials read
-    run.write(COSTS, search.costs.to_dict())
-    within = "candidates" if config.search.latency.source == "none" else "within the budget"
+    run.write(COSTS, strategy.costs.to_dict())
+    what = "candidates" if config.search.latency.source == "none" else "within the budget"
     parts = batches(trials.rungs)
     most = f"{sum(share * count for share, count in parts):.3g}"
-    print(f"{len(search.networks)} networks are {within} at first; trials take the steps of at most {most} trainings")
+    print(f"{len(strategy.networks)} networks are {what} at first; trials take the steps of at most {most} trainings")
     if warning := passes_warning(config, trials.corpora[size]):
         print(warning)
-    if not (folder / LOGS).exists():
-        estimate = trial_estimate(search, folder)
+    if not (run.path / LOGS).exists():
+        estimate = trial_estimate(strategy, run.path)
         minutes = estimate.seconds(parts) / 60
         print(f"the trials take about {minutes:.2g} minutes, {estimate.at_once} at a time", flush=True)
-    chosen = search.run()
-    return search.record(chosen), search.history()
+    chosen = successive_halving(strategy)
+    return choice_record(strategy, chosen), pi_lines(strategy)
 
 
-def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving:
-    """The search before its first trial. The costs are those of an earlier call, or are measured.
+def open_search(config: Config, folder: Path, context: DeviceContext) -> Strategy:
+    """The strategy before the first trial. The costs are those of an earlier call, or are measured.
 
     Raises InputError if no network is within the budget.
     """
@@ -135,16 +110,16 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
             f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
             f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
         )
-    return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
+    return Strategy(Trials(config, corpora, folder, context), costs, budget, networks)
 
 
-def trial_estimate(search: Halving, folder: Path) -> Estimate:
+def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
     """The seconds of trials: those that nas.run has measured with one epoch, or measured now."""
-    config, file = search.config, folder / ESTIMATE
+    config, file = strategy.config, folder / ESTIMATE
     if not file.exists() or config.train.epochs is None:
-        return search.trials.estimate(search.first_networks(BATCH))
+        return strategy.trials.estimate(strategy.propose_first(BATCH))
     known = read_yaml(file)
-    return Estimate(known["start"], known["training"] * config.train.epochs, workers(search.trials.context))
+    return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.context))
 
 
 def open_costs(

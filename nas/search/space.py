@@ -76,8 +76,9 @@ def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], l
     plain = [interleaved(depth) for depth in depths] if {*interleaved(2)} <= {*operations} else []
     uniform, found = [[name] * depth for name in operations if name != "identity" for depth in depths], []
     for shape, table in tables.items():
-        fits = within(table, limit)
-        found += [make_network(*shape, blocks) for blocks in [*filter(fits, plain)] or filter(fits, uniform)]
+        affordable = within_budget(table, limit)
+        patterns = [*filter(affordable, plain)] or filter(affordable, uniform)
+        found += [make_network(*shape, blocks) for blocks in patterns]
     return found
 
 
@@ -87,7 +88,7 @@ def cheapest(config: Config, table: CostTable) -> float:
     return table.overhead + least * min(table.blocks[name] for name in names if name != "identity")
 
 
-def within(table: CostTable, limit: float) -> Callable[[Iterable[str]], bool]:
+def within_budget(table: CostTable, limit: float) -> Callable[[Iterable[str]], bool]:
     """Whether a pattern costs at most the limit. Sums may be rounded."""
     return lambda blocks: table.cost(blocks) <= limit * (1 + 1e-9)
 

@@ -1,4 +1,4 @@
-"""A law of the loss in sizes, operations and text read, fitted to the first parts of trainings."""
+"""The surrogate model: a Gaussian process regression of the loss in sizes, operations and text read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
 from nas.core.blocks import kind_of, parse_block
 from nas.search.space import BYTES_PER_PIECE, Network
@@ -36,7 +37,7 @@ LETTERS = "VDNTAFPOERW"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
-DRAWS = 1000  # for the probability that a network is the best
+DRAWS = 1000  # for the probability of being the best
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,16 @@ def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     blocks, half = network.blocks, len(network.blocks) / 2
     attends = np.array([kind_of(block).reaches_far for block in blocks])
     widths = sum(width_of(block, network.d_model, d_ffn) for block in blocks)
-    places, later = np.linspace(-1, 1, len(blocks)) if len(blocks) > 1 else np.zeros(1), 0.0
+    later = 0.0
     if 0 < attends.sum() < len(blocks):
+        places = np.linspace(-1, 1, len(blocks))
         later = places[attends].mean() - places[~attends].mean()
     logs = np.log([network.vocab_size, network.d_model, len(blocks)])
-    return *logs, *np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5)), later, float(not attends.any())
+    relative = np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5))
+    return *logs, *relative, later, float(not attends.any())
 
 
-def mean_sizes(networks: Sequence[Network]) -> np.ndarray:
+def average_sizes(networks: Sequence[Network]) -> np.ndarray:
     """The mean logarithms of vocabulary, width and number of blocks."""
     return np.mean([log_sizes(network, "4x")[:3] for network in networks], axis=0)
 
@@ -96,11 +99,11 @@ def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
     return float(size[:-1]) / 4 if size.endswith("x") else float(size) / (4 * d_model)
 
 
-class Law:
-    """A polynomial for the logarithm of the loss, and effects of its own of each network and of each pair of vocabulary
-    and width: a Gaussian process regression.
+class Surrogate:
+    """A Gaussian process regression for the logarithm of the loss: a polynomial, an effect of each network, and one of
+    each pair of vocabulary and width.
 
-    networks: all candidates. d_ffn: model.d_ffn. centre: mean_sizes() to which the terms refer; None: those of all
+    networks: all candidates. d_ffn: model.d_ffn. mean_log_sizes: to which the terms refer; None: that of all
     candidates. terms: as TERMS. text: what a whole training reads.
     """
 
@@ -109,23 +112,24 @@ class Law:
         points: Sequence[Point],
         networks: Sequence[Network],
         d_ffn: int | str = "4x",
-        centre: Sequence[float] | None = None,
+        mean_log_sizes: Sequence[float] | None = None,
         terms: dict[str, tuple[float, float]] = TERMS,
         text: Text = ONCE,
     ):
-        known, self.d_ffn = [*networks, *(point.network for point in points)], d_ffn
+        known = [*networks, *(point.network for point in points)]
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
+        self.d_ffn, self.text = d_ffn, text
         self.keys: dict = {}
-        self.centre = mean_sizes(networks) if centre is None else np.asarray(centre)
-        terms, self.text = terms | AGAIN if text.is_read_again else terms, text
+        self.mean_log_sizes = average_sizes(networks) if mean_log_sizes is None else np.asarray(mean_log_sizes)
+        terms = terms | AGAIN if text.is_read_again else terms
         self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
         means, spreads = np.array(list(terms.values())).T
         self.mean = np.append(means, np.zeros(2 * len(self.names)))
         self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
         self.known = self.inputs([point.network for point in points], [point.share for point in points])
-        self.inverse = np.linalg.inv(self.covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
-        self.residuals = np.log([point.loss for point in points]) - self.known.features @ self.mean
+        self.factor = cho_factor(self.covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
+        self.logs = np.log([point.loss for point in points])
 
     def inputs(self, networks: Sequence[Network], share: Sequence[float] | float = 1.0) -> Inputs:
         """share: of a training."""
@@ -133,7 +137,7 @@ class Law:
         time = np.broadcast_to(np.log(share), len(given))[:, None]
         again = np.maximum(0, self.text.passes * np.exp(time) - 1)
         suited = np.exp(given[:, :1]) * BYTES_PER_PIECE / self.text.bytes
-        columns = np.hstack([given[:, :3] - self.centre, time, given[:, 3:], time == 0, again, suited])
+        columns = np.hstack([given[:, :3] - self.mean_log_sizes, time, given[:, 3:], time == 0, again, suited])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
         counts = counts.reshape(len(given), len(self.names))
         features = np.hstack([(columns[:, None, :] ** self.powers).prod(axis=-1), counts, counts * time])
@@ -145,37 +149,46 @@ class Law:
         same = (one.effects[:, None] == two.effects).sum(axis=-1)
         return (one.features * self.spread**2) @ two.features.T + OWN**2 * same
 
+    def variance(self, one: Inputs) -> np.ndarray:
+        """The diagonal [P] of covariance(one, one)."""
+        return one.features**2 @ self.spread**2 + 2 * OWN**2
+
+    def solve(self, values: np.ndarray) -> np.ndarray:
+        """The covariance of the points, inverted, times values [points, ...]."""
+        return cho_solve(self.factor, values)
+
     def predict(self, networks: Sequence[Network]) -> np.ndarray:
         """Losses [P] at the end of a training, up to a factor that is the same for all."""
-        wanted = self.inputs(networks)
-        return np.exp(wanted.features @ self.mean + self.covariance(wanted, self.known) @ self.inverse @ self.residuals)
+        wanted, missed = self.inputs(networks), self.logs - self.known.features @ self.mean
+        return np.exp(wanted.features @ self.mean + self.covariance(wanted, self.known) @ self.solve(missed))
 
     def errors(self, networks: Sequence[Network], other: Network) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other network - 1, at the end of a training."""
         wanted, against = self.inputs(networks), self.inputs([other])
-        across = [self.covariance(part, self.known) for part in (wanted, against)]
-        own = (wanted.features**2 * self.spread**2).sum(axis=1) + 2 * OWN**2
-        own = own - ((across[0] @ self.inverse) * across[0]).sum(axis=1)
-        others = (self.covariance(against, against) - across[1] @ self.inverse @ across[1].T).item()
-        between = (self.covariance(wanted, against) - across[0] @ self.inverse @ across[1].T)[:, 0]
-        return np.sqrt(np.maximum(own + others - 2 * between, 0))
+        before = self.variance(wanted) + self.variance(against) - 2 * self.covariance(against, wanted)[0]
+        shared = self.covariance(self.known, wanted) - self.covariance(self.known, against)
+        return np.sqrt(np.maximum(before - (shared * self.solve(shared)).sum(axis=0), 0))
 
     def draw(self, networks: Sequence[Network], count: int, generator: np.random.Generator) -> np.ndarray:
         """Draws [count, P] of the logarithms of losses at the end of a training, by Matheron's rule (arXiv 2002.09309,
         section 3): a draw before the fit, corrected by what it misses at the points.
         """
         wanted = self.inputs(networks)
+        keys = list(dict.fromkeys(np.vstack([self.known.effects, wanted.effects]).ravel().tolist()))
         factors = self.spread * generator.standard_normal((count, len(self.spread))) + self.mean
-        effects = OWN * generator.standard_normal((count, len(self.keys)))
-        values = [factors @ part.features.T + effects[:, part.effects].sum(axis=-1) for part in (wanted, self.known)]
-        missed = self.residuals + self.known.features @ self.mean - values[1]
-        missed -= NOISE * generator.standard_normal(missed.shape)
-        return values[0] + missed @ self.inverse @ self.covariance(self.known, wanted)
+        effects = np.zeros((count, len(self.keys)))
+        effects[:, keys] = OWN * generator.standard_normal((count, len(keys)))  # whatever was predicted before
+        own, known = [factors @ one.features.T + effects[:, one.effects].sum(axis=-1) for one in (wanted, self.known)]
+        missed = self.logs - known - NOISE * generator.standard_normal(known.shape)
+        return own + self.solve(missed.T).T @ self.covariance(self.known, wanted)
 
-    def chances(self, networks: Sequence[Network]) -> np.ndarray:
+    def sample(self, networks: Sequence[Network]) -> np.ndarray:
+        """Draws [DRAWS, P], always the same ones for the same points and networks."""
+        return self.draw(networks, DRAWS, np.random.default_rng(0))
+
+    def probability_best(self, networks: Sequence[Network]) -> np.ndarray:
         """The probability [P] of each network to be the best of these at the end of a training."""
-        winners = self.draw(networks, DRAWS, np.random.default_rng(0)).argmin(axis=1)
-        return np.bincount(winners, minlength=len(networks)) / DRAWS
+        return np.bincount(self.sample(networks).argmin(axis=1), minlength=len(networks)) / DRAWS
 
     def best_of_vocabularies(self, networks: Sequence[Network]) -> list[Network]:
         """The best network of each vocabulary, the best first."""

@@ -29,25 +29,15 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
 
     folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
     """
-    began, epoch = time.monotonic(), replace(config, train=replace(config.train, steps=None, epochs=1.0))
-    corpus = Corpus(prepare(config.data, print))
-    about = asdict(epoch) | data_digests(corpus.meta)
-    if (folder / ESTIMATE).exists() and read_yaml(folder / ESTIMATE)["about"] != about:
-        forget_estimate(folder)
-    search = open_search(epoch, folder, context)
-    share, estimate = RUNGS[0].share, trial_estimate(search, folder)  # of an earlier call with too few minutes, too
-    folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / COSTS, search.costs.to_dict())
-    write_yaml(folder / ESTIMATE, {"start": estimate.start, "training": estimate.training, "about": about})
-    spent, (fixed, per_epoch) = time.monotonic() - began, whole_seconds(estimate, RUNGS)
-    left = 60 * minutes - spent
-    steps = min(search.trials.steps.values())  # of an epoch, in the vocabulary with the fewest tokens
-    least = FEWEST_STEPS / share / steps
-    most = most_passes(config)
+    began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
+    estimate, steps = measure(config, corpus, folder, context)
+    spent = time.monotonic() - began
+    least, most = FEWEST_STEPS / RUNGS[0].share / steps, most_passes(config)
     if most < least:
         raise InputError(
-            f"the text is too short: {most} passes have {most * steps} steps; {FEWEST_STEPS / share:.0f} are needed"
+            f"the text is too short: {most} passes have {most * steps} steps; {least * steps:.0f} are needed"
         )
+    left, (fixed, per_epoch) = 60 * minutes - spent, whole_seconds(estimate, RUNGS)
     epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
@@ -59,13 +49,30 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     if epochs < least:
         enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
-    train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
-    whole = max(1, round(train.epochs * steps))
-    train.warmup_steps = min(train.warmup_steps, int(rung_steps(share, whole) / LONG_ENOUGH))
-    train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
     total = (spent + fixed + epochs * per_epoch) / 60
+    train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
+    whole = max(1, round(train.epochs * steps))
+    train.warmup_steps = min(train.warmup_steps, int(rung_steps(RUNGS[0].share, whole) / LONG_ENOUGH))
+    train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
     return replace(config, train=train)
+
+
+def measure(config: Config, corpus: Corpus, folder: Path, context: DeviceContext) -> tuple[Estimate, int]:
+    """The estimate with one epoch, and the steps of an epoch in the vocabulary with the fewest tokens.
+
+    An earlier call with too few minutes has left both in the folder.
+    """
+    epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
+    file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
+    if file.exists() and read_yaml(file)["about"] != about:
+        forget_estimate(folder)
+    strategy = open_search(epoch, folder, context)
+    estimate = trial_estimate(strategy, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / COSTS, strategy.costs.to_dict())
+    write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
+    return estimate, min(strategy.trials.steps.values())
 
 
 def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:

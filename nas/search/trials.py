@@ -41,7 +41,7 @@ class Rung(NamedTuple):
     vocabularies: int = 1
 
 
-BATCH = 4  # networks of the first rung that the law proposes at once
+BATCH = 4  # networks of the first rung that are proposed at once
 RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
@@ -52,8 +52,8 @@ def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
     """The share of a training that each batch of trials adds, and its number of networks, at most."""
     first, count, _ = rungs[0]
     proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
-    newcomer = [(first, 1)]  # Halving.with_newcomer()
-    return proposed + newcomer + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
+    untried = [(first, 1)]  # Strategy.with_best_untried()
+    return proposed + untried + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
 
 
 def rung_steps(share: float, steps: int) -> int:
@@ -137,6 +137,10 @@ class Trials:
     @property
     def rungs(self) -> tuple[Rung, ...]:
         return AGAIN_RUNGS if self.text.is_read_again else RUNGS
+
+    def finished(self, rung: Rung) -> list[Network]:
+        """The networks whose trials in a rung have not failed."""
+        return [point.network for point in self.points if point.share == rung.share]
 
     def estimate(self, networks: list[Network]) -> Estimate:
         """The seconds of a trial's start and of a whole training, if these networks are typical, from a few steps."""

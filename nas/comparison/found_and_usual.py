@@ -1,0 +1,92 @@
+"""The found network of nas.run beside the usual one: summary.yaml, and the last lines of the command."""
+
+from pathlib import Path
+
+from nas.core.config import Config
+from nas.core.config_loading import load_config
+from nas.core.files import read_yaml
+from nas.core.pattern import abbreviate, interleaved
+from nas.core.plan import REPORT
+from nas.core.run_folder import CHOICE, CONFIG, FOUND, RESULTS, SEARCH, SUMMARY, TRIALS, USUAL
+from nas.costs.baselines import deepest
+from nas.costs.cost_table import TOLERANCE
+from nas.costs.measurement import ROUNDS, SECONDS, text_times
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.search.network_costs import NetworkCosts
+from nas.search.network_search import COSTS
+from nas.search.space import within_budget
+from nas.search.strategy import EQUAL_LOSS
+from nas.training.build import resolve_auto
+from nas.training.device import set_up_device
+
+NAMES = FOUND, USUAL
+
+
+def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
+    """The blocks of the deepest interleaved network within the budget; None if there is none."""
+    costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
+    limit = read_yaml(folder / SEARCH / CHOICE)["budget"] * costs.reference_cost
+    return deepest(interleaved, plan.model.blocks, within_budget(costs.tables[costs.reference[:2]], limit))
+
+
+def summarize(folder: Path, plan: Config) -> dict:
+    """The content of summary.yaml: both networks on test, and their times for a text beside that of the reference.
+
+    All times are from the same rounds. use: the usual network if it is better on valid and within the budget, else the
+    found one.
+    """
+    networks, summary, valid = {}, {}, {}
+    context, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
+    for name in (USUAL, FOUND):  # ratios are to the first one
+        results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
+        valid[name] = results["valid"]["bits_per_byte"]
+        networks[name] = results["pattern"], config, Corpus(prepare(config.data))
+        summary[name] = {
+            "vocab_size": networks[name][2].vocab_size,
+            "d_model": config.model.d_model,
+            "blocks": results["pattern"],
+            "dropout": config.model.dropout,
+            **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
+        }
+    if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
+        networks["reference"] = whole, resolve_auto(plan, corpus, tell=lambda text: None), corpus
+    times = text_times(networks, context, ROUNDS, SECONDS)
+    for name, own in summary.items():
+        own["ms_per_1000_bytes"] = times[name]["ms_per_1000_bytes"]
+        own["time_ratio_to_usual"] = times[name]["ratio"]
+        own["time_ratio_to_reference"] = times[name]["ratio"] / times.get("reference", times[USUAL])["ratio"]
+    better = (1 + EQUAL_LOSS) * valid[USUAL] < valid[FOUND] and usual_blocks(folder, plan)
+    return summary | {"use": USUAL if better else FOUND}
+
+
+def describe(folder: Path, plan: Config) -> str:
+    """The last lines: both networks, how they differ, and notices."""
+    summary, choice = read_yaml(folder / SUMMARY), read_yaml(folder / SEARCH / CHOICE)
+    found, usual = (summary[name] for name in NAMES)
+    is_reference, timed = usual["blocks"] == interleaved(plan.model.blocks), choice["unit"].startswith("ms")
+    bits, to_reference = found["bits_per_byte"] / usual["bits_per_byte"] - 1, found["time_ratio_to_reference"]
+    line = f"found against usual{' (the reference)' if is_reference else ''}: {bits:+.1%} bits per byte"
+    line += f", at {found['time_ratio_to_usual']:.2f} of the time"
+    line += "" if is_reference else f"; {to_reference:.2f} of the reference's time"
+    line += f", and the budget is {choice['budget']:.3g}" if timed else ""
+    lines = [*(f"{name} network: {describe_network(summary[name])}" for name in NAMES), line]
+    if table := plan.search.latency.table:
+        lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
+    elif timed and to_reference > (1 + TOLERANCE) * choice["budget"]:
+        again = f"remove {folder / SUMMARY} and {folder / REPORT}, and repeat the command on an idle machine"
+        lines.append(f"NOTICE: the found network takes longer than the budget; to time it again, {again}")
+    if summary["use"] == USUAL:
+        lines.append("NOTICE: the usual network is better on valid, so use that one")
+    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / summary['use']}")
+    return "\n".join(lines)
+
+
+def describe_network(one: dict) -> str:
+    """Sizes, quality and time. one: of summary.yaml."""
+    sizes = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
+    sizes += f", dropout {one['dropout']:g}" if one["dropout"] else ""
+    quality = f"{one['bits_per_byte']:.4f} bits per byte on test"
+    if one["word_perplexity_comparable"]:
+        quality += f", word perplexity {one['word_perplexity']:,.1f}"
+    return f"{sizes}: {quality}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes"

@@ -1,0 +1,142 @@
+"""The strategy of a search by trials: which networks a surrogate model proposes, promotes and chooses."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nas.core.config import Config
+from nas.search.network_costs import NetworkCosts
+from nas.search.space import Network, neighbours, within_budget
+from nas.search.surrogate import TERMS, Surrogate, average_sizes
+from nas.search.trials import Rung, Trials
+
+UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
+EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
+PARENTS = 20  # of the networks that are one change away
+
+
+class Strategy:
+    """Proposes networks for the first rung, and promotes some of them to the next ones.
+
+    networks: the first candidates within the budget. Networks that are one change away from the best join them.
+    """
+
+    def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
+        self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
+        self.config, self.terms, self.mean_log_sizes = trials.config, TERMS, average_sizes(networks)
+
+    def fit(self, points: int | None = None) -> Surrogate:
+        """The surrogate of the first points; None: of all. Their shares are those of whole steps."""
+        trials, known = self.trials, []
+        for point in trials.points[:points]:
+            share = trials.until(point.network, point.share) / trials.steps[point.network.vocab_size]
+            known.append(replace(point, share=share))
+        about = self.config.model.d_ffn, self.mean_log_sizes, self.terms, trials.text
+        return Surrogate(known, self.networks, *about)
+
+    def untried(self) -> list[Network]:
+        return [network for network in self.networks if network not in self.trials.tried]
+
+    def propose_first(self, count: int) -> list[Network]:
+        """The predicted best network of each of the best vocabularies, before any trial.
+
+        If there are fewer than `count`, others by Thompson sampling.
+        """
+        self.add_neighbours()
+        best = self.fit().best_of_vocabularies(self.networks)
+        return list(dict.fromkeys([*best, *self.thompson_sampling(count)]))[:count]
+
+    def propose(self, count: int) -> list[Network]:
+        """At most `count` untried networks for the first rung, after its first trials."""
+        self.add_neighbours()
+        return self.thompson_sampling(count)
+
+    def add_neighbours(self) -> None:
+        limit = self.budget * self.costs.reference_cost
+        self.networks = with_neighbours(self.networks, self.fit(), self.config, self.costs.tables, limit)
+
+    def thompson_sampling(self, count: int) -> list[Network]:
+        """Untried networks, each of which is the best one in a draw of the surrogate (arXiv 1707.02038)."""
+        others, chosen = self.untried(), []
+        count = max(0, min(count, len(others)))
+        generator = np.random.default_rng([self.config.seed, len(self.trials.tried)])
+        for draw in self.fit().draw(others, count, generator) if count else ():
+            draw[chosen] = np.inf
+            chosen.append(int(np.argmin(draw)))
+        return [others[index] for index in chosen]
+
+    def promote(self, networks: list[Network], before: Rung, rung: Rung) -> list[Network]:
+        """The networks of a rung. networks: those of the rung before."""
+        surrogate = self.fit()
+        promoted = self.likely_best(surrogate, networks, rung)
+        if before == self.trials.rungs[0]:
+            promoted = self.with_best_untried(surrogate, promoted, rung.networks)
+        return self.fill_free_places(surrogate, promoted, before, rung)
+
+    def likely_best(self, surrogate: Surrogate, networks: list[Network], rung: Rung) -> list[Network]:
+        """The predicted best network of each of the best vocabularies, and then the best others.
+
+        The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay. No
+        network stays that is unlikely to be the best.
+        """
+        order = [networks[index] for index in np.argsort(surrogate.predict(networks))]
+        probabilities = dict(zip(networks, surrogate.probability_best(networks), strict=True))
+        likely = [network for network in order if probabilities[network] >= UNLIKELY]
+        best = surrogate.best_of_vocabularies(likely)[: rung.vocabularies]
+        return [*best, *(network for network in likely if network not in best)][: rung.networks]
+
+    def with_best_untried(self, surrogate: Surrogate, networks: list[Network], count: int) -> list[Network]:
+        """Add the predicted best untried network. If there are `count`, it replaces the last one if it is better."""
+        others, last = networks[: count - 1], networks[count - 1 :]
+        compared = [*last, *self.untried()]
+        return [*others, *(compared[index] for index in surrogate.predict(compared).argsort()[:1])]
+
+    def fill_free_places(
+        self, surrogate: Surrogate, networks: list[Network], before: Rung, rung: Rung
+    ) -> list[Network]:
+        """Fill the free places of a rung with untried networks and those of earlier rungs, as far as the steps suffice.
+
+        An untried one takes more steps. Each is the predicted best, and likely enough to be the best of the rung.
+        """
+        free = (rung.networks - len(networks)) * (rung.share - before.share)
+        missing = dict.fromkeys(self.networks, rung.share)
+        missing |= {point.network: rung.share - point.share for point in self.trials.points}
+        left_out = {*networks, *self.trials.failed}
+        others = [one for one in self.networks if one not in left_out and missing[one] <= free]
+        draws = dict(zip([*others, *networks], surrogate.sample([*others, *networks]).T, strict=True))
+        for index in surrogate.predict(others).argsort(kind="stable"):
+            best = others[index]
+            if missing[best] > free:
+                continue
+            winners = np.argmin([draws[one] for one in (*networks, best)], axis=0)
+            if (winners == len(networks)).mean() < UNLIKELY:
+                break
+            networks, free = [*networks, best], free - missing[best]
+        return networks
+
+    def choose(self, networks: list[Network]) -> Network:
+        """The predicted best network, and of several that are equally good the cheapest.
+
+        Predictions decide, because networks still differ in what they gain from the rest of the text.
+        """
+        losses = self.fit().predict(networks)
+        most = (1 + EQUAL_LOSS) * min(losses)
+        return min((one for one, loss in zip(networks, losses, strict=True) if loss <= most), key=self.costs.cost)
+
+
+def with_neighbours(
+    networks: Sequence[Network], surrogate: Surrogate, config: Config, tables: dict, limit: float
+) -> list[Network]:
+    """Add the networks within a cost that are one change away from the predicted best, until none is new.
+
+    tables: costs of each vocabulary and width.
+    """
+    operations, most, count = config.search.operations, config.model.blocks, 0
+    affordable = {shape: within_budget(table, limit) for shape, table in tables.items()}
+    while len(networks) > count:
+        count = len(networks)
+        best = [networks[index] for index in np.argsort(surrogate.predict(networks))[:PARENTS]]
+        near = [other for network in best for other in neighbours(network, operations, most)]
+        networks = list(dict.fromkeys([*networks, *(one for one in near if affordable[one[:2]](one.blocks))]))
+    return networks
