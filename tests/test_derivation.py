@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import yaml
 
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
@@ -127,7 +126,7 @@ def test_the_current_pattern_is_the_latest_known_and_within_the_budget(tmp_path)
     COSTS.write(tmp_path / "flops.yaml")  # overhead 10, attention 6, dense 4, identity 0; interleaved 20
     budget = {"source": "flops", "target": 0.75}
     for latency, expected in ({}, [NAMES[0], NAMES[2]]), (budget, [NAMES[1], NAMES[2]]):
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"method": "trials", "latency": latency}}))
+        write_yaml(tmp_path / "config.yaml", {"search": {"method": "trials", "latency": latency}})
         assert current_pattern(tmp_path) == expected
     write_yaml(tmp_path / "pattern.yaml", {"format": FORMAT, "blocks": ["dense", "dense"]})
     assert current_pattern(tmp_path) == ["dense", "dense"]
@@ -177,7 +176,7 @@ def test_a_run_is_read_with_its_costs(tmp_path):
     lines = [{"step": 0, "temperature": 1.0, "operations": NAMES, "pi": [[0.2, 0.3, 0.5]]}]
     lines.append({**lines[0], "step": 9, "of_steps": 10, "pi": [[0.1, 0.8, 0.1]]})
     (tmp_path / "pi.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"stage": "search", "seed": 5}))
+    write_yaml(tmp_path / "config.yaml", {"stage": "search", "seed": 5})
     COSTS.write(tmp_path / "flops.yaml")
     run = read_run(tmp_path)
     assert (run.step, run.of_steps, run.pi.tolist(), run.options["seed"]) == (9, 10, [[0.1, 0.8, 0.1]], 5)
@@ -194,16 +193,16 @@ def test_damaged_costs_are_reported(tmp_path):
     damages += [{"overhead": 1.0, "blocks": {**COSTS.blocks, "dense": bad}} for bad in (-1.0, math.nan, math.inf)]
     damages += [{"overhead": 1.0, "blocks": COSTS.blocks, "holds_for": 5}]
     for damaged in damages:
-        path.write_text(yaml.safe_dump(damaged))
+        write_yaml(path, damaged)
         with pytest.raises(
             InputError, match="is damaged: `overhead` and, under `blocks`, attention, dense, identity must be"
         ):
             read_costs(path, NAMES)
     for name in ("attention", "dense"):
-        path.write_text(yaml.safe_dump({"overhead": 1.0, "blocks": {**COSTS.blocks, name: 0.0}}))
+        write_yaml(path, {"overhead": 1.0, "blocks": {**COSTS.blocks, name: 0.0}})
         with pytest.raises(InputError, match=f"flops.yaml makes no sense: {name} costs 0"):
             read_costs(path, NAMES)
-    path.write_text(yaml.safe_dump({"overhead": 1.0, "blocks": {**COSTS.blocks, "identity": 0.0}}))
+    write_yaml(path, {"overhead": 1.0, "blocks": {**COSTS.blocks, "identity": 0.0}})
     assert read_costs(path, NAMES).blocks["identity"] == 0
-    path.write_text(yaml.safe_dump({"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks}))
+    write_yaml(path, {"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks})
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread

@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load, save
 
 from nas import load_model
+from nas.core.files import write_yaml
 from tests.making import KINDS
 from tests.processes import ROOT, refuse, succeed
 
@@ -100,7 +101,7 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
     assert f"{tmp_path} holds no finished training; give the run folder of a training, or a folder of" in told
     (tmp_path / "model.onnx").touch()
     assert f"{tmp_path} is an ONNX folder, which only" in refuse("generate", tmp_path)
-    (tmp_path / "summary.yaml").write_text("use: usual")
+    write_yaml(tmp_path / "summary.yaml", {"use": "usual"})
     assert f"{tmp_path} is a run of all stages: give {tmp_path / 'usual'}" in refuse("generate", tmp_path)
 
 
