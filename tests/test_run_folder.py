@@ -9,9 +9,11 @@ import torch
 import yaml
 
 from nas.core import run_folder
+from nas.core.config import EVAL_ONLY
 from nas.core.errors import InputError, RunError, run_command
-from nas.core.files import read_jsonl
-from nas.core.run_folder import check_folder, open_run, read_pi
+from nas.core.files import read_jsonl, read_yaml, write_yaml
+from nas.core.pi_history import read_pi
+from nas.core.run_folder import check_folder, open_run
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -75,7 +77,12 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
         open_run(tmp_path / "run", small_config(), "search", {"pattern": ["identity"]})
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
         check_folder(tmp_path / "run", True, "retrain")
-    open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]}, may_change=("train.", "search."))
+    changed = small_config("evaluate.segment=4", "evaluate.batch_size=2", "train.threads=2")
+    open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]}, (EVAL_ONLY,))
+    with pytest.raises(
+        InputError, match=r"train.threads \(1 -> 2\), evaluate.batch_size \(16 -> 2\), evaluate.segment"
+    ):
+        open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]})
 
 
 def test_only_a_search_is_bound_to_the_options_of_searches(tmp_path, small_config):
@@ -96,7 +103,7 @@ def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, sma
     run = start(tmp_path / "run", small_config())
     content = yaml.safe_load((run.path / "config.yaml").read_text())
     del content["model"]["activation"], content["evaluate"]
-    (run.path / "config.yaml").write_text(yaml.safe_dump(content))
+    write_yaml(run.path / "config.yaml", content)
     open_run(run.path, small_config(), "search")
     with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); use the options of"):
         open_run(run.path, small_config("model.activation=gelu"), "search")
@@ -154,6 +161,19 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(InputError, match="line 2 is not JSON"):
         read_jsonl(run.path / "metrics.jsonl")
+
+
+def test_a_file_that_is_cut_short_anywhere_is_refused(tmp_path):
+    path, content = tmp_path / "file.yaml", {"text": "é: ...", "list": [1, 2.5], "nested": {"a": None, "b": "\n...\n"}}
+    write_yaml(path, content)
+    assert read_yaml(path) == content
+    whole = path.read_bytes()
+    for length in range(len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(
+            InputError, match=r"file.yaml is cut short: its last line must be `...`; remove it, and repeat"
+        ):
+            read_yaml(path)
 
 
 def test_pi_is_read_with_clear_errors(tmp_path):
