@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from nas.core.config import Config, flat_config
+from nas.core.config import Config, changes, flat_config
 from nas.core.config_checks import check_same_text, check_search_budget
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
@@ -75,9 +75,8 @@ def open_plan(arguments: argparse.Namespace, config: Config) -> Config:
             planned = "without --minutes" if minutes is None else f"with --minutes {minutes:g}"
             raise InputError(f"--run {folder} was begun {planned}: repeat the command so, or use another folder")
         free = PLANNED if minutes else ()
-        changed = [key for key in given if given[key] != recorded[key] and key not in free]
-        if listed := ", ".join(f"{key} ({recorded[key]} -> {given[key]})" for key in changed):
-            raise InputError(f"--run {folder} has another configuration: {listed}; use another folder")
+        if changed := ", ".join(changes(recorded, given, free)):
+            raise InputError(f"--run {folder} has another configuration: {changed}; use another folder")
         return plan
     if folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
         if file.exists():

@@ -162,6 +162,7 @@ BAD_BLOCKS = {
     "conv 65": "conv 65: kernel=65 must be at most train.segment=64",
     "window 129": r"window 129: window=129 must be at most train.segment \+ train.memory, which is 128",
     "sparse_fixed 3 summary=4": "sparse_fixed 3 summary=4: summary=4 must be at most stride=3",
+    "dense, dense": "dense and dense are the same; candidates must differ",
     "dense, attention, dense 4x": "dense and dense 4x are the same; candidates must differ",
     "d512, {dense: 4x}": "d512 and {'dense': '4x'} are the same; candidates must differ",
     "attention key_heads=4, attention heads=4": "attention key_heads=4 and attention heads=4 are the same",

@@ -1,6 +1,7 @@
 """Every option of a configuration, in a dataclass per section, with its type, default, help text and marks."""
 
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -176,7 +177,7 @@ class LogitsOptimizerOptions:
 @dataclass
 class LatencyOptions:
     source: CostSource | CostTableFile = option(
-        "none", "of operations; measured: milliseconds here; onnx: in ONNX Runtime; or table.yaml of nas.latency"
+        "none", "costs; measured: milliseconds on this device; onnx: in ONNX Runtime; table.yaml: of nas.latency"
     )
     timing: Literal["inference", "training", "generation"] = option(
         "inference",
@@ -286,6 +287,12 @@ def config_of(values: dict[str, Any], kind=Config, prefix: str = "") -> Config:
         key = prefix + item.name
         given[item.name] = config_of(values, item.type, f"{key}.") if is_dataclass(item.type) else values[key]
     return kind(**given)
+
+
+def changes(old: dict[str, Any], new: dict[str, Any], may_differ: Collection[str]) -> list[str]:
+    """The options, besides those that may differ, that have another value: `key (old -> new)`."""
+    different = [key for key in new if new[key] != old[key] and key not in may_differ]
+    return [f"{key} ({old[key]} -> {new[key]})" for key in different]
 
 
 def known_values(config: Config, values: dict[str, Any]) -> Config:

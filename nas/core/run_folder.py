@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nas.core.config import EVERY_STAGE, ONLY_SEARCH, RESUME, Config, flat_config, known_values, marked
+from nas.core.config import EVERY_STAGE, ONLY_SEARCH, RESUME, Config, changes, flat_config, known_values, marked
 from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
 from nas.core.provenance import PROVENANCE, check_text
@@ -87,13 +87,9 @@ class RunFolder:
         """Raises InputError if the run has other options, which the message lists."""
         old = flat_config(self.recorded) | {key: self.recorded.get(key) for key in self.extra}
         new = flat_config(asdict(self.resolve_auto(config))) | self.extra
-        different = [key for key in new if new[key] != old[key] and key not in self.may_differ]
-        if different:
-            changes = ", ".join(f"{key} ({old[key]} -> {new[key]})" for key in different)
-            raise InputError(
-                f"--run {self.path} was started with another configuration: {changes}; "
-                f"use the options of {self.path / 'config.yaml'}, or another folder"
-            )
+        if different := ", ".join(changes(old, new, self.may_differ)):
+            advice = f"use the options of {self.path / CONFIG}, or another folder"
+            raise InputError(f"--run {self.path} was started with another configuration: {different}; {advice}")
 
     @on_rank_0
     def write(self, name: str, content: dict) -> None:

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from nas.core.config import TRIAL, Config, flat_config, marked
+from nas.core.config import TRIAL, Config, changes, flat_config, marked
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
 from nas.core.provenance import DIGESTS, PROVENANCE
@@ -28,8 +28,7 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
         return
     recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
     old, new = flat_config(recorded), flat_config(asdict(config))
-    compared = [key for key in new if key not in run.may_differ | {*marked(TRIAL)}]
-    different = [f"{key} ({old[key]} -> {new[key]})" for key in compared if new[key] != old[key]]
+    different = changes(old, new, run.may_differ | {*marked(TRIAL)})
     if recorded["pattern"] != pattern_file["blocks"]:
         different.append(f"blocks ({abbreviate(recorded['pattern'])} -> {abbreviate(pattern_file['blocks'])})")
     if old["train.steps"] != total_steps:
