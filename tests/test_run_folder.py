@@ -1,6 +1,7 @@
 import argparse
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 import yaml
 
 from nas.core import run_folder
-from nas.core.config import EVAL_ONLY
+from nas.core.config import EVAL_ONLY, RESUME, marked
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_jsonl, read_yaml, write_yaml
 from nas.core.pi_history import read_pi
@@ -83,6 +84,12 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
         InputError, match=r"train.threads \(1 -> 2\), evaluate.batch_size \(16 -> 2\), evaluate.segment"
     ):
         open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]})
+
+
+def test_the_documentation_names_the_options_that_may_differ_on_resume():
+    text = (Path(__file__).parents[1] / "docs" / "run-folder.md").read_text("utf-8")
+    sentence = text.partition("Only these\n")[2].partition("A training also")[0]
+    assert {*re.findall(r"`(\w+\.\w+)`", sentence)} == {*marked(RESUME)}
 
 
 def test_only_a_search_is_bound_to_the_options_of_searches(tmp_path, small_config):
