@@ -103,7 +103,8 @@ def test_the_certainty_within_a_budget_is_that_of_patterns_within_it():
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
     one = search_run([[0.5, 0.3, 0.2]])
-    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], path="runs/two", seed=2)]) == []
+    free = {"seed": 2, "data": {"source": "x", "cache": "/elsewhere"}, "train": {"threads": 3}}
+    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], path="runs/two", **free)]) == []
     with pytest.raises(InputError, match="runs/two searched 1 blocks of dense, identity, and runs/one 1 of attention"):
         check_seeds([one, search_run([[0.5, 0.5]], path="runs/two", operations=["dense", "identity"])])
     with pytest.raises(InputError, match="runs/two searched 2 blocks"):
