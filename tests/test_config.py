@@ -200,6 +200,7 @@ def test_bad_blocks_give_one_line_that_names_them_and_what_is_allowed(load, bloc
         ("data: {source: 2024}\n", "config.yaml: data.source=2024 must be text; put quotes around it$"),
         ("data: {source: no}\n", "data.source=false must be text; put quotes around it$"),
         ("data: {source: [a]}\n", r"data.source=\[a\] must be text; put"),
+        ("train: {device: [é]}\n", r"train.device=\[é\] must be one of auto, cpu, cuda$"),
         ("data: {source: }\n", "data.source=null must be text; put"),
         ("data: {source: {a: 1}}\n", "unknown key 'data.source.a'; the nearest is 'data.source'"),
     ],

@@ -130,9 +130,7 @@ class TrainOptions:
     batch_size: Count = option(32, "rows per step over all processes; each row is a contiguous text")
     segment: Count = option(64, "tokens per row and step")
     memory: Natural = option(64, "earlier positions that attention sees; linear carries a state instead")
-    optimizer: Literal["adamw", "muon"] = option(
-        "muon", "of the blocks' matrices; all other weights have AdamW", STEP_COSTS
-    )
+    optimizer: Literal["adamw", "muon"] = option("muon", "of the blocks' matrices; others have AdamW", STEP_COSTS)
     lr: Positive | None = option(None, "peak learning rate of AdamW (null: 0.01 beside Muon, 0.006 alone)")
     muon_lr: Annotated[float, above(0), at_most(1)] = option(0.015, "peak learning rate of Muon; it suits any width")
     schedule: Literal["cosine", "linear"] = option("linear", "decay of the rates, to 1/4 or 0 (cosine)")
@@ -155,7 +153,7 @@ class TrainOptions:
     grad_accum_steps: Count = option(1, "parts into which each process splits its rows to save memory", RESUME)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto: cuda if there is a GPU, else cpu", RESUME)
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "of products; auto: bf16 if supported, on a CPU only for Muon"
+        "auto", "of products; auto: bf16 where supported, on CPUs only for Muon"
     )
     compile: Literal["auto", "always", "never"] = option(
         "auto", "torch.compile of operations; auto: on a GPU, from 20,000 steps on", RESUME
@@ -204,20 +202,14 @@ class LatencyOptions:
 class SearchOptions:
     operations: Operations = option([], "candidates of each block, with their sizes ([]: those of the method)")
     vocab_size: Vocabularies | Auto = option([], "vocabularies to choose from; auto; []: data.vocab_size", BY_TRIALS)
-    d_model: Widths | Auto = option(
-        [], "widths to choose from, with heads of one size; auto; []: model.d_model", BY_TRIALS
-    )
+    d_model: Widths | Auto = option([], "widths to choose from, heads of one size; auto; []: model.d_model", BY_TRIALS)
     method: Literal["trials", "gumbel"] = option(
         "trials", "short trainings of networks, led by a law of their losses; gumbel: arXiv 2009.04534"
     )
-    arch_fraction: Annotated[float, above(0), at_most(0.5)] = option(
-        0.2, "share of text and steps for the logits", GUMBEL
-    )
+    arch_fraction: Annotated[float, above(0), at_most(0.5)] = option(0.2, "share of text and steps for logits", GUMBEL)
     warmup_steps: Natural | None = option(None, "first steps, with uniform pi (null: a quarter)", GUMBEL)
     sampling: Literal["soft", "hard"] = option("soft", "mix all operations (the paper), or draw one", GUMBEL)
-    split: Literal["heldout", "shared"] = option(
-        "heldout", "text of the logits: held out (the paper) or the weights'", GUMBEL
-    )
+    split: Literal["heldout", "shared"] = option("heldout", "text of logits: held out (paper) or the weights'", GUMBEL)
     temperature: TemperatureOptions = section(TemperatureOptions, GUMBEL)
     optimizer: LogitsOptimizerOptions = section(LogitsOptimizerOptions, GUMBEL)
     latency: LatencyOptions = section(LatencyOptions)
@@ -233,7 +225,7 @@ class EvaluateOptions:
 @dataclass
 class Config:
     seed: Annotated[int, at_least(0), at_most(2**63 - 1)] = option(
-        1, "seed of initialisation, dropout and sampling", SEEDS
+        1, "seed of initialisation, dropout, sampling", SEEDS
     )
     data: DataOptions = section(DataOptions)
     model: ModelOptions = section(ModelOptions)

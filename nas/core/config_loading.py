@@ -57,7 +57,7 @@ def options_help() -> str:
 
 def shown(value) -> str:
     """A value as users write it."""
-    return json.dumps(value, default=str).replace('"', "")
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False).replace('"', "")
 
 
 def load_config(path: str | Path, overrides: list[str]) -> Config:
@@ -137,9 +137,9 @@ def read_value(key: str, value, where: str):
         with suppress(ValueError, OverflowError):
             if fits(number := float(value), kind):  # YAML takes 3e-3 for text
                 return number
-    if len(words) > 1:
-        advice = f"; the nearest is {nearest(OTHER_VALUES.get(value, value), words)}"
-    elif not isinstance(value, str) and fits(shown(value), kind):
+    if isinstance(value, str):
+        advice = f"; the nearest is {nearest(OTHER_VALUES.get(value, value), words)}" if len(words) > 1 else ""
+    elif fits(shown(value), kind):
         advice = "; put quotes around it"
     raise InputError(f"{where}{key}={shown(value)} must be {describe(kind)}{advice}")
 
