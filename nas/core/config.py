@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -288,7 +288,10 @@ def changes(old: dict[str, Any], new: dict[str, Any], may_differ: Collection[str
 
 
 def known_values(config: Config, values: dict[str, Any]) -> Config:
-    """A copy of a configuration with known values in place of auto. values: {dotted key: value}."""
-    own = flat_config(asdict(config))
-    known = {key: values[key] for key in marked(AUTO) if key in values and own[key] == "auto"}
-    return config_of(own | known)
+    """A copy of a configuration with known values in place of auto; it shares other sections. values: {dotted key: value}."""
+    for key in marked(AUTO):
+        section, name = key.split(".")
+        options = getattr(config, section)
+        if key in values and getattr(options, name) == "auto":
+            config = replace(config, **{section: replace(options, **{name: values[key]})})
+    return config
