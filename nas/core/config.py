@@ -288,7 +288,7 @@ def changes(old: dict[str, Any], new: dict[str, Any], may_differ: Collection[str
 
 
 def known_values(config: Config, values: dict[str, Any]) -> Config:
-    """A copy of a configuration with known values in place of auto; it shares other sections. values: {dotted key: value}."""
+    """A configuration with known values in place of auto, which shares other sections. values: {dotted key: value}."""
     for key in marked(AUTO):
         section, name = key.split(".")
         options = getattr(config, section)
