@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.blocks import resolve_block
-from nas.core.config import Config, flat_config
+from nas.core.config import EVAL_ONLY, Config, flat_config
 from nas.core.config_checks import simplify
 from nas.core.config_loading import add_arguments, load_config
 from nas.core.errors import InputError, RunError, run_command
@@ -105,7 +105,7 @@ def main() -> None:
     from nas.training.device import set_up_device
     from nas.training.distributed import process_group
 
-    may_differ = ("evaluate.", "train.threads") if arguments.eval_only else ()
+    marks = (EVAL_ONLY,) if arguments.eval_only else ()
     folder = Path(arguments.run)
     if arguments.eval_only and not (folder / BEST).exists():
         raise InputError(f"--eval-only: {folder} holds no {BEST}; train it first, without --eval-only")
@@ -114,7 +114,7 @@ def main() -> None:
         if not (other / RESULTS).exists():
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
     config, origin = with_origin(config, pattern_file["blocks"], folder)
-    run = open_run(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, may_differ)
+    run = open_run(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, marks)
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
         retrain(pattern_file, config, origin, run, context, arguments)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from nas.comparison.claims import (
     describe,
@@ -21,6 +20,7 @@ from nas.comparison.claims import (
 )
 from nas.comparison.network_results import NetworkResult, choose_metric, read_results
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.reporting import comparison_figures
 from nas.reporting.comparison_report import csv_records, csv_text, table
 from tests.making import results
@@ -162,15 +162,15 @@ def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
 
 def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
     networks = {"found": "77-16-ad", "interleaved": "77-32-ad", "same": "77-16-ad", "missing": "77-16-d"}
-    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump({"patterns": networks, "margin": 0.01}, sort_keys=False))
+    write_yaml(tmp_path / "comparison.yaml", {"patterns": networks, "margin": 0.01})
     known = {"networks": {"77-32-ad": 2.5}}
-    (tmp_path / "latencies.yaml").write_text(yaml.safe_dump(known))
+    write_yaml(tmp_path / "latencies.yaml", known)
     with pytest.raises(InputError, match="none of its runs has finished"):
         read_results(tmp_path)
     for name, perplexity in (("77-32-ad-2", 90.0), ("77-16-ad-1", 99.0), ("77-16-ad-2", 100.0)):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "results.yaml").write_text(yaml.safe_dump(results(perplexity), sort_keys=False))
-        (tmp_path / "runs" / name / "provenance.yaml").write_text("vocab_size: 77\n")
+        write_yaml(tmp_path / "runs" / name / "results.yaml", results(perplexity))
+        write_yaml(tmp_path / "runs" / name / "provenance.yaml", {"vocab_size": 77})
         if name == "77-32-ad-2":
             assert read_claims(tmp_path, read_results(tmp_path)) == []  # the control has not finished
     found, interleaved, same = read_results(tmp_path)  # the control, and then the best

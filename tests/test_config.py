@@ -1,5 +1,7 @@
+import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from nas.core.blocks import resolve_block
 from nas.core.config import Config, options
 from nas.core.config_loading import load_config, options_help
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.training.build import short_share
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +27,12 @@ def load(tmp_path):
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(load):
-    config = load(
-        "train.lr=1e-4", "search.method=gumbel", "search.optimizer.lr=0.5", text="train: {lr: 1, steps: 7}\nseed: 3\n"
-    )
-    assert (config.train.lr, config.train.steps, config.seed) == (1e-4, 7, 3)
-    assert config.search.optimizer.lr == 0.5
+    text = "train: {lr: 1, steps: 7, clip: 3e-3}\nseed: 3\nmodel: {heads: 0}\n"
+    config = load("train.lr=1e3", "search.method=gumbel", "search.optimizer.lr=5e-1", "model.heads=2", text=text)
+    assert (config.train.lr, config.train.clip, config.train.steps, config.seed) == (1000, 0.003, 7, 3)
+    assert (config.search.optimizer.lr, config.model.heads) == (0.5, 2)
     assert config.model.d_model == Config().model.d_model
+    assert load().search.operations != [] and Config().search.operations == []
 
 
 def test_the_later_of_steps_and_epochs_wins(load):
@@ -38,74 +41,94 @@ def test_the_later_of_steps_and_epochs_wins(load):
     assert (config.train.steps, config.train.epochs) == (9, None)
 
 
+TEXTS = ["2024_10", "007", "12:30", "no", "1e3", "~", "null", "Book #1.txt", " a=b ", "${seed}", "a???"]
+TEXTS += [f"{sign}a" for sign in "[{%&*!@~'-"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_arrives_unchanged_from_the_command_line_and_from_a_recorded_configuration(load, text, tmp_path):
+    config = load(f"data.source={text}", f"data.cache={text}")
+    assert (config.data.source, config.data.cache) == (text, text)
+    write_yaml(tmp_path / "recorded.yaml", asdict(config))
+    assert load_config(tmp_path / "recorded.yaml", []) == config
+    assert load(f"train.init_from={text}").train.init_from == (None if text == "null" else text)
+
+
+def test_values_of_other_options_are_yaml(load):
+    config = load("data.vocab_size=", "model.cutoffs=[5, 7]", "model.d_ffn=512", "search.operations=[d8x, {conv: 3}]")
+    assert (config.data.vocab_size, config.model.cutoffs, config.model.d_ffn) == (None, [5, 7], 512)
+    assert config.search.operations == ["dense 8x", "conv 3"]
+    assert load("model.cutoffs=auto", "model.dropout=auto", "model.ngram_rows=auto").model.cutoffs == "auto"
+
+
+BAD_VALUES = {
+    "a whole number of at least 1, or null": "train.steps=many train.steps=true train.steps=0 train.steps=1e3",
+    "a whole number of at least 0": "train.memory=-1",
+    f"a whole number of at least 0 and at most {2**63 - 1}": f"seed={2**63}",
+    "an even number of at least 2": "model.d_model=33",
+    "a number above 0, or null": "train.lr=fast train.lr=nan train.lr=1e999 train.lr=0",
+    "a number of at least 0": "train.clip=null",
+    "a number of at least 0 and below 1, or auto": "model.dropout=1 model.dropout=-0.1 model.dropout=true "
+    "model.dropout=Auto",
+    "a number of at least 0 and at most 1": "train.average_share=1.5",
+    "true or false": "data.lowercase=maybe data.lowercase=3",
+    "one of auto, cpu, cuda; the nearest is cuda": "train.device=gpu",
+    "one of pre, post; the nearest is pre": "model.norm=Pre",
+    "one of none, flops, measured, onnx, or a file such as table.yaml; the nearest is measured": "search.latency.source"
+    "=measure",
+    "a number above 0, or a time such as 2.5ms": "search.latency.target=0ms",
+    "a whole number of at least 1, or a multiple of d_model such as 4x": "model.d_ffn=wide",
+    "a list of increasing whole numbers from 1, such as [250, 2500], or auto": "model.cutoffs=[5,2] "
+    "model.cutoffs=[0,2] model.cutoffs=[5,7.5] model.cutoffs=7",
+    "a list of up to 4 whole numbers from 1, or auto": "model.ngram_rows=[1,2,3,4,5]",
+    "rows, columns and channels, such as [32, 32, 3], or []": "model.grid=[2,3] model.grid=[2,3,0]",
+    "a list of operations, such as [attention, dense 8x]": "search.operations=dense",
+    "a list of different even numbers, such as [64, 128], or auto": "search.d_model=[64,x] search.d_model=[64,64] "
+    "search.d_model=[45]",
+    "a list of different numbers from 2, such as [2000, 4000], or auto": "search.vocab_size=[1]",
+}
+
+
+@pytest.mark.parametrize(
+    ("override", "allowed"), [(one, key) for key, bad in BAD_VALUES.items() for one in bad.split()]
+)
+def test_bad_values_are_reported_with_all_that_is_allowed(load, override, allowed):
+    message = re.escape(f"{override.replace(',', ', ')} must be {allowed}")
+    with pytest.raises(InputError, match=f"^{message}$"):
+        load(override)
+    key, _, value = override.partition("=")
+    with pytest.raises(InputError, match=f"config.yaml: {message}$"):
+        load(text=f"{{{key.replace('.', ': {')}: {value}{'}' * key.count('.')}}}")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("trian.steps=3", "unknown key 'trian'; the nearest is 'train.steps'"),
+        ("trian.steps=3", "unknown key 'trian.steps'; the nearest is 'train.steps'"),
         ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
         ("model.num_heads=3", "unknown key 'model.num_heads'; the nearest is 'model.heads'"),
         ("lr=3", "unknown key 'lr'; the nearest is 'train.lr'"),
+        ("model.window=3", "unknown key 'model.window'"),
+        ("search.latncy.target=1", "unknown key 'search.latncy.target'; the nearest is 'search.latency.target'"),
         ("train=4", "train=4: sections hold keys with values, such as `train: {steps: 100}`"),
         ("train.steps", "'train.steps' is not of the form section.key=value"),
-        ("train.steps=many", "train.steps must be a whole number or null"),
-        ("train.steps=true", "train.steps=true: train.steps must be a whole number"),
-        ("train.steps=0", "train.steps=0 must be at least 1"),
+        ("=3", "'=3' is not of the form section.key=value"),
+        ("model.cutoffs=[", r"model.cutoffs=\[ must be a list"),
         ("train.steps=null", "train.steps and train.epochs are both null"),
-        ("train.lr=fast", "train.lr must be a number or null"),
-        ("train.lr=nan", "train.lr=nan must be a finite number"),
-        ("train.lr=0", "train.lr=0.0 must be greater than 0"),
-        ("train.init_from=[1]", "train.init_from must be text or null"),
-        ("model.dropout=1", "model.dropout=1 must be less than 1"),
-        ("model.dropout=-0.1", "model.dropout=-0.1 must be at least 0"),
-        ("model.dropout=true", "model.dropout=True must be a number or auto"),
-        ("model.dropout=null", "model.dropout=None must be a number or auto"),
-        ("train.weight_decay=null", "train.weight_decay=None must be a number or auto"),
-        ("train.weight_decay=Auto", "train.weight_decay=Auto must be a number or auto"),
-        ("data.lowercase=maybe", "data.lowercase must be true or false"),
-        ("data.lowercase=3", "data.lowercase must be true or false"),
-        ("data.source=null", "data.source must be text"),
-        ("data.source=${seed}", "interpolation"),
-        ("seed=99999999999999999999", "seed=99999999999999999999 must be at most"),
-        ("data.source={a:1}", "data.source must be text"),
-        ("data.source=[", r"'data.source=\['"),
-        ("train.device=gpu", "train.device=gpu must be one of .*; the nearest is cuda"),
-        ("model.norm=Pre", "model.norm=Pre must be one of pre, post; the nearest is pre"),
         ("model.heads=3", "model.heads=3 must divide model.d_model=128: one of 1, 2, 4,"),
-        ("model.cutoffs=[5,2]", r"model.cutoffs=\[5, 2\] must be positive and increasing"),
-        ("model.cutoffs=7", "model.cutoffs=7 must be a list of whole numbers"),
-        ("model.cutoffs=[5,7.5]", r"model.cutoffs=\[5, 7.5\] must be a list of whole numbers, .* or auto"),
-        ("train.segment=0", "train.segment=0 must be at least 1"),
-        ("model.grid=[2,3]", r"model.grid=\[2, 3\] must be rows, columns and channels, such as \[32, 32, 3\], or \[\]"),
-        ("model.grid=[2,x]", r"model.grid must be a list of whole numbers, such as \[32, 32, 3\]"),
-        ("train.average_share=1.5", "train.average_share=1.5 must be at most 1"),
-        ("search.operations=dense", r"must be a list of operations, such as \[attention, dense 8x\]"),
-        ("model.d_ffn=wide", "d_ffn=wide must be a whole number from 1, or a multiple of d_model such as 4x"),
-        ("model.window=3", "unknown key 'model.window'"),
-        ("search.latncy.target=1", "unknown key 'search.latncy'; the nearest is 'search.latency.target'"),
-        (
-            "search.method=gumble",
-            "search.method=gumble must be one of trials, gumbel; the nearest is gumbel",
-        ),
         ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
         ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
         ("search.optimizer.lr=0.1", "search.optimizer.lr=0.1 needs search.method=gumbel"),
-        ("search.split=shared", "search.split=shared needs search.method=gumbel"),
+        ("search.latency.weight=2", "search.latency.weight=2.0 needs search.method=gumbel"),
+        ("search.d_model=auto search.method=gumbel", "search.d_model=auto needs search.method=trials"),
         ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
         ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
-        (
-            "model.grid=[2,2,1] data.tokenizer=words",
-            "counts bytes: it needs data.tokenizer=bytes and data.newline=keep",
-        ),
+        ("model.grid=[2,2,1] data.tokenizer=words", "counts bytes: it needs data.tokenizer=bytes and data.newline=k"),
         ("model.grid=[2,2,1] data.tokenizer=bytes data.newline=drop", "counts bytes: it needs data.tokenizer=bytes"),
         ("model.grid=[2,2,1] data.tokenizer=bytes train.short_share=0.5", "does not work with model.grid; give 0"),
-        ("search.d_model=[64,x]", r"search.d_model=\[64, 'x'\] must be a list of whole numbers, .* or auto"),
-        ("search.d_model=[64,64]", "search.d_model=.* names a size twice"),
-        ("search.d_model=[50]", "search.d_model=50 must be even, and a multiple of 32, the channels of a head"),
-        ("model.d_model=30 model.heads=2 search.d_model=[45]", "search.d_model=45 must be even, and a multiple of 15"),
+        ("search.d_model=[50]", "search.d_model=50 must be a multiple of 32, the channels of a head"),
         ("search.vocab_size=[900] data.tokenizer=words data.vocab_size=9", "search.vocab_size needs data.tokenizer"),
         ("search.vocab_size=auto", "search.vocab_size needs data.vocab_size, that of the reference"),
-        ("search.d_model=auto search.method=gumbel", "search.d_model=auto needs search.method=trials"),
-        ("search.latency.target=0ms", "search.latency.target=0ms must be a ratio such as 0.65 or a time"),
         ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
         (
             "search.latency.timing=generation search.latency.source=flops",
@@ -115,7 +138,7 @@ def test_the_later_of_steps_and_epochs_wins(load):
         ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
     ],
 )
-def test_bad_values_and_options_that_exclude_each_other_are_reported(load, overrides, message):
+def test_unknown_keys_and_options_that_exclude_each_other_are_reported(load, overrides, message):
     with pytest.raises(InputError, match=message):
         load(*overrides.split())
 
@@ -139,6 +162,7 @@ BAD_BLOCKS = {
     "conv 65": "conv 65: kernel=65 must be at most train.segment=64",
     "window 129": r"window 129: window=129 must be at most train.segment \+ train.memory, which is 128",
     "sparse_fixed 3 summary=4": "sparse_fixed 3 summary=4: summary=4 must be at most stride=3",
+    "dense, dense": "dense and dense are the same; candidates must differ",
     "dense, attention, dense 4x": "dense and dense 4x are the same; candidates must differ",
     "d512, {dense: 4x}": "d512 and {'dense': '4x'} are the same; candidates must differ",
     "attention key_heads=4, attention heads=4": "attention key_heads=4 and attention heads=4 are the same",
@@ -155,28 +179,30 @@ def test_bad_blocks_give_one_line_that_names_them_and_what_is_allowed(load, bloc
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train: {stepz: 3}\n", "unknown key 'train.stepz'; the nearest is 'train.steps'"),
-        ("train: 3\n", "config.yaml: sections hold keys"),
+        ("train: {stepz: 3}\n", "config.yaml: unknown key 'train.stepz'; the nearest is 'train.steps'"),
+        ("train: 3\n", "config.yaml: train=3: sections hold keys"),
         ("- a\n- b\n", "sections hold keys"),
         ("train: {steps: [\n", "is not YAML"),
         ("train:\n\tsteps: 3\n", "is not YAML: line 2, 'steps: 3': indent with spaces, not with a tab"),
         ("seed: 1\ntrain: {lr: 1\nmodel:\n", "line 3, 'model:': the bracket of line 2 must be closed before"),
         ("train: lr: 3\n", "line 1, 'train: lr: 3': expected one `key: value` in a line"),
         ("train:\n  lr: 1\n model:\n", "line 3, 'model:': lines of one section must begin in the same column"),
-        ("trian\n", "unknown key 'trian'"),
+        ("trian\n", "config.yaml is no configuration: sections hold keys"),
         ("train: {steps: 3, epochs: 2}\n", "both given"),
         ("'': 3\n", "unknown key ''"),
         ("train: {lr:0.1, steps: 3}\n", "'lr:0.1' is one word: write a space after the colon"),
         ("search:\n  latency.target: 1\n", r"'latency.target': dots are .*; here write latency: {target: VALUE}"),
         ("data: {source: a, b.txt}\n", "'b.txt': dots are .*; put quotes around a text that holds a comma"),
-        (
-            "data: {vocab_size: 2,000}\n",
-            "0 is no name of an option; write numbers without a comma, such",
-        ),
+        ("data: {vocab_size: 2,000}\n", "0 is no name of an option; write numbers without a comma, such"),
         ("on: {steps: 3}\n", "True is no name of an option$"),
-        ("data: {source: '${'}\n", "config.yaml"),
         ("seed: 2020-99-99\n", "config.yaml"),
-        ("search: {operations: ['${x}']}\n", "interpolation"),
+        ("seed: 2\ntrain: {lr: 1, steps: 2, lr: 3}\n", "line 2, .*: a key may occur only once in a section"),
+        ("data: {source: 2024}\n", "config.yaml: data.source=2024 must be text; put quotes around it$"),
+        ("data: {source: no}\n", "data.source=false must be text; put quotes around it$"),
+        ("data: {source: [a]}\n", r"data.source=\[a\] must be text; put"),
+        ("train: {device: [é]}\n", r"train.device=\[é\] must be one of auto, cpu, cuda$"),
+        ("data: {source: }\n", "data.source=null must be text; put"),
+        ("data: {source: {a: 1}}\n", "unknown key 'data.source.a'; the nearest is 'data.source'"),
     ],
 )
 def test_bad_files_are_reported(load, text, message):
@@ -196,9 +222,9 @@ def test_an_empty_section_and_the_keys_of_a_run_are_accepted(load, tmp_path):
 
 def test_every_option_is_documented_with_its_default():
     text = options_help()
-    for key, item in options():
-        assert f"\n  {key}=" in "\n" + text
-        assert item.metadata["help"]
+    for key, option in options().items():
+        assert f"\n  {key}=" in "\n" + text and option.help
+    assert "gumbel: share of text" in text and "[trials | gumbel]" in text
 
 
 def test_the_configuration_loads_without_torch():

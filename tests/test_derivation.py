@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import yaml
 
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
@@ -95,7 +94,8 @@ def test_the_certainty_within_a_budget_is_that_of_patterns_within_it():
 
 def test_seeds_of_different_searches_are_refused_with_the_difference():
     one = search_run([[0.5, 0.3, 0.2]])
-    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], path="runs/two", seed=2)]) == []
+    free = {"seed": 2, "data": {"source": "x", "cache": "/elsewhere"}, "train": {"threads": 3}}
+    assert check_seeds([one, search_run([[0.4, 0.4, 0.2]], path="runs/two", **free)]) == []
     with pytest.raises(InputError, match="runs/two searched 1 blocks of dense, identity, and runs/one 1 of attention"):
         check_seeds([one, search_run([[0.5, 0.5]], path="runs/two", operations=["dense", "identity"])])
     with pytest.raises(InputError, match="runs/two searched 2 blocks"):
@@ -117,7 +117,7 @@ def test_the_current_pattern_is_the_latest_known_and_within_the_budget(tmp_path)
     COSTS.write(tmp_path / "flops.yaml")  # overhead 10, attention 6, dense 4, identity 0; interleaved 20
     budget = {"source": "flops", "target": 0.75}
     for latency, expected in ({}, [NAMES[0], NAMES[2]]), (budget, [NAMES[1], NAMES[2]]):
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"search": {"method": "trials", "latency": latency}}))
+        write_yaml(tmp_path / "config.yaml", {"search": {"method": "trials", "latency": latency}})
         assert current_pattern(tmp_path) == expected
     write_yaml(tmp_path / "pattern.yaml", {"format": FORMAT, "blocks": ["dense", "dense"]})
     assert current_pattern(tmp_path) == ["dense", "dense"]
@@ -158,7 +158,7 @@ def test_a_run_is_read_with_its_costs(tmp_path):
     lines = [{"step": 0, "temperature": 1.0, "operations": NAMES, "pi": [[0.2, 0.3, 0.5]]}]
     lines.append({**lines[0], "step": 9, "of_steps": 10, "pi": [[0.1, 0.8, 0.1]]})
     (tmp_path / "pi.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"stage": "search", "seed": 5}))
+    write_yaml(tmp_path / "config.yaml", {"stage": "search", "seed": 5})
     COSTS.write(tmp_path / "flops.yaml")
     run = read_run(tmp_path)
     assert (run.step, run.of_steps, run.pi.tolist(), run.options["seed"]) == (9, 10, [[0.1, 0.8, 0.1]], 5)
@@ -172,14 +172,14 @@ def test_damaged_costs_are_reported(tmp_path):
     damages = [{"blocks": {**COSTS.blocks, "dense": bad}} for bad in (-1.0, math.nan, math.inf)]
     damages += [{"blocks": {}}, {"blocks": {"dense": 1.0}}, {"overhead": "x"}, {"holds_for": 5}]
     for damaged in ({"overhead": 1.0}, *(good | damage for damage in damages)):
-        path.write_text(yaml.safe_dump(damaged))
+        write_yaml(path, damaged)
         with pytest.raises(InputError, match=needed):
             read_costs(path, NAMES)
     for name in ("attention", "dense"):
-        path.write_text(yaml.safe_dump(good | {"blocks": {**COSTS.blocks, name: 0.0}}))
+        write_yaml(path, good | {"blocks": {**COSTS.blocks, name: 0.0}})
         with pytest.raises(InputError, match=f"flops.yaml makes no sense: {name} costs 0"):
             read_costs(path, NAMES)
-    path.write_text(yaml.safe_dump(good | {"blocks": {**COSTS.blocks, "identity": 0.0}}))
+    write_yaml(path, good | {"blocks": {**COSTS.blocks, "identity": 0.0}})
     assert read_costs(path, NAMES).blocks["identity"] == 0
-    path.write_text(yaml.safe_dump({"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks}))
+    write_yaml(path, {"unit": FLOPS, "overhead": 10.0, "blocks": COSTS.blocks})
     assert "attention" in read_costs(path, NAMES).text(2)  # a table without its spread

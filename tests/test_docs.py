@@ -23,7 +23,7 @@ KEY = re.compile(r"\b(?:data|model|train|search|evaluate)(?:\.[a-z_][a-z_0-9]*)+
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 FILE_ENDINGS = ("py", "yaml", "txt", "bin", "log", "md", "safetensors", "onnx")
 
-KEYS = {key for key, _ in options()}
+KEYS = {*options()}
 SECTIONS = {key.rsplit(".", count)[0] for key in KEYS for count in range(1, key.count(".") + 1)}
 
 

@@ -79,9 +79,9 @@ def test_a_table_of_the_frontier_has_the_budgets_and_new_times_of_its_folders(tm
         folder = run / "runs" / f"{network}-1"
         folder.mkdir(parents=True)
         content = results({"searched": 99.0, "interleaved": 101.0}[name], letters=network[7:])
-        (folder / "results.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        (folder / "provenance.yaml").write_text("vocab_size: 300\n")
-    (run / "comparison.yaml").write_text(yaml.safe_dump({"patterns": networks, "margin": 0.01}, sort_keys=False))
+        write_yaml(folder / "results.yaml", content)
+        write_yaml(folder / "provenance.yaml", {"vocab_size": 300})
+    write_yaml(run / "comparison.yaml", {"patterns": networks, "margin": 0.01})
     times = {name: {"ms_per_1000_bytes": 2.0 + i, "ratio": 0.5 + i} for i, name in enumerate(networks.values())}
     monkeypatch.setattr(report, "measure_networks", lambda names, overrides: {name: times[name] for name in names})
     monkeypatch.setattr("sys.argv", ["report.py", str(run), "--out", str(tmp_path)])

@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load, save
 
 from nas import load_model
+from nas.core.files import write_yaml
 from tests.making import KINDS
 from tests.processes import ROOT, refuse, succeed
 
@@ -79,7 +80,7 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
         (("model.safetensors", b"x"), "model.safetensors is damaged"),
         (("model.safetensors", weights[:-9] + b"\1" + weights[-8:]), "model.safetensors is damaged"),
         (("config.json", b"{"), "config.json is not YAML"),
-        (("vocabulary/vocabulary.yaml", b"format: par-vocabulary/1\n"), "vocabulary.yaml is damaged"),
+        (("vocabulary/vocabulary.yaml", b"format: par-vocabulary/1\n...\n"), "vocabulary.yaml is damaged"),
         (("config.json", b'{"format": "other/1"}'), "has format 'other/1'; this version reads 'par-model/3'"),
         (("config.json", (copy / "config.json").read_bytes().replace(b'"linear"', b'"dense"', 1)), "does not fit its"),
         (("vocabulary/ids.npy", b"x"), "ids.npy is missing or damaged"),
@@ -100,7 +101,7 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
     assert f"{tmp_path} holds no finished training; give the run folder of a training, or a folder of" in told
     (tmp_path / "model.onnx").touch()
     assert f"{tmp_path} is an ONNX folder, which only" in refuse("generate", tmp_path)
-    (tmp_path / "summary.yaml").write_text("use: usual")
+    write_yaml(tmp_path / "summary.yaml", {"use": "usual"})
     assert f"{tmp_path} is a run of all stages: give {tmp_path / 'usual'}" in refuse("generate", tmp_path)
 
 

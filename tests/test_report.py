@@ -12,6 +12,7 @@ import yaml
 from nas.core.config import flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.reporting.page import changed_options, write_page
 from tests.processes import refuse, succeed
 
@@ -30,7 +31,7 @@ def runs(tmp_path_factory, finished_comparison, searched, small_yaml) -> dict[st
     comparison = shutil.copytree(finished_comparison[1], folder / "comparison")
     settings = yaml.safe_load((comparison / "comparison.yaml").read_text())
     settings["patterns"] = {EVIL if name == "wide" else name: key for name, key in settings["patterns"].items()}
-    (comparison / "comparison.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    write_yaml(comparison / "comparison.yaml", settings)
     return {"search": search, "retrain": comparison / "runs" / "16-ada-1", "compare": comparison}
 
 

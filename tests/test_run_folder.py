@@ -1,7 +1,8 @@
 import argparse
-import json
 import os
+import re
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 import yaml
 
 from nas.core import run_folder
+from nas.core.config import EVAL_ONLY, config_of, flat_config, options
 from nas.core.errors import InputError, RunError, run_command
-from nas.core.files import read_jsonl
-from nas.core.run_folder import check_folder, open_run, read_pi
+from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
+from nas.core.pi_history import read_pi
+from nas.core.run_folder import check_folder, open_run
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -75,28 +78,36 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
         open_run(tmp_path / "run", small_config(), "search", {"pattern": ["identity"]})
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
         check_folder(tmp_path / "run", True, "retrain")
-    open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]}, may_change=("train.", "search."))
 
 
-def test_only_a_search_is_bound_to_the_options_of_searches(tmp_path, small_config):
-    changed, timed = small_config("search.arch_fraction=0.3"), small_config("search.latency.timing=training")
-    start(tmp_path / "search", small_config())
-    with pytest.raises(InputError, match=r"search.arch_fraction \(0.2 -> 0.3\)"):
-        open_run(tmp_path / "search", changed, "search")
-    for stage in ("retrain", "compare"):
-        start(tmp_path / stage, small_config(), stage)
-        open_run(tmp_path / stage, changed, stage)
-        with pytest.raises(InputError, match=r"search.latency.timing \(inference -> training\)"):
-            open_run(tmp_path / stage, timed, stage)
-        with pytest.raises(InputError, match=r"train.lr \(0.003 -> 0.5\)"):
-            open_run(tmp_path / stage, small_config("train.lr=0.5"), stage)
+def test_resuming_accepts_other_values_of_the_documented_options_only(tmp_path, small_config):
+    text = (Path(__file__).parents[1] / "docs" / "run-folder.md").read_text("utf-8")
+    free = {*re.findall(r"`(\w+\.\w+)`", text.partition("Only these\n")[2].partition("A training also")[0])}
+    searches = {key for key in options() if key.startswith("search.")} - {"search.latency.timing"}
+    evaluations = {key for key in options() if key.startswith("evaluate.")} | {"train.threads"}
+    config = small_config()
+    for stage, marks, more in (
+        ("search", (), set()),
+        ("retrain", (), searches),
+        ("compare", (), searches),
+        ("retrain", (EVAL_ONLY,), searches | evaluations),
+    ):
+        run, accepted = open_run(tmp_path, config, stage, None, marks), set()
+        for key in options():
+            run.recorded = asdict(config_of(flat_config(asdict(config)) | {key: "other"}))
+            try:
+                run.check_config(config)
+                accepted.add(key)
+            except InputError as error:
+                assert f"configuration: {key} (other -> " in str(error)
+        assert accepted == free | more
 
 
 def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, small_config):
     run = start(tmp_path / "run", small_config())
     content = yaml.safe_load((run.path / "config.yaml").read_text())
     del content["model"]["activation"], content["evaluate"]
-    (run.path / "config.yaml").write_text(yaml.safe_dump(content))
+    write_yaml(run.path / "config.yaml", content)
     open_run(run.path, small_config(), "search")
     with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); use the options of"):
         open_run(run.path, small_config("model.activation=gelu"), "search")
@@ -156,20 +167,35 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path, small_config):
         read_jsonl(run.path / "metrics.jsonl")
 
 
+def test_a_file_that_is_cut_short_anywhere_is_refused(tmp_path):
+    path, content = tmp_path / "file.yaml", {"text": "é: ...", "list": [1, 2.5], "nested": {"a": None, "b": "\n...\n"}}
+    write_yaml(path, content)
+    assert read_yaml(path) == content
+    whole = path.read_bytes()
+    for length in range(len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(
+            InputError, match=r"file.yaml is cut short: its last line must be `...`; remove it, and repeat"
+        ):
+            read_yaml(path)
+
+
 def test_pi_is_read_with_clear_errors(tmp_path):
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(
             InputError, match=r"holds no pi.jsonl with a logged step; give the --run folder of a search"
         ):
             read_pi(folder)
-    (tmp_path / "pi.jsonl").write_text(json.dumps({"step": 0}) + "\n")
-    with pytest.raises(InputError, match="is damaged: line 1 lacks"):
-        read_pi(tmp_path)
     good = {"step": 0, "temperature": 1, "operations": ["dense", "identity"], "pi": [[0.5, 0.5]]}
-    for bad in ({"pi": []}, {"operations": []}, {"pi": [[1.0]]}, {"pi": [[0.5, 0.5], [0.5, 0.5]]}, {"pi": 3}):
-        (tmp_path / "pi.jsonl").write_text(json.dumps(good) + "\n" + json.dumps({**good, **bad}) + "\n")
-        with pytest.raises(InputError, match="is damaged: line 2 lacks"):
-            read_pi(tmp_path)
+    bad = [
+        good | one for one in ({"pi": []}, {"operations": []}, {"pi": [[1.0]]}, {"pi": 3}, {"pi": [[0.5], [0.5, 0]]})
+    ]
+    bad += [{key: good[key] for key in good if key != missing} for missing in good]
+    for before, lines in ([], bad), ([good], [*bad, good | {"pi": [[0.5, 0.5]] * 2}]):
+        for line in lines:
+            write_jsonl(tmp_path / "pi.jsonl", [*before, line])
+            with pytest.raises(InputError, match=f"is damaged: line {len(before) + 1} lacks"):
+                read_pi(tmp_path)
 
 
 def test_damaged_checkpoints_are_reported(tmp_path):

@@ -69,7 +69,7 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     choice_file = whole / "trials" / "choice.yaml"
     content = choice_file.read_text()
     choice_file.write_text(content[: content.rindex("cost:")])
-    assert "choice.yaml is damaged: it lacks 'wall_time_s'; remove it" in refuse("derive", whole, "--force")
+    assert "choice.yaml is cut short: its last line must be `...`; remove it, and" in refuse("derive", whole, "--force")
     choice_file.write_text(content)
     (whole / "trials").rename(tmp_path / "trials")
     assert "choice.yaml is missing: continue the search with" in refuse("derive", whole, "--force")

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import yaml
 
+from nas.core.files import write_yaml
 from tests.processes import refuse, succeed
 
 pytestmark = pytest.mark.slow
@@ -61,7 +62,7 @@ def test_a_search_takes_its_costs_from_a_table_of_another_device(small_yaml, tmp
     for one in content["tables"]:  # attention costs nearly nothing there; the budget has room for one other block
         dear = {name: one["overhead"] for name in one["blocks"] if name != "identity"}
         one["blocks"] |= dear | {"attention": 1e-6}
-    table.write_text(yaml.safe_dump(content))
+    write_yaml(table, content)
     given, run = [f"search.latency.source={table}", *generation], tmp_path / "run"
     told = succeed("search", small_yaml, "--run", run, *given)
     assert "measuring" not in told

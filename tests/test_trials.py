@@ -26,7 +26,8 @@ def test_a_training_goes_on_from_its_trial_or_tells_what_differs(small_yaml, pat
     blocks = {"format": "par-pattern/2", "blocks": ["attention", "dense", "identity"]}
     tried = blocks | {"derived_from": {"trial": str(trial)}}
     write_yaml(tmp_path / "tried.yaml", tried)
-    shown = succeed("retrain", tmp_path / "tried.yaml", small_yaml, "--run", going_on, "train.steps=8")
+    free = "model.blocks=5", "evaluate.batch_size=3", "train.log_every=2", "train.checkpoint_every=3"
+    shown = succeed("retrain", tmp_path / "tried.yaml", small_yaml, "--run", going_on, "train.steps=8", *free)
     assert f"going on from the trial {trial}" in shown
     succeed("retrain", pattern, small_yaml, "--run", anew, "train.steps=8")
     states = [torch.load(path / "checkpoint.pt", weights_only=True)["phase"]["model"] for path in (going_on, anew)]

@@ -1,118 +1,78 @@
-"""Checks of a configuration: the range of each option, and options that depend on each other."""
+"""Checks of options that depend on each other. The type of an option tells its own range."""
 
-import math
-import operator
-import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
-from nas.core.blocks import MULTIPLE, NUMBER, parse_block, resolve_block, simplify_block
+from nas.core.blocks import parse_block, resolve_block, simplify_block
 from nas.core.config import (
     CANDIDATES,
     PIECES,
     SHORT_PARTS,
     Config,
     LatencyOptions,
-    ModelOptions,
-    TrainOptions,
-    default_of,
     flat_config,
+    milliseconds,
     options,
 )
-from nas.core.errors import InputError, nearest
+from nas.core.errors import InputError
 
-TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 MOST_BUDGET = 10  # times the cost of the reference
-MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
-OTHER_VALUES = {"gpu": "cuda"}  # words of other libraries
-LIMITS = {
-    "minimum": (operator.ge, "at least"),
-    "above": (operator.gt, "greater than"),
-    "maximum": (operator.le, "at most"),
-    "below": (operator.lt, "less than"),
-}
 
 
 def check(config: Config) -> None:
     """Give the operations their usual spelling, and add those of the method if there are none.
 
-    Raises InputError that names the first option that is out of range or does not fit another.
+    Raises InputError that names the first option that does not fit another.
     """
-    values = flat_config(asdict(config))
-    for key, item in options():
-        check_range(key, values[key], item.metadata)
-    check_model(config.model)
-    check_grid(config)
-    check_train(config.train)
-    if config.train.short_share and (conflict := short_segments_conflict(config)):
+    for conflict in conflicts(config):
         raise InputError(conflict)
-    check_method(values)
-    check_budget(config)
-    check_sizes(config)
-    given = config.search.operations or default_operations(config)
-    config.search.operations = simplify(given, config, "search.operations: entry")
-    check_search(config, given)
+    names = config.search.operations or default_operations(config)
+    config.search.operations, known = simplify(names, config, "search.operations: entry"), {}
+    for given, name in zip(names, config.search.operations):
+        if (block := str(resolve_block(name, config.shape))) in known:
+            raise InputError(f"search.operations: {known[block]} and {given} are the same; candidates must differ")
+        known[block] = given
 
 
-def check_range(key: str, value, allowed) -> None:
-    """Raises InputError if a value is not allowed. allowed: the metadata of the option."""
-    if "number_or_auto" in allowed and type(value) not in (int, float):
-        if value == "auto":
-            return
-        raise InputError(f"{key}={value} must be a number or auto")
-    if value is None:
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{key}={value} must be a finite number")
-    choices = allowed.get("choices")
-    for name in value if isinstance(value, list) else [value]:
-        if choices and name not in choices:
-            raise InputError(
-                f"{key}={name} must be one of {', '.join(choices)}; "
-                f"the nearest is {nearest(OTHER_VALUES.get(name, name), choices)}"
-            )
-    for name, (holds, text) in LIMITS.items():
-        if name in allowed and not holds(value, allowed[name]):
-            raise InputError(f"{key}={value} must be {text} {allowed[name]}")
-
-
-def check_model(model: ModelOptions) -> None:
+def conflicts(config: Config) -> Iterator[str]:
+    """What is wrong with options that do not fit each other, in sentences."""
+    data, model, train, search, latency = config.data, config.model, config.train, config.search, config.search.latency
     if model.d_model % model.heads:
-        divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0]
-        raise InputError(
-            f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {', '.join(divisors)}"
-        )
-    if model.d_model % 2:
-        raise InputError(f"model.d_model={model.d_model} must be even, for pairs of sine and cosine")
-    if not NUMBER.fullmatch(str(model.d_ffn)) and not MULTIPLE.fullmatch(str(model.d_ffn)):
-        raise InputError(
-            f"model.d_ffn={model.d_ffn} must be a whole number from 1, or a multiple of d_model such as 4x"
-        )
-    rows = model.ngram_rows
-    counts = isinstance(rows, list) and all(type(count) is int and count > 0 for count in rows)
-    if rows != "auto" and (not counts or len(rows) > MOST_NGRAMS):
-        raise InputError(f"model.ngram_rows={rows} must be a list of up to {MOST_NGRAMS} numbers from 1, or auto")
-    if model.cutoffs != "auto":
-        check_cutoffs(model.cutoffs)
+        divisors = ", ".join(str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0)
+        yield f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {divisors}"
     if model.init == "depth_scaled" and model.norm != "pre":
-        raise InputError(f"model.init=depth_scaled needs model.norm=pre, not {model.norm}")
+        yield f"model.init=depth_scaled needs model.norm=pre, not {model.norm}"
     if model.tie_embeddings and model.div_value != 1:
-        raise InputError(f"model.div_value={model.div_value} needs model.tie_embeddings=false")
-
-
-def check_cutoffs(cutoffs) -> None:
-    if not isinstance(cutoffs, list) or any(type(cutoff) is not int for cutoff in cutoffs):
-        raise InputError(f"model.cutoffs={cutoffs} must be a list of whole numbers, such as [250, 2500], or auto")
-    if any(low >= high for low, high in zip([0, *cutoffs], cutoffs, strict=False)):
-        raise InputError(f"model.cutoffs={cutoffs} must be positive and increasing, such as [250, 2500]")
-
-
-def check_grid(config: Config) -> None:
-    grid, data = config.model.grid, config.data
-    if grid and (len(grid) != 3 or min(grid) < 1):
-        raise InputError(f"model.grid={grid} must be rows, columns and channels, such as [32, 32, 3], or []")
-    if grid and (data.tokenizer in (*PIECES, "words") or data.newline != "keep"):  # a path is checked when it is read
-        raise InputError(f"model.grid={grid} counts bytes: it needs data.tokenizer=bytes and data.newline=keep")
+        yield f"model.div_value={model.div_value} needs model.tie_embeddings=false"
+    if model.grid and (data.tokenizer in (*PIECES, "words") or data.newline != "keep"):  # build.py checks a path
+        yield f"model.grid={model.grid} counts bytes: it needs data.tokenizer=bytes and data.newline=keep"
+    if train.steps is None and train.epochs is None:
+        yield "train.steps and train.epochs are both null: give one of them"
+    if train.steps is not None and train.epochs is not None:
+        yield f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null"
+    if train.batch_size % train.grad_accum_steps:
+        yield f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
+    if train.short_share and (conflict := short_segments_conflict(config)):
+        yield conflict
+    values, defaults = flat_config(asdict(config)), flat_config({})
+    for key, option in options().items():
+        if option.method not in (None, search.method) and values[key] != defaults[key]:
+            yield f"{key}={values[key]} needs search.method={option.method}"
+    if milliseconds(latency.target) and not latency.in_milliseconds:
+        yield f"search.latency.target={latency.target} needs search.latency.source=measured"
+    if latency.timing == "generation" and latency.source == "flops":
+        yield "search.latency.timing=generation needs search.latency.source=measured"
+    if latency.source == "onnx" and latency.timing != "generation":
+        yield "search.latency.source=onnx needs search.latency.timing=generation"
+    head = model.d_model // model.heads
+    for width in search.d_model if search.d_model != "auto" else []:
+        if width % head:
+            yield f"search.d_model={width} must be a multiple of {head}, the channels of a head (model.heads)"
+    if search.vocab_size and data.tokenizer not in PIECES:
+        yield "search.vocab_size needs data.tokenizer=bpe or unigram"
+    if search.vocab_size and data.vocab_size is None:
+        yield "search.vocab_size needs data.vocab_size, that of the reference"
 
 
 def simplify(pattern: list, config: Config, where: str) -> list[str]:
@@ -132,17 +92,6 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
     return simple
 
 
-def check_train(train: TrainOptions) -> None:
-    if train.steps is None and train.epochs is None:
-        raise InputError("train.steps and train.epochs are both null: give one of them")
-    if train.steps is not None and train.epochs is not None:
-        raise InputError(f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null")
-    if train.batch_size % train.grad_accum_steps:
-        raise InputError(
-            f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
-        )
-
-
 def short_segments_conflict(config: Config) -> str | None:
     """Why the configuration does not allow short segments, or None."""
     train = config.train
@@ -151,48 +100,6 @@ def short_segments_conflict(config: Config) -> str | None:
     if config.model.grid:
         return f"train.short_share={train.short_share} does not work with model.grid; give 0"
     return None
-
-
-def milliseconds(budget: float | str) -> float | None:
-    """The time of a budget such as 2.5ms, for 1,000 bytes of text; None if the budget is a ratio."""
-    absolute = TIME.fullmatch(budget) if isinstance(budget, str) else None
-    return float(absolute[1]) if absolute else None
-
-
-def check_budget(config: Config) -> None:
-    latency, budget = config.search.latency, config.search.latency.target
-    absolute = milliseconds(budget)
-    if not (absolute or (isinstance(budget, (int, float)) and 0 < budget < math.inf)):
-        raise InputError(f"search.latency.target={budget} must be a ratio such as 0.65 or a time such as 2.5ms")
-    if not (latency.table or latency.source in (known := ("none", "flops", "measured", "onnx"))):
-        raise InputError(
-            f"search.latency.source={latency.source} must be {', '.join(known)}, or a file such as table.yaml"
-        )
-    if absolute and not latency.in_milliseconds:
-        raise InputError(f"search.latency.target={budget} needs search.latency.source=measured")
-    if latency.timing == "generation" and latency.source == "flops":
-        raise InputError("search.latency.timing=generation needs search.latency.source=measured")
-    if latency.source == "onnx" and latency.timing != "generation":
-        raise InputError("search.latency.source=onnx needs search.latency.timing=generation")
-
-
-def check_sizes(config: Config) -> None:
-    search, data, head = config.search, config.data, config.model.d_model // config.model.heads
-    for key in ("vocab_size", "d_model"):
-        sizes = getattr(search, key)
-        if sizes != "auto" and not (isinstance(sizes, list) and all(type(size) is int and size > 1 for size in sizes)):
-            raise InputError(f"search.{key}={sizes} must be a list of whole numbers, such as [64, 128], or auto")
-        if sizes != "auto" and len({*sizes}) < len(sizes):
-            raise InputError(f"search.{key}={sizes} names a size twice")
-    for width in search.d_model if search.d_model != "auto" else []:
-        if width % head or width % 2:
-            raise InputError(
-                f"search.d_model={width} must be even, and a multiple of {head}, the channels of a head (model.heads)"
-            )
-    if search.vocab_size and data.tokenizer not in PIECES:
-        raise InputError("search.vocab_size needs data.tokenizer=bpe or unigram")
-    if search.vocab_size and data.vocab_size is None:
-        raise InputError("search.vocab_size needs data.vocab_size, that of the reference")
 
 
 def check_search_budget(config: Config) -> None:
@@ -215,15 +122,6 @@ def check_same_text(config: Config) -> None:
         )
 
 
-def check_method(values: dict) -> None:
-    """Raises InputError that names the first option that needs another search method. values: of all options."""
-    methods = dict(options())["search.method"].metadata["choices"]
-    for key, item in options():
-        needed = item.metadata["help"].partition(": ")[0]
-        if needed in methods and needed != values["search.method"] and values[key] != default_of(item):
-            raise InputError(f"{key}={values[key]} needs search.method={needed}")
-
-
 def default_operations(config: Config) -> list[str]:
     """The candidates of the search method that differ and fit the sizes of the configuration."""
     found = {}
@@ -231,14 +129,3 @@ def default_operations(config: Config) -> list[str]:
         with suppress(InputError):
             found.setdefault(str(resolve_block(name, config.shape)), name)
     return [*found.values()]
-
-
-def check_search(config: Config, given: list) -> None:
-    """given: the operations as they were written."""
-    names, resolved = config.search.operations, {}
-    for index, name in enumerate(names):
-        first = resolved.setdefault(str(resolve_block(name, config.shape)), index)
-        if first != index:
-            raise InputError(
-                f"search.operations: {given[first]} and {given[index]} are the same; candidates must differ"
-            )

@@ -2,19 +2,18 @@
 
 import argparse
 import json
-from functools import reduce
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from models.operations.registry import OPERATIONS
-from nas.core.config import LEARNING_RATES, Config, default_of, flat_config, options
+from nas.core.config import LEARNING_RATES, Config, config_of, flat_config, flatten, options
 from nas.core.config_checks import check
 from nas.core.errors import InputError, nearest
-from nas.core.files import yaml_mistake
+from nas.core.files import Loader, read_user_yaml
+from nas.core.option_types import choices, describe, fits
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256", "minutes")
@@ -25,14 +24,7 @@ OTHER_NAMES = {
     "num_layers": "model.blocks",
     "layers": "model.blocks",
 }
-TYPE_NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list[Any]: "a list of operations, such as [attention, dense 8x]",
-    list[int]: "a list of whole numbers, such as [32, 32, 3]",
-}
+OTHER_VALUES = {"gpu": "cuda"}  # words of other libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,12 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def options_help() -> str:
     """A line per option, with its default, help text and choices, and a line per operation and size."""
-    lines = []
-    for key, item in options():
-        default = json.dumps(default_of(item)).replace('"', "")
-        choices = item.metadata.get("choices")
-        allowed = f"  [{' | '.join(choices)}]" if choices else ""
-        lines.append(f"  {f'{key}={default}':<34} {item.metadata['help']}{allowed}")
+    lines, defaults = [], flat_config({})
+    for key, option in options().items():
+        text = f"{option.method}: {option.help}" if option.method else option.help
+        words = choices(option.kind)
+        allowed = f"  [{' | '.join(words)}]" if len(words) > 1 else ""
+        lines.append(f"  {f'{key}={shown(defaults[key])}':<34} {text}{allowed}")
     lines.append("\noperations with their letters, sizes with their defaults, as in `dense 8x`, `window 32 heads=2`:")
     for name, kind in OPERATIONS.items():
         lines.append(f"  {f'{name} ({kind.letter})':<34} {kind.help}")
@@ -63,58 +55,49 @@ def options_help() -> str:
     return "\n".join(lines)
 
 
+def shown(value) -> str:
+    """A value as users write it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False).replace('"', "")
+
+
 def load_config(path: str | Path, overrides: list[str]) -> Config:
     """Read and check a configuration file with overrides such as "train.lr=0.1".
 
     Raises InputError if a key or value is not allowed.
     """
-    config = OmegaConf.structured(Config)
-    for origin, values in [(path, read_config_file(path)), *((text, read_override(text)) for text in overrides)]:
-        if any(mark in str(values) for mark in ("${", "???")):
-            raise InputError(f"{origin}: interpolation (${{...}} and ???) is not supported; give the value")
-        try:
-            config.merge_with(values)
-        except (OmegaConfBaseException, TypeError) as error:
-            raise InputError(f"{origin}: {mistake(error, values)}") from None
-        given = flat_config(values)
-        for key, item in options():
-            if item.type is bool and type(given[key]) is not bool:  # OmegaConf takes 3 for true
-                raise InputError(f"{origin}: {key} must be {TYPE_NAMES[bool]}")
+    values, origins = flat_config({}), {}
+    for where, given in [(f"{path}: ", read_config_file(path)), *(("", read_override(text)) for text in overrides)]:
+        for key in given:
+            check_key(key, given[key], where)
+        values |= given
+        origins |= dict.fromkeys(given, where)
         # The later of steps and epochs wins, so that train.steps=10 shortens a run whose file gives epochs.
-        steps, epochs = (values.get("train", {}).get(name) for name in ("steps", "epochs"))
-        if epochs is not None and steps is None:
-            config.train.steps = None
-        elif steps is not None and epochs is None:
-            config.train.epochs = None
-    result = OmegaConf.to_object(config)
-    resolve_defaults(result)
-    check(result)
-    return result
+        steps, epochs = (given.get(key) is not None for key in ("train.steps", "train.epochs"))
+        if steps != epochs:
+            values["train.steps" if epochs else "train.epochs"] = None
+    config = config_of({key: read_value(key, value, origins.get(key, "")) for key, value in values.items()})
+    resolve_defaults(config)
+    check(config)
+    return config
 
 
 def resolve_defaults(config: Config) -> None:
     """Replace null by the value that it stands for, so that config.yaml records values."""
     if config.train.lr is None:
-        config.train.lr = LEARNING_RATES.get(config.train.optimizer)  # check() reports unknown ones
+        config.train.lr = LEARNING_RATES[config.train.optimizer]
     if config.data.tokenizer == "bytes":  # there are always 256
         config.data.vocab_size = None
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """The options in a YAML file, by section. Raises InputError if it is not a configuration."""
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except OSError as error:  # OmegaConf raises one without strerror if the file holds a single value
-        raise InputError(f"cannot read the configuration {path}: {error.strerror or SECTIONS}") from None
-    except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
-        problem = yaml_mistake(error, Path(path).read_text(errors="replace"))
-        raise InputError(f"{path} is not YAML: {problem}") from None
-    if not isinstance(content, dict):
+    """{dotted key: value} of a YAML file. Raises InputError if it is not a configuration."""
+    content = read_user_yaml(Path(path), "the configuration")
+    if not isinstance(content, dict | None):
         raise InputError(f"{path} is no configuration: {SECTIONS}")
-    content = {key: value for key, value in content.items() if key not in RUN_KEYS}
+    content = {key: value for key, value in (content or {}).items() if key not in RUN_KEYS}
     check_keys(content, path)
-    sections = {key.partition(".")[0] for key, _ in options()}  # one is None if all its keys are commented out
-    return {key: value for key, value in content.items() if value is not None or key not in sections}
+    sections = {key.partition(".")[0] for key in options()}  # one is None if all its keys are commented out
+    return flatten({key: value for key, value in content.items() if value is not None or key not in sections})
 
 
 def check_keys(content: dict, path: str | Path) -> None:
@@ -134,27 +117,40 @@ def check_keys(content: dict, path: str | Path) -> None:
 
 
 def read_override(text: str) -> dict[str, Any]:
-    """{section: {key: value}} of one section.key=value. Raises InputError if it has another form."""
-    if not text.partition("=")[1] or text.startswith("="):
+    """{key: value} of one section.key=value. Text stays as it is, and any other value is YAML."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
         raise InputError(f"{text!r} is not of the form section.key=value")
-    try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([text]))
-    except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
-        raise InputError(f"{text!r} is not of the form section.key=value: {yaml_mistake(error, text)}") from None
+    kind = options()[key].kind if key in options() else str
+    if not fits(value, kind) or (value == "null" and fits(None, kind)):
+        with suppress(yaml.YAMLError, ValueError):
+            return {key: yaml.load(value, Loader)}
+    return {key: value}
 
 
-def mistake(error: Exception, values: dict) -> str:
-    """What an error of OmegaConf says about a key or a value, and what would be right. values: the refused ones."""
-    key, known = str(getattr(error, "full_key", None)).partition("[")[0], dict(options())
-    if isinstance(error, ConfigKeyError):
-        same_name = [name for name in known if name.endswith(f".{error.key}") or name == OTHER_NAMES.get(error.key)]
-        whole, value = key, reduce(lambda part, name: part[name], key.split("."), values)
-        while isinstance(value, dict) and value:  # the first option below an unknown section
-            name, value = next(iter(value.items()))
-            whole += f".{name}"
-        found = (same_name or [nearest(whole, known)])[0]
-        return f"unknown key {key!r}; the nearest is {found!r} (--help lists all)"
-    if key not in known:
-        return SECTIONS
-    kind = known[key].type
-    return f"{key} must be {TYPE_NAMES.get(kind) or TYPE_NAMES[get_args(kind)[0]] + ' or null'}"
+def read_value(key: str, value, where: str):
+    """The value of an option. Raises InputError, which begins with `where`, if it is not allowed."""
+    kind, words, advice = options()[key].kind, choices(options()[key].kind), ""
+    if fits(value, kind):
+        return value
+    if type(value) in (int, str):
+        with suppress(ValueError, OverflowError):
+            if fits(number := float(value), kind):  # YAML takes 3e-3 for text
+                return number
+    if isinstance(value, str):
+        advice = f"; the nearest is {nearest(OTHER_VALUES.get(value, value), words)}" if len(words) > 1 else ""
+    elif fits(shown(value), kind):
+        advice = "; put quotes around it"
+    raise InputError(f"{where}{key}={shown(value)} must be {describe(kind)}{advice}")
+
+
+def check_key(key: str, value, where: str) -> None:
+    """Raises InputError that names the nearest option if there is none with this key."""
+    known, name = options(), key.rpartition(".")[2]
+    if key in known:
+        return
+    if any(other.startswith(f"{key}.") for other in known):
+        raise InputError(f"{where}{key}={shown(value)}: {SECTIONS}")
+    same_name = [other for other in known if other.endswith(f".{name}") or other == OTHER_NAMES.get(name)]
+    found = (same_name or [nearest(key, known)])[0]
+    raise InputError(f"{where}unknown key {key!r}; the nearest is {found!r} (--help lists all)")

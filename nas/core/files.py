@@ -25,8 +25,19 @@ EXPECTED = {
     "cannot start any token": "put this value in quotes",
     "alias": "put a value that begins with * in quotes",
 }
-# A copy may have been cut short.
-LAST_KEYS = {"results.yaml": "train_tokens_per_s", "summary.yaml": "use", "choice.yaml": "wall_time_s"}
+END = b"\n..."  # of a YAML document; it shows that a copy has not been cut short
+
+
+class Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a section, of which YAML would take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = set()
+        for key, _ in node.value:
+            if str(key.value) in keys:
+                raise yaml.constructor.ConstructorError(problem="duplicate key", problem_mark=key.start_mark)
+            keys.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 @contextmanager
@@ -72,24 +83,26 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_yaml(path: Path, content: dict) -> None:
-    """Write YAML with the keys in their order and short lists on one line."""
-    write_text(path, yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True))
+    """Write YAML with the keys in their order, short lists on one line, and END."""
+    form = {"sort_keys": False, "default_flow_style": None, "width": 120, "allow_unicode": True, "explicit_end": True}
+    write_text(path, yaml.safe_dump(content, **form))
 
 
 def read_yaml(path: Path) -> dict:
-    """Read a mapping that a command wrote. Raises InputError if the file is missing or holds no mapping."""
-    content, last = read_user_yaml(path, "the file"), LAST_KEYS.get(path.name)
+    """Read a mapping that a command wrote. Raises InputError if the file is missing, cut short, or holds no mapping."""
+    if path.suffix == ".yaml" and path.is_file() and not path.read_bytes().rstrip().endswith(END):
+        advice = "remove it, and repeat the command that wrote it"
+        raise InputError(f"{path} is cut short: its last line must be `...`; {advice}")
+    content = read_user_yaml(path, "the file")
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged: it must hold a mapping")
-    if last and last not in content:
-        raise InputError(f"{path} is damaged: it lacks {last!r}; remove it, and repeat the command that wrote it")
     return content
 
 
 def read_user_yaml(path: Path, what: str) -> Any:
     """Read YAML that a user may have written; `what` names the kind of file. Raises InputError with the place."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:

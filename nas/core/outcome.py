@@ -2,8 +2,8 @@
 
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
-from nas.core.pi_history import pi_warnings
-from nas.core.run_folder import CHOICE, OUTCOME, PLAN, RunFolder, read_pi
+from nas.core.pi_history import pi_warnings, read_pi
+from nas.core.run_folder import CHOICE, OUTCOME, PLAN, RunFolder
 
 
 def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:

@@ -4,12 +4,45 @@ N blocks, O candidate operations.
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
+
+from nas.core.errors import InputError
+from nas.core.files import read_jsonl, read_yaml
+from nas.core.run_folder import CONFIG, PI, SEARCH, TRIALS
 
 TIED_MARGIN = 1e-6  # smaller margins are ties
 MARGIN = 0.1  # smaller margins are undecided
 IDENTITY_SHARE, LATE = 0.5, 0.1  # see pi_warnings()
+
+
+def read_pi(run: Path) -> list[dict]:
+    """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
+    lines = read_jsonl(run / PI) if (run / PI).is_file() else []
+    if not lines:
+        config = run / CONFIG
+        searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
+        advice = "continue this search with --resume" if searching else "give the --run folder of a search"
+        inner = run / SEARCH  # of nas.run
+        advice = f"give {inner}" if (inner / PI).is_file() else advice
+        raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
+    for number, line in enumerate(lines, start=1):
+        if not is_pi_line(line, lines[0]):
+            raise InputError(
+                f"{run / PI} is damaged: line {number} lacks step, temperature, operations or a pi of the same shape"
+            )
+    return lines
+
+
+def is_pi_line(line, first) -> bool:
+    """Whether a line has all keys, and its probabilities have the shape [blocks, operations] of the first line."""
+    try:
+        shape = np.shape(line["pi"])
+        same = line["operations"] == first["operations"] and shape == np.shape(first["pi"])
+        return same and {"step", "temperature"} <= line.keys() and 0 < len(line["operations"]) == shape[-1]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return False
 
 
 def pi_warnings(history: list[dict]) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from nas.core.config import Config, flat_config
+from nas.core.config import Config, changes, flat_config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
@@ -39,8 +39,6 @@ def read_plan(folder: Path, minutes: float | None, config: Config) -> Config:
         begun = "without --minutes" if planned is None else f"with --minutes {planned:g}"
         raise InputError(f"--run {folder} was begun {begun}: repeat the command so, or use another folder")
     given, recorded = flat_config(asdict(config)), flat_config(asdict(plan))
-    changed = [key for key in given if given[key] != recorded[key] and not (minutes and key in PLANNED)]
-    if changed:
-        listed = ", ".join(f"{key} ({recorded[key]} -> {given[key]})" for key in changed)
-        raise InputError(f"--run {folder} has another configuration: {listed}; use another folder")
+    if changed := ", ".join(changes(recorded, given, PLANNED if minutes else ())):
+        raise InputError(f"--run {folder} has another configuration: {changed}; use another folder")
     return plan

@@ -12,7 +12,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml
 
-PACKAGES = ("torch", "numpy", "sentencepiece", "omegaconf")
+PACKAGES = ("torch", "numpy", "sentencepiece")
 PROVENANCE = "provenance.yaml"
 DIGESTS = ("data_sha256", "tokenizer_sha256", "vocab_size")
 

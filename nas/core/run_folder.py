@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nas.core.config import Config, flat_config, known_values, options
+from nas.core.config import EVERY_STAGE, ONLY_SEARCH, RESUME, Config, changes, flat_config, known_values, marked
 from nas.core.errors import InputError, nearest, rank
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
 from nas.core.provenance import PROVENANCE, check_text
@@ -30,13 +30,6 @@ SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
 PLAN = "run.yaml"  # of nas.run: the configuration of all stages
 SEARCH, FOUND, USUAL = "search", "found", "usual"  # its folders
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
-
-# Options that --resume accepts with another value: they determine where and how a run computes, not what it computes.
-# The text is compared by its SHA-256, so its place may change.
-MAY_CHANGE = ("data.source", "data.cache", "train.device", "train.compile", "train.grad_accum_steps")
-
-# Options that only a search uses, so that other stages accept another value. All stages use search.latency.timing.
-ONLY_SEARCH = tuple(key for key, _ in options() if key.startswith("search.") and key != "search.latency.timing")
 
 
 def trial_file(step: int) -> str:
@@ -57,9 +50,10 @@ def on_rank_0(method):
 class RunFolder:
     """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
-    def __init__(self, path: Path, stage: str, extra: dict, may_change: tuple[str, ...]):
+    def __init__(self, path: Path, stage: str, extra: dict, marks: tuple[str, ...]):
         self.path, self.stage, self.extra, self.checkpoint = path, stage, extra, path / CHECKPOINT
-        self.may_change = (*MAY_CHANGE, *may_change, *(() if stage == "search" else ONLY_SEARCH))
+        unused = {*marked(ONLY_SEARCH)} - {*marked(EVERY_STAGE)} if stage != "search" else set()
+        self.may_differ = {*marked(RESUME, *marks)} | unused  # options that may have another value than those recorded
         self.recorded = read_yaml(path / CONFIG) if (path / CONFIG).exists() else None  # config.yaml of an earlier call
 
     @on_rank_0
@@ -93,13 +87,9 @@ class RunFolder:
         """Raises InputError if the run has other options, which the message lists."""
         old = flat_config(self.recorded) | {key: self.recorded.get(key) for key in self.extra}
         new = flat_config(asdict(self.resolve_auto(config))) | self.extra
-        different = [key for key in new if new[key] != old[key] and not key.startswith(self.may_change)]
-        if different:
-            changes = ", ".join(f"{key} ({old[key]} -> {new[key]})" for key in different)
-            raise InputError(
-                f"--run {self.path} was started with another configuration: {changes}; "
-                f"use the options of {self.path / 'config.yaml'}, or another folder"
-            )
+        if different := ", ".join(changes(old, new, self.may_differ)):
+            advice = f"use the options of {self.path / CONFIG}, or another folder"
+            raise InputError(f"--run {self.path} was started with another configuration: {different}; {advice}")
 
     @on_rank_0
     def write(self, name: str, content: dict) -> None:
@@ -138,19 +128,13 @@ class RunFolder:
                 write_jsonl(self.path / name, kept)
 
 
-def open_run(
-    path: str | Path,
-    config: Config,
-    stage: str,
-    extra: dict | None = None,
-    may_change: tuple[str, ...] = (),
-) -> RunFolder:
+def open_run(path: str | Path, config: Config, stage: str, extra: dict | None = None, marks: tuple = ()) -> RunFolder:
     """Check that a run in a folder, if there is one, has this configuration. Nothing is written.
 
-    extra: keys of config.yaml that are not options, such as the pattern; may_change: prefixes of options that may have
-    another value on --resume.
+    extra: keys of config.yaml that are not options, such as the pattern. marks: of options that may have another value,
+    besides those that may on --resume.
     """
-    run = RunFolder(Path(path), stage, extra or {}, may_change)
+    run = RunFolder(Path(path), stage, extra or {}, marks)
     if run.recorded:
         run.check_config(config)
     return run
@@ -188,21 +172,16 @@ def lock_folder(path: Path) -> int:
 
     Waits, because trials that a killed search has started save what they have before they end.
     """
-    lock, began, told = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY), time.monotonic(), False
-    while True:
-        try:
+    lock = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY)
+    for tenth in range(round(10 * LOCK_S)):
+        with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waited = time.monotonic() - began
-            if waited > LOCK_S:
-                os.close(lock)
-                raise InputError(f"--run {path} is in use by another process; wait, or use another folder") from None
-            if waited > 1 and not told:
-                print(f"waiting at most {LOCK_S} s for the process that uses {path}", flush=True)
-                told = True
-            time.sleep(0.1)
-        else:
             return lock
+        if tenth == 10:
+            print(f"waiting at most {LOCK_S} s for the process that uses {path}", flush=True)
+        time.sleep(0.1)
+    os.close(lock)
+    raise InputError(f"--run {path} is in use by another process; wait, or use another folder")
 
 
 def try_writing(path: Path) -> None:
@@ -232,31 +211,3 @@ def run_options(path: Path) -> list:
 def read_metrics(run: Path) -> list[dict]:
     """Lines of metrics.jsonl; empty if the run has not logged any."""
     return read_jsonl(run / METRICS) if (run / METRICS).is_file() else []
-
-
-def read_pi(run: Path) -> list[dict]:
-    """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
-    lines = read_jsonl(run / PI) if (run / PI).is_file() else []
-    if not lines:
-        config = run / CONFIG
-        searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
-        advice = "continue this search with --resume" if searching else "give the --run folder of a search"
-        inner = run / SEARCH  # of nas.run
-        advice = f"give {inner}" if (inner / PI).is_file() else advice
-        raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
-    for number, line in enumerate(lines, start=1):
-        if not is_pi_line(line, lines[0]):
-            raise InputError(
-                f"{run / PI} is damaged: line {number} lacks step, temperature, operations or a pi of the same shape"
-            )
-    return lines
-
-
-def is_pi_line(line, first) -> bool:
-    """Whether a line has all keys, and its probabilities have the shape [blocks, operations] of the first line."""
-    try:
-        shape, names = (len(first["pi"]), len(first["operations"])), line["operations"]
-        whole = {"step", "temperature"} <= line.keys() and names == first["operations"]
-        return whole and 0 not in shape and (len(line["pi"]), *{len(row) for row in line["pi"]}) == shape
-    except (KeyError, TypeError):
-        return False

@@ -6,16 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.core.config import LatencyOptions, flat_config
+from nas.core.config import SEEDS, LatencyOptions, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
-from nas.core.pi_history import TIED_MARGIN
-from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN, read_pi
+from nas.core.pi_history import TIED_MARGIN, read_pi
+from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable, read_costs
-
-MAY_DIFFER = ("seed", "data.cache", "train.threads")  # between seeds of one search
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
                 f"{len(first.pi)} of {', '.join(first.operations)}; give seeds of one search"
             )
         for key, value in run.options.items():
-            if key in MAY_DIFFER or value == first.options[key]:
+            if key in marked(SEEDS) or value == first.options[key]:
                 continue
             difference = f"{key} is {value} in {run.path} and {first.options[key]} in {first.path}"
             if key.startswith(("model.", "data.", "search.method")):

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # by the server
-PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "omegaconf"]
+PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece"]
 POLL_S = 0.2
 LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
 

@@ -12,17 +12,17 @@ from nas.comparison.claims import read_claims, spread_notice, training_warning
 from nas.comparison.network_results import read_results
 from nas.comparison.spec import SETTINGS
 from nas.core.blocks import unit_of
-from nas.core.config import LEARNING_RATES, flat_config
+from nas.core.config import LEARNING_RATES, RESUME, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.pattern import abbreviate, read_pattern
+from nas.core.pi_history import read_pi
 from nas.core.provenance import PROVENANCE, git_commit
 from nas.core.run_folder import (
     CHOICE,
     CONFIG,
     FOUND,
     LATENCY,
-    MAY_CHANGE,
     OUTCOME,
     PATTERN,
     PLAN,
@@ -31,7 +31,6 @@ from nas.core.run_folder import (
     SUMMARY,
     USUAL,
     read_metrics,
-    read_pi,
 )
 from nas.costs.cost_table import MILLISECONDS, latency_report, read_costs
 from nas.derivation.runs import current_pattern, read_run
@@ -83,7 +82,7 @@ def changed_options(own: dict) -> dict:
     return {
         key: value
         for key, value in own.items()
-        if value not in (None, defaults[key]) and key not in MAY_CHANGE  # train.epochs makes train.steps null
+        if value not in (None, defaults[key]) and key not in marked(RESUME)  # train.epochs makes train.steps null
     }
 
 

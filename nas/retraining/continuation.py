@@ -4,16 +4,13 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from nas.core.config import Config, flat_config
+from nas.core.config import TRIAL, Config, changes, flat_config, marked
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
 from nas.core.provenance import DIGESTS, PROVENANCE
 from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RunFolder
 from nas.retraining.phase import BEST
 from nas.training.distributed import is_main
-
-MAY_DIFFER = ("model.blocks", "train.steps", "train.epochs", "train.threads", "evaluate.")  # in a trial
-MAY_DIFFER += ("train.evaluate_every", "train.log_every", "train.checkpoint_every")
 
 
 def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: dict, total_steps: int) -> None:
@@ -31,8 +28,7 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
         return
     recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
     old, new = flat_config(recorded), flat_config(asdict(config))
-    compared = [key for key in new if not key.startswith((*run.may_change, *MAY_DIFFER))]
-    different = [f"{key} ({old.get(key)} -> {new[key]})" for key in compared if new[key] != old.get(key)]
+    different = changes(old, new, run.may_differ | {*marked(TRIAL)})
     if recorded["pattern"] != pattern_file["blocks"]:
         different.append(f"blocks ({abbreviate(recorded['pattern'])} -> {abbreviate(pattern_file['blocks'])})")
     if old["train.steps"] != total_steps:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nas.core.blocks import describe_sizes
-from nas.core.config import Config, flat_config, known_values
+from nas.core.config import NETWORK, Config, flat_config, known_values, marked
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
@@ -79,9 +79,8 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
     old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
-    for key in new:
-        may_differ = key in ("model.dropout", "model.blocks")
-        if key.startswith("model.") and not may_differ and old[key] != new[key]:
+    for key in marked(NETWORK):
+        if old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
     for block in dict.fromkeys(pattern):
         own, given = (describe_sizes(block, one.shape) for one in (origin.config, config))
@@ -92,8 +91,8 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
 
 def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
     """The configuration with another tokenizer, and with the origin's values of the model in place of auto."""
-    origin_values = flat_config(asdict(origin))
-    config = known_values(config, {key: origin_values[key] for key in ("model.cutoffs", "model.ngram_rows")})
+    own = flat_config(asdict(origin))
+    config = known_values(config, {key: own[key] for key in marked(NETWORK)})
     return replace(config, data=replace(config.data, tokenizer=tokenizer))
 
 

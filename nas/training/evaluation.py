@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nas.core.config import Config
-from nas.core.config_checks import MOST_NGRAMS
+from nas.core.config import MOST_NGRAMS, Config
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import image_size
