@@ -44,12 +44,14 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.search.network_search import choose_network, chosen_tables
-    from nas.training.build import resolve_auto
+    from nas.training.auto import auto_lines, resolve_auto
 
     interrupt_on_signals()
     given, (config, choice) = config, choose_network(config, folder, context)
     run, corpus = open_run(folder, config, "search"), Corpus(prepare(config.data))
-    config = resolve_auto(config, corpus)
+    auto, config = config, resolve_auto(config, corpus)
+    for line in auto_lines(auto, config, corpus):
+        print(line)
     tables = chosen_tables(given, config, corpus, folder, choice)
     start(run, config, corpus, context, tables)
     if not (run.path / OUTCOME).exists():
@@ -67,15 +69,18 @@ def search_by_gumbel(config, folder: Path, context) -> None:
     from nas.data.preprocess import prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.gumbel.supernet import build_supernet
-    from nas.training.build import open_streams, resolve_auto
+    from nas.training.auto import auto_lines, resolve_auto
     from nas.training.distributed import first_on_each_node, is_main
+    from nas.training.streams import open_streams
     from nas.training.trainer import Trainer
 
     run = open_run(folder, config, "search")
     began, options = time.monotonic(), config.search
     corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
-    config = resolve_auto(config, corpus)
+    auto, config = config, resolve_auto(config, corpus)
+    for line in auto_lines(auto, config, corpus):
+        print(line)
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
     flops, latency = cost_tables(config, corpus, context, run)

@@ -36,7 +36,7 @@ def main() -> None:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.search.network_search import open_costs
-    from nas.training.build import resolve_auto
+    from nas.training.auto import auto_lines, resolve_auto
     from nas.training.device import set_up_device
 
     context = set_up_device(config.seed, config.train)
@@ -48,7 +48,9 @@ def main() -> None:
         print(f"written to {arguments.out}")
         return
     corpus = Corpus(prepare(config.data))
-    config = resolve_auto(config, corpus)
+    given, config = config, resolve_auto(config, corpus)
+    for line in auto_lines(given, config, corpus):
+        print(line)
     table = measure_costs(config, corpus.counts(), context)
     device = context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}"
     print(f"d_model {config.model.d_model}, {device}")

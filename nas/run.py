@@ -168,7 +168,7 @@ def summarize(folder: Path, plan: Config) -> dict:
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.search.halving import TIE
-    from nas.training.build import resolve_auto
+    from nas.training.auto import resolve_auto
     from nas.training.device import set_up_device
 
     networks, summary, valid = {}, {}, {}
@@ -185,7 +185,7 @@ def summarize(folder: Path, plan: Config) -> dict:
             **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
         }
     if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
-        networks["reference"] = whole, resolve_auto(plan, corpus, tell=lambda text: None), corpus
+        networks["reference"] = whole, resolve_auto(plan, corpus), corpus
     times = text_times(networks, context, ROUNDS, SECONDS)
     for name in NAMES:
         summary[name] |= {

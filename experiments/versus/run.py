@@ -135,7 +135,7 @@ def open_trials(config, corpora, folder: Path, context):
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
     """The network of the paper's method within the budget, after as many seconds as the trials of the same seed."""
     from nas.search.space import make_network, read_network, with_sizes
-    from nas.training.build import resolve_auto
+    from nas.training.auto import resolve_auto
 
     config, corpora, _, costs, _ = open_space(out, seeded(overrides, seed))
     choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, CONFIG))

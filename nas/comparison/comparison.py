@@ -19,7 +19,7 @@ from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import Task, script_task
-from nas.training.build import resolve_auto
+from nas.training.auto import auto_lines, resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device
 
 ROUNDS = 60  # of the latencies
@@ -61,7 +61,9 @@ class Comparison:
     def start(self) -> None:
         """Prepare the data, lock the folder, and write the settings and the pattern files."""
         context, corpus = set_up_device(self.recipe.seed, self.recipe.train), Corpus(prepare(self.recipe.data))
-        self.recipe = resolve_auto(self.recipe, corpus)
+        given, self.recipe = self.recipe, resolve_auto(self.recipe, corpus)
+        for line in auto_lines(given, self.recipe, corpus):
+            print(line)
         self.run.start(self.recipe, provenance(self.recipe, corpus.meta, context))
         for contender in self.contenders:
             if not self.pattern_file(contender).exists():
@@ -97,7 +99,7 @@ class Comparison:
         models = {}
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
-            models[key] = contender.blocks, resolve_auto(contender.config, corpus, tell=lambda text: None), corpus
+            models[key] = contender.blocks, resolve_auto(contender.config, corpus), corpus
         times = {key: found["ms_per_1000_bytes"] for key, found in text_times(models, context, ROUNDS).items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 

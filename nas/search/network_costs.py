@@ -26,8 +26,9 @@ from nas.costs.measurement import (
 from nas.costs.workloads import new_works
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.search.space import Network, read_network, with_sizes
-from nas.training.build import resolve_auto, whole_passes
+from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
+from nas.training.passes import whole_passes
 
 TIMED_BLOCKS = 8  # of the networks that give the time of a block
 
@@ -151,7 +152,7 @@ def network_costs(
     tokens = math.prod(batch_shape(config)[:2]) if measured else 1
     configs, counts = {}, {size: corpus.counts() for size, corpus in corpora.items()}
     for shape in sorted({*shapes, reference[:2]}):
-        configs[shape] = resolve_auto(with_sizes(config, *shape), corpora[shape[0]], tell=lambda text: None)
+        configs[shape] = resolve_auto(with_sizes(config, *shape), corpora[shape[0]])
     if measured:
         parts = measured_parts(configs, counts, context)
     else:

@@ -19,8 +19,10 @@ from nas.search.halving import TIE, Halving
 from nas.search.network_costs import NetworkCosts, network_costs
 from nas.search.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
-from nas.training.build import open_streams, passes_warning, resolve_auto
+from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
+from nas.training.passes import passes_warning
+from nas.training.streams import open_streams
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
 SHOWN = 6  # networks
@@ -53,7 +55,7 @@ def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choi
     plain, per_token = interleaved(config.model.blocks), bytes_per_token(corpus)
     first = Corpus(prepare(given.data))  # in the vocabulary of the reference
     share = per_token / bytes_per_token(first)  # tokens of the reference per token of the chosen network
-    reference = share * count_flops(resolve_auto(given, first, tell=lambda text: None), first.counts()).cost(plain)
+    reference = share * count_flops(resolve_auto(given, first), first.counts()).cost(plain)
     flops = replace(count_flops(config, corpus.counts()), reference_cost=reference, bytes_per_token=per_token)
     if not config.search.latency.in_milliseconds:
         return [flops, None]
@@ -102,7 +104,8 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     parts = batches(trials.rungs)
     most = f"{sum(share * count for share, count in parts):.3g}"
     print(f"{len(search.networks)} networks are {within} at first; trials take the steps of at most {most} trainings")
-    if warning := passes_warning(config, trials.corpora[size]):
+    corpus = trials.corpora[size]
+    if warning := passes_warning(resolve_auto(config, corpus), corpus):
         print(warning)
     if not (folder / LOGS).exists():
         estimate = trial_estimate(search, folder)

@@ -20,8 +20,8 @@ from nas.core.config import Config
 from nas.core.config_checks import MOST_NGRAMS
 from nas.data.corpus import Corpus
 from nas.training import distributed
-from nas.training.build import image_size
 from nas.training.device import DeviceContext
+from nas.training.streams import image_size
 
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
