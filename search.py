@@ -85,23 +85,21 @@ def search_by_gumbel(config, folder: Path, context) -> None:
     supernet = build_supernet(config, corpus)
     flops, latency = cost_tables(config, corpus, context, run)
     costs = latency or flops
+    budget = None
     if options.latency.source != "none":
         budget = costs.as_ratio(options.latency.target, config.model.blocks)
         print("\n".join(describe_budget(budget, config.model.blocks, options.operations, costs)))
     start(run, config, corpus, context, [flops, latency])
-    if options.latency.source != "none":
-        options.latency.target = budget  # now that config.yaml has it as it was given
     if latency:
         print(latency.text(config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
-        phase = GumbelPhase(supernet, corpus, config, context, costs)
+        phase = GumbelPhase(supernet, corpus, config, context, costs, budget)
         trainer = Trainer(phase, run)
         trainer.fit()
-        pattern = [options.operations[index] for index in phase.path]
         tokens = trainer.step * config.train.batch_size * config.train.segment
         cost = trainer.step, tokens, seconds + trainer.wall_seconds
-        run.write(OUTCOME, make_outcome(pattern, trainer.valid, *cost))
+        run.write(OUTCOME, make_outcome(phase.pattern, trainer.valid, *cost))
     if is_main():
         print_outcome(run)
 
