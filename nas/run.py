@@ -37,7 +37,7 @@ from nas.core.run_folder import (
     run_options,
     try_writing,
 )
-from nas.costs.cost_table import TOLERANCE
+from nas.costs.printing import TOLERANCE
 
 REPORT = "report.html"
 NAMES = FOUND, USUAL

@@ -180,7 +180,7 @@ class Halving:
             chances = self.law(count).chances(self.networks)
             line = {"step": steps, "temperature": 1.0, "operations": operations}
             line["pi"] = block_probabilities(self.networks, chances, operations, self.config.model.blocks).tolist()
-            lines.append(line | {"expected_latency_ms": None, "expected_cost_ratio": float(chances @ ratios)})
+            lines.append(line | {"expected_cost_ratio": float(chances @ ratios)})
         return [line | {"of_steps": steps} for line in lines]
 
     def record(self, best: Network) -> dict:

@@ -1,28 +1,26 @@
 """The search among networks by trials: the first parts of trainings, and a law that tells which go on."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
-from nas.core.pattern import interleaved
 from nas.core.provenance import provenance
-from nas.core.run_folder import CHOICE, CONFIG, PI, TRIALS, RunFolder, open_run
-from nas.costs.cost_table import CostTable, least_ratio
-from nas.costs.flops import count_flops
-from nas.data.corpus import Corpus, bytes_per_token
+from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, open_run
+from nas.costs.printing import for_text, least_ratio
+from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import workers
+from nas.search.candidate_costs import count_costs, open_costs
 from nas.search.halving import TIE, Halving
-from nas.search.network_costs import NetworkCosts, network_costs
-from nas.search.space import candidate_sizes, cheapest, first_candidates, make_network, read_network, with_sizes
+from nas.search.network_costs import NetworkCosts
+from nas.search.space import cheapest, first_candidates, read_network, with_sizes
 from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
 from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
 from nas.training.passes import passes_warning
-from nas.training.streams import open_streams
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
 SHOWN = 6  # networks
@@ -47,21 +45,18 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     return with_sizes(config, choice["network"]["vocab_size"], choice["network"]["d_model"]), choice
 
 
-def chosen_tables(given: Config, config: Config, corpus: Corpus, run: Path, choice: dict) -> list[CostTable | None]:
-    """[FLOPs, milliseconds or None] of the operations at the chosen sizes. Their reference is that of the search.
+def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCosts]:
+    """The cost files of a run: those of the chosen sizes and of the reference. given: the configuration of the search.
 
-    given: the configuration of the search; config, corpus: with the chosen sizes.
+    choice: the content of choice.yaml.
     """
-    plain, per_token = interleaved(config.model.blocks), bytes_per_token(corpus)
-    first = Corpus(prepare(given.data))  # in the vocabulary of the reference
-    share = per_token / bytes_per_token(first)  # tokens of the reference per token of the chosen network
-    reference = share * count_flops(resolve_auto(given, first), first.counts()).cost(plain)
-    flops = replace(count_flops(config, corpus.counts()), reference_cost=reference, bytes_per_token=per_token)
-    if not config.search.latency.in_milliseconds:
-        return [flops, None]
-    costs = NetworkCosts.read(run / TRIALS / COSTS)
-    table = costs.of_segments(read_network(choice["network"]), config, corpus)
-    return [flops, replace(table, reference_cost=table.cost(plain) / choice["interleaved_ratio"])]
+    network, reference = read_network(choice["network"]), read_network(choice["reference"])
+    data = (with_sizes(given, *one[:2]).data for one in (network, reference))
+    corpora = {one.vocab_size: Corpus(prepare(own)) for one, own in zip((network, reference), data, strict=True)}
+    costs = {FLOPS_TABLE: count_costs(given, corpora, [network[:2]], reference)}
+    if given.search.latency.in_milliseconds:
+        costs[LATENCY] = NetworkCosts.read(run / TRIALS / COSTS).only(network[:2])
+    return costs
 
 
 def networks_table(choice: dict) -> str:
@@ -136,7 +131,7 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
         raise InputError(
             f"no network is within search.latency.target={config.search.latency.target}: the cheapest, of {shape[0]} "
             f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
-            f"{least:.4g} {costs.unit} for 1,000 bytes of text; give at least that, or smaller sizes"
+            f"{for_text(least, costs.unit)}; give at least that, or smaller sizes"
         )
     return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
 
@@ -148,43 +143,3 @@ def trial_estimate(search: Halving, folder: Path) -> Estimate:
         return search.trials.estimate(search.first_networks(BATCH))
     known = read_yaml(file)
     return Estimate(known["start"], known["training"] * config.train.epochs, workers(search.trials.context))
-
-
-def open_costs(
-    config: Config, file: Path, context: DeviceContext
-) -> tuple[dict[int, Corpus], list[tuple[int, int]], NetworkCosts]:
-    """The text in each vocabulary, the candidates for vocabulary and width, and their costs: those of a file if it
-    has these candidates, else measured. With a table from another device: that one.
-
-    Raises InputError if the table is for other sizes.
-    """
-    corpora, shapes = candidate_corpora(config)
-    for corpus in corpora.values():  # report a text that is too short before anything is measured
-        open_streams(corpus, config, context)
-    own = make_network(next(iter(corpora)), config.model.d_model, interleaved(config.model.blocks))
-    table = config.search.latency.table
-    known = file if file.exists() else table
-    costs = NetworkCosts.read(Path(known)) if known else None
-    if costs and (reason := costs.differ(config, shapes, own, corpora[own.vocab_size])):
-        if table:
-            raise InputError(f"{table} does not fit this search: {reason}; measure again with nas.latency --networks")
-        costs = None
-    costs = costs or network_costs(config, corpora, shapes, own, context)
-    return corpora, shapes, costs
-
-
-def candidate_corpora(config: Config) -> tuple[dict[int, Corpus], list[tuple[int, int]]]:
-    """The text in each vocabulary, the configuration's first, and the candidates for vocabulary and width.
-
-    `auto` leaves out vocabularies that the text does not allow.
-    """
-    own = Corpus(prepare(config.data, print))
-    size = config.data.vocab_size or own.vocab_size
-    corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])
-    for size in sorted({shape[0] for shape in shapes} - corpora.keys()):
-        try:
-            corpora[size] = Corpus(prepare(replace(config.data, vocab_size=size), print))
-        except InputError:
-            if config.search.vocab_size != "auto":
-                raise
-    return corpora, [shape for shape in shapes if shape[0] in corpora]
