@@ -43,14 +43,21 @@ SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initia
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """Which steps train the logits, and the temperature. share: of the steps after the warm-up that train them."""
+    """Which steps train the logits, and the temperature.
 
-    options: SearchOptions
-    share: float
-    warmup_steps: int
-    total_steps: int
+    shared: weights and logits read the same text. Raises InputError if no step is left to train the logits.
+    """
+
+    def __init__(self, options: SearchOptions, total_steps: int, shared: bool):
+        self.options, self.total_steps = options, total_steps
+        self.share = 1.0 if shared else options.arch_fraction  # of the steps after the warm-up
+        self.warmup_steps = total_steps // 4 if options.warmup_steps is None else options.warmup_steps
+        if not any(map(self.logits_learn, range(self.warmup_steps + 1, total_steps + 1))):
+            raise InputError(
+                f"search.warmup_steps={self.warmup_steps} leaves no step of {total_steps} to train the logits: "
+                "use a smaller search.warmup_steps or more train.steps"
+            )
 
     def logits_learn(self, step: int) -> bool:
         return step > self.warmup_steps and math.floor(step * self.share) > math.floor((step - 1) * self.share)
@@ -59,18 +66,6 @@ class Schedule:
         """Exactly `start` in the warm-up, then an exponential curve to exactly `end`."""
         progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
-
-
-def make_schedule(options: SearchOptions, total_steps: int, shared: bool) -> Schedule:
-    """shared: weights and logits read the same text. Raises InputError if no step is left to train the logits."""
-    warmup = total_steps // 4 if options.warmup_steps is None else options.warmup_steps
-    schedule = Schedule(options, 1.0 if shared else options.arch_fraction, warmup, total_steps)
-    if not any(map(schedule.logits_learn, range(warmup + 1, total_steps + 1))):
-        raise InputError(
-            f"search.warmup_steps={warmup} leaves no step of {total_steps} to train the logits: "
-            "use a smaller search.warmup_steps or more train.steps"
-        )
-    return schedule
 
 
 @dataclass(frozen=True)
@@ -178,7 +173,7 @@ class GumbelPhase(Phase):
         self.options, self.costs = config.search, costs
         self.stream, self.heldout_stream = open_streams(corpus, config, context)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
-        self.schedule = make_schedule(self.options, self.total_steps, shared=not self.heldout_stream)
+        self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
         latency = None
         if target is not None:
             latency = LatencyTerm(costs, self.options.operations, self.options.latency.weight, target)
@@ -221,17 +216,18 @@ class GumbelPhase(Phase):
 
     def record(self, run: RunFolder, step: int) -> None:
         """Append a line to pi.jsonl."""
-        pi, names = self.logits.pi, self.options.operations
-        line = {"step": step, "operations": names, "pi": pi.tolist(), "expected_cost_ratio": self.expected_ratio(pi)}
-        run.append(PI, line | {"of_steps": self.total_steps, "temperature": self.temperature})
-
-    def expected_ratio(self, pi: np.ndarray) -> float:
-        return float(self.costs.expected_ratio(pi, self.options.operations))
+        pi, scalars = self.logits.pi, self.scalars(step)
+        line = {"step": step, "operations": self.options.operations, "pi": pi.tolist()}
+        line |= {"expected_cost_ratio": scalars["cost_ratio"], "of_steps": self.total_steps}
+        run.append(PI, line | {"temperature": self.temperature})
 
     def scalars(self, step: int) -> dict[str, float]:
         pi = self.logits.pi
-        own = {"temperature": self.temperature, "entropy": float(entropy(pi).mean())}
-        scalars = super().scalars(step) | own | {"cost_ratio": self.expected_ratio(pi)}
+        scalars = super().scalars(step) | {
+            "temperature": self.temperature,
+            "entropy": float(entropy(pi).mean()),
+            "cost_ratio": float(self.costs.expected_ratio(pi, self.options.operations)),
+        }
         return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}
 
     def note(self) -> str:
