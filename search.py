@@ -101,11 +101,12 @@ def search_by_gumbel(given, folder: Path, context) -> None:
 def gumbel_costs(config, context, folder: Path) -> tuple:
     """({name: content} of the cost files, the table that the search uses)."""
     from nas.core.run_folder import FLOPS_TABLE, LATENCY
-    from nas.search.candidate_costs import count_costs, open_costs
+    from nas.search.candidate_costs import count_costs, find_costs, open_candidates
 
     name = LATENCY if config.search.latency.in_milliseconds else FLOPS_TABLE
-    corpora, shapes, costs = open_costs(config, folder / name, context, keep=False)
-    files = {FLOPS_TABLE: count_costs(config, corpora, shapes, costs.reference), name: costs}
+    candidates = open_candidates(config, context)
+    costs = find_costs(candidates, folder / name, context)
+    files = {FLOPS_TABLE: count_costs(candidates), name: costs}
     return files, costs.table(config.data.vocab_size, config.model.d_model)
 
 

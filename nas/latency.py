@@ -35,7 +35,7 @@ def main() -> None:
     if config.search.latency.source != "onnx":
         config = in_milliseconds(config)
     context = set_up_device(config.seed, config.train)
-    costs = measure_costs(config, *open_candidates(config, context), context)
+    costs = measure_costs(open_candidates(config, context), context)
     print(context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}")
     for (size, width), table in costs.tables.items():
         print(f"\n{size} pieces, width {width}\n{cost_text(table, config.model.blocks)}")

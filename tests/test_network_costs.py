@@ -15,7 +15,7 @@ from nas.costs import conditions
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
 from nas.search import candidate_costs
-from nas.search.candidate_costs import count_costs, find_costs, measure_costs
+from nas.search.candidate_costs import Candidates, count_costs, find_costs, measure_costs
 from nas.search.network_costs import NetworkCosts, read_table
 from nas.search.space import (
     Network,
@@ -93,7 +93,7 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
     config = small_config("data.vocab_size=40", "model.blocks=4", "search.latency.source=flops")
     corpora = {40: text_of(40), 80: text_of(80, tokens=4000)}
     networks = [plain(40, 16, 4), plain(80, 16, 5), plain(80, 32, 2)]
-    found = count_costs(config, corpora, [network[:2] for network in networks[1:]], networks[0])
+    found = count_costs(Candidates(config, corpora, [network[:2] for network in networks[1:]], networks[0]))
     for network in networks:
         table = count_flops(with_sizes(config, *network[:2]), corpora[network.vocab_size].counts())
         expected = table.cost(network.blocks) * {40: 1000, 80: 500}[network.vocab_size]
@@ -126,7 +126,7 @@ CORPORA = {40: text_of(40, bytes=24_000), 80: text_of(80)}
 
 
 def test_a_cost_file_has_the_costs_for_a_text_with_their_conditions(small_config, measured, tmp_path):
-    found = measure_costs(small_config(*OWN), CORPORA, [(80, 16)], plain(40, 16, 3), CPU)
+    found = measure_costs(Candidates(small_config(*OWN), CORPORA, [(80, 16)], plain(40, 16, 3)), CPU)
     assert measured == [[(40, 16), (80, 16)]]
     per = 1000 / (16 * 8 * 3)  # 16 x 8 tokens of 3 bytes
     assert found.tables[40, 16].blocks["attention"] == pytest.approx(0.5 * per)
@@ -170,11 +170,11 @@ def known(small_config, tmp_path, measured, capsys):
 
     def write(*recorded):
         file, network = tmp_path / "costs.yaml", plain(40, 16, 3)
-        write_yaml(file, measure_costs(small_config(*OWN, *recorded), CORPORA, [], network, CPU).to_dict())
+        write_yaml(file, measure_costs(Candidates(small_config(*OWN, *recorded), CORPORA, [], network), CPU).to_dict())
 
         def reason(*options, keep=False, shapes=((40, 16),), reference=network, corpora=CORPORA):
             capsys.readouterr()
-            find_costs(small_config(*OWN, *options), corpora, [*shapes], reference, CPU, file, keep)
+            find_costs(Candidates(small_config(*OWN, *options), corpora, [*shapes], reference), file, CPU, keep)
             shown = capsys.readouterr().out
             assert bool(shown) == shown.startswith(f"NOTICE: {file} does not fit: ")
             return shown.partition("does not fit: ")[2].partition("; measuring again")[0]
@@ -225,11 +225,12 @@ def test_a_search_keeps_its_costs_but_not_those_of_another_runtime(known):
 
 def test_a_given_table_is_of_any_device_but_not_for_other_sizes(small_config, measured, tmp_path, monkeypatch):
     network, file = plain(40, 16, 3), tmp_path / "given.yaml"
-    write_yaml(file, measure_costs(small_config(*OWN), CORPORA, [], network, CPU).to_dict())
+    write_yaml(file, measure_costs(Candidates(small_config(*OWN), CORPORA, [], network), CPU).to_dict())
     monkeypatch.setattr(conditions, "processor", lambda: "another")
-    given, where = (f"search.latency.source={file}", "data.vocab_size=40"), (CPU, tmp_path / "none.yaml")
-    found = find_costs(small_config(*given), CORPORA, [(40, 16)], network, *where, keep=True)
+    given = f"search.latency.source={file}", "data.vocab_size=40"
+    where = tmp_path / "none.yaml", CPU, True
+    found = find_costs(Candidates(small_config(*given), CORPORA, [], network), *where)
     assert found == NetworkCosts.read(file) and len(measured) == 1
     refused = f"{file} does not fit this search: it was measured with dense d_ffn=24; measure again with nas.latency"
     with pytest.raises(InputError, match=refused):
-        find_costs(small_config(*given, "model.d_ffn=32"), CORPORA, [(40, 16)], network, *where, keep=True)
+        find_costs(Candidates(small_config(*given, "model.d_ffn=32"), CORPORA, [], network), *where)

@@ -51,16 +51,17 @@ def seeded(overrides: list[str], seed: int) -> list[str]:
 
 def open_space(out: Path, overrides: list[str]):
     """(configuration, texts by vocabulary, candidates for vocabulary and width, costs, device)."""
-    from nas.search.candidate_costs import open_costs
+    from nas.search.candidate_costs import find_costs, open_candidates
     from nas.search.network_search import COSTS
     from nas.training.device import set_up_device
 
     config = load_config(FRONTIER, overrides)
     context = set_up_device(config.seed, config.train)
-    corpora, shapes, costs = open_costs(config, out / COSTS, context)
+    candidates = open_candidates(config, context)
+    costs = find_costs(candidates, out / COSTS, context, keep=True)
     if not (out / COSTS).exists():
         write_yaml(out / COSTS, costs.to_dict())
-    return config, corpora, shapes, costs, context
+    return config, candidates.corpora, candidates.shapes, costs, context
 
 
 def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:

@@ -9,7 +9,7 @@ from nas.core.run_folder import CONFIG, LATENCY, TRIALS
 from nas.costs.measurement import measure_pattern
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.search.candidate_costs import find_costs, in_milliseconds, reference_network
+from nas.search.candidate_costs import Candidates, find_costs, in_milliseconds, reference_network
 from nas.search.network_costs import NetworkCosts
 from nas.training.device import set_up_device
 
@@ -43,7 +43,7 @@ class RunLatency:
         first, size = Corpus(prepare(config.data)), self.config.data.vocab_size or corpus.vocab_size
         reference = reference_network(config, config.data.vocab_size or first.vocab_size)
         corpora, shape = {reference.vocab_size: first, size: corpus}, (size, self.config.model.d_model)
-        return find_costs(config, corpora, [shape], reference, self.context, run / LATENCY)
+        return find_costs(Candidates(config, corpora, [shape], reference), run / LATENCY, self.context)
 
     def of(self, pattern: list[str]) -> dict:
         """Predicted and measured latency, and the conditions of both, in the form of pattern files."""

@@ -13,7 +13,7 @@ from nas.costs.printing import for_text, least_ratio
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import workers
-from nas.search.candidate_costs import count_costs, open_costs
+from nas.search.candidate_costs import Candidates, count_costs, find_costs, open_candidates
 from nas.search.halving import TIE, Halving
 from nas.search.network_costs import NetworkCosts
 from nas.search.space import cheapest, first_candidates, read_network, with_sizes
@@ -53,7 +53,7 @@ def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCos
     network, reference = read_network(choice["network"]), read_network(choice["reference"])
     data = (with_sizes(given, *one[:2]).data for one in (network, reference))
     corpora = {one.vocab_size: Corpus(prepare(own)) for one, own in zip((network, reference), data, strict=True)}
-    costs = {FLOPS_TABLE: count_costs(given, corpora, [network[:2]], reference)}
+    costs = {FLOPS_TABLE: count_costs(Candidates(given, corpora, [network[:2]], reference))}
     if given.search.latency.in_milliseconds:
         costs[LATENCY] = NetworkCosts.read(run / TRIALS / COSTS).only(network[:2])
     return costs
@@ -117,8 +117,9 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
     """
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
-    corpora, shapes, costs = open_costs(config, folder / COSTS, context)
-    tables, budget = {shape: costs.tables[shape] for shape in shapes}, config.search.latency.target
+    candidates = open_candidates(config, context)
+    costs = find_costs(candidates, folder / COSTS, context, keep=True)
+    tables, budget = {shape: costs.tables[shape] for shape in candidates.shapes}, config.search.latency.target
     if (absolute := milliseconds(budget)) is not None:
         budget = absolute / costs.reference_cost
     if config.search.latency.source == "none":  # any network
@@ -133,7 +134,7 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Halving
             f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
             f"{for_text(least, costs.unit)}; give at least that, or smaller sizes"
         )
-    return Halving(Trials(config, corpora, folder, context), costs, budget, networks)
+    return Halving(Trials(config, candidates.corpora, folder, context), costs, budget, networks)
 
 
 def trial_estimate(search: Halving, folder: Path) -> Estimate:
