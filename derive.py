@@ -11,7 +11,7 @@ from nas.core.errors import InputError, run_command
 from nas.core.files import check_parent, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN, PLAN
-from nas.costs.budget import read_budgets
+from nas.costs.budget import as_ratio, read_budgets
 from nas.derivation.pattern_record import pattern_record
 from nas.derivation.printing import pareto_table, print_choice, print_notices, trials_table
 from nas.derivation.runs import check_seeds, read_run
@@ -63,14 +63,14 @@ def main() -> None:
     files = [out.with_stem(f"{out.stem}-{name}") for name in names] if arguments.pareto else [out]
     check_files(files, arguments.force)
 
-    from nas.costs.run_latency import RunLatency  # imported only now, because it needs torch
+    from nas.derivation.run_latency import RunLatency  # imported only now, because it needs torch
     from nas.derivation.selection import likeliest_choice, tried_choice
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None
     if arguments.budgets:
         costs = latency.table if latency else runs[0].flops
-        budgets = [costs.as_ratio(budget, len(runs[0].pi)) for budget in arguments.budgets]
+        budgets = [as_ratio(budget, costs, len(runs[0].pi)) for budget in arguments.budgets]
     else:
         budgets, costs = [runs[0].budget], runs[0].costs  # those of the search
     choice_file = runs[0].path / CHOICE

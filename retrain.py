@@ -14,7 +14,7 @@ from nas.core.files import read_yaml
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_of, shape_options
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import CONFIG, RESULTS, trial_file
-from nas.costs.cost_table import latency_report
+from nas.costs.printing import latency_report
 
 SIMILAR = 1.15  # vocabularies shorten training and test text differently
 
@@ -132,8 +132,10 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best
     from nas.retraining.weights import set_weights
-    from nas.training.build import build_fixed, passes_warning, resolve_auto, warmup_warning
+    from nas.training.auto import auto_lines, resolve_auto
+    from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
+    from nas.training.passes import passes_warning, warmup_warning
 
     data = config.data
     if config.train.init_from and not origin:  # the run goes on, and the folder of the origin may be gone
@@ -141,7 +143,9 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     corpus = Corpus(first_on_each_node(lambda: prepare(data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
     print(f"pattern {abbreviate(pattern_file['blocks'])}, d_model {config.model.d_model}")
-    config = resolve_auto(config, corpus)
+    given, config = config, resolve_auto(config, corpus)
+    for line in auto_lines(given, config, corpus):
+        print(line)
     model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)
     if origin:
         set_weights(model, origin)

@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from nas.core.config_checks import check_same_text, check_search_budget
@@ -43,85 +42,95 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.core.run_folder import OUTCOME, open_run
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.search.network_search import choose_network, chosen_tables
-    from nas.training.build import resolve_auto
+    from nas.search.network_search import choose_network, chosen_costs
+    from nas.training.auto import auto_lines, resolve_auto
 
     interrupt_on_signals()
-    given, (config, choice) = config, choose_network(config, folder, context)
-    run, corpus = open_run(folder, config, "search"), Corpus(prepare(config.data))
-    config = resolve_auto(config, corpus)
-    tables = chosen_tables(given, config, corpus, folder, choice)
-    start(run, config, corpus, context, tables)
+    given, (sized, choice) = config, choose_network(config, folder, context)
+    run, corpus = open_run(folder, sized, "search"), Corpus(prepare(sized.data))
+    config = resolve_auto(sized, corpus)
+    for line in auto_lines(sized, config, corpus):
+        print(line)
+    start(run, config, corpus, context, chosen_costs(given, folder, choice))
     if not (run.path / OUTCOME).exists():
         about = (choice[key] for key in ("train_steps", "train_tokens", "wall_time_s", "trainings"))
         run.write(OUTCOME, make_outcome(choice["network"]["blocks"], choice["trial"]["valid"], *about))
     print_outcome(run)
 
 
-def search_by_gumbel(config, folder: Path, context) -> None:
+def search_by_gumbel(given, folder: Path, context) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
     from nas.core.outcome import make_outcome, print_outcome
-    from nas.core.run_folder import OUTCOME, open_run
-    from nas.costs.budget import describe_budget
+    from nas.core.run_folder import LATENCY, OUTCOME, open_run
+    from nas.costs.printing import cost_text
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.gumbel.supernet import build_supernet
-    from nas.training.build import open_streams, resolve_auto
-    from nas.training.distributed import first_on_each_node, is_main
+    from nas.training.auto import auto_lines, resolve_auto
+    from nas.training.distributed import broadcast_from_main, first_on_each_node, is_main
+    from nas.training.streams import open_streams
     from nas.training.trainer import Trainer
 
-    run = open_run(folder, config, "search")
-    began, options = time.monotonic(), config.search
-    corpus = Corpus(first_on_each_node(lambda: prepare(config.data, print)))
+    run = open_run(folder, given, "search")
+    began = time.monotonic()
+    corpus = Corpus(first_on_each_node(lambda: prepare(given.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
-    config = resolve_auto(config, corpus)
+    config = resolve_auto(given, corpus)
+    for line in auto_lines(given, config, corpus):
+        print(line)
     open_streams(corpus, config, context)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
-    flops, latency = cost_tables(config, corpus, context, run)
-    costs = latency or flops
-    if options.latency.source != "none":
-        budget = costs.as_ratio(options.latency.target, config.model.blocks)
-        print("\n".join(describe_budget(budget, config.model.blocks, options.operations, costs)))
-    start(run, config, corpus, context, [flops, latency])
-    if options.latency.source != "none":
-        options.latency.target = budget  # now that config.yaml has it as it was given
-    if latency:
-        print(latency.text(config.model.blocks))
+    files, costs = broadcast_from_main(lambda: gumbel_costs(config, context, folder))
+    target = read_target(config, costs)
+    start(run, config, corpus, context, files)
+    if LATENCY in files:
+        print(cost_text(costs, config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
-        phase = GumbelPhase(supernet, corpus, config, context, costs)
+        phase = GumbelPhase(supernet, corpus, config, context, costs, target)
         trainer = Trainer(phase, run)
         trainer.fit()
-        pattern = [options.operations[index] for index in phase.path]
         tokens = trainer.step * config.train.batch_size * config.train.segment
         cost = trainer.step, tokens, seconds + trainer.wall_seconds
-        run.write(OUTCOME, make_outcome(pattern, trainer.valid, *cost))
+        run.write(OUTCOME, make_outcome(phase.pattern, trainer.valid, *cost))
     if is_main():
         print_outcome(run)
 
 
-def cost_tables(config, corpus, context, run) -> list:
-    """[FLOPs, milliseconds or None] of the operations."""
-    from nas.costs.flops import count_flops
-    from nas.costs.measurement import search_latency
-    from nas.data.corpus import bytes_per_token
-
-    tables = count_flops(config, corpus.counts()), search_latency(config, corpus.counts(), context, run.path)
-    return [table and replace(table, bytes_per_token=bytes_per_token(corpus)) for table in tables]
-
-
-def start(run, config, corpus, context, tables: list) -> None:
-    """Write configuration, provenance, vocabulary and costs into the run folder. tables: those of cost_tables()."""
-    from nas.core.provenance import provenance
+def gumbel_costs(config, context, folder: Path) -> tuple:
+    """({name: content} of the cost files, the table that the search uses)."""
     from nas.core.run_folder import FLOPS_TABLE, LATENCY
+    from nas.search.candidate_costs import count_costs, find_costs, open_candidates
+
+    name = LATENCY if config.search.latency.in_milliseconds else FLOPS_TABLE
+    candidates = open_candidates(config, context)
+    costs = find_costs(candidates, folder / name, context)
+    files = {FLOPS_TABLE: count_costs(candidates), name: costs}
+    return files, costs.table(config.data.vocab_size, config.model.d_model)
+
+
+def read_target(config, costs) -> float | None:
+    """The highest expected cost, as a ratio to the reference's; None if cost plays no role. Tells what it leaves."""
+    from nas.costs.budget import as_ratio, describe_budget
+
+    latency, blocks = config.search.latency, config.model.blocks
+    if latency.source == "none":
+        return None
+    target = as_ratio(latency.target, costs, blocks)
+    print("\n".join(describe_budget(target, blocks, config.search.operations, costs)))
+    return target
+
+
+def start(run, config, corpus, context, files: dict) -> None:
+    """Write configuration, provenance, vocabulary and costs into the run folder. files: {name: costs}."""
+    from nas.core.provenance import provenance
     from nas.data.vocabulary import VOCABULARY
 
     run.start(config, provenance(config, corpus.meta, context))
     run.save(VOCABULARY, corpus.vocabulary)
-    for name, table in zip((FLOPS_TABLE, LATENCY), tables, strict=True):
-        if table:
-            run.write(name, asdict(table))
+    for name, costs in files.items():
+        run.write(name, costs.to_dict())
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus",
     """(configuration, corpus, device context) of a configuration file. Sets the seed and the device."""
     from nas.data.corpus import Corpus
     from nas.data.preprocess import prepare
-    from nas.training.build import resolve_auto
+    from nas.training.auto import resolve_auto
     from nas.training.device import set_up_device
 
     config = load_config(path, overrides)

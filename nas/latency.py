@@ -1,5 +1,5 @@
 """Measure the latency of each operation on this device, in PyTorch or, with search.latency.source=onnx, in ONNX
-Runtime. A search reads the table with search.latency.source=FILE.yaml: with search.method=trials one of --networks.
+Runtime, in each vocabulary and width of a search. Searches read the file with search.latency.source=FILE.yaml.
 """
 
 import argparse
@@ -13,15 +13,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nas.latency", description=__doc__)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    out = "file for the table, such as RUN/latency.yaml (default: print it only)"
-    networks = "all vocabularies and widths of a search by trials, which needs --out"
-    parser.add_argument("--networks", action="store_true", help=networks)
+    out = "file for the costs, such as RUN/latency.yaml (default: print them only)"
     parser.add_argument("--out", metavar="FILE.yaml", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if arguments.out and arguments.out.exists():
         raise InputError(f"--out {arguments.out} exists; name another file, or remove it")
-    if arguments.networks and not arguments.out:
-        raise InputError("--networks needs --out FILE.yaml")
     return arguments
 
 
@@ -32,29 +28,19 @@ def main() -> None:
     # Imported only now, because --help and errors in the configuration need no torch.
     from nas.core.files import write_yaml
     from nas.core.provenance import processor
-    from nas.costs.measurement import measure_costs
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
-    from nas.search.network_search import open_costs
-    from nas.training.build import resolve_auto
+    from nas.costs.printing import cost_text
+    from nas.search.candidate_costs import in_milliseconds, measure_costs, open_candidates
     from nas.training.device import set_up_device
 
+    if config.search.latency.source != "onnx":
+        config = in_milliseconds(config)
     context = set_up_device(config.seed, config.train)
-    if config.search.latency.source != "onnx":  # a table holds milliseconds, whatever the search counts
-        config.search.latency.source = "measured"
-    if arguments.networks:
-        _, _, costs = open_costs(config, arguments.out, context)
-        write_yaml(arguments.out, costs.to_dict())
-        print(f"written to {arguments.out}")
-        return
-    corpus = Corpus(prepare(config.data))
-    config = resolve_auto(config, corpus)
-    table = measure_costs(config, corpus.counts(), context)
-    device = context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}"
-    print(f"d_model {config.model.d_model}, {device}")
-    print(table.text(config.model.blocks))
+    costs = measure_costs(open_candidates(config, context), context)
+    print(context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}")
+    for (size, width), table in costs.tables.items():
+        print(f"\n{size} pieces, width {width}\n{cost_text(table, config.model.blocks)}")
     if arguments.out:
-        table.write(arguments.out)
+        write_yaml(arguments.out, costs.to_dict())
         print(f"written to {arguments.out}")
 
 

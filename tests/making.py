@@ -139,7 +139,9 @@ def make_search(config, corpus=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
     costs = count_flops(config, corpus.counts())
-    return GumbelPhase(build_supernet(config, corpus), corpus, config, device_context(config.train), costs)
+    context, latency = device_context(config.train), config.search.latency
+    target = None if latency.source == "none" else latency.target
+    return GumbelPhase(build_supernet(config, corpus), corpus, config, context, costs, target)
 
 
 def make_retraining(config, pattern, corpus=None, until=None):

@@ -11,7 +11,7 @@ from nas.core.config import Config, options
 from nas.core.config_loading import load_config, options_help
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.training.build import short_share
+from nas.training.passes import short_share
 
 ROOT = Path(__file__).parents[1]
 

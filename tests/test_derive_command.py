@@ -57,10 +57,13 @@ def seeds(tmp_path_factory, small_yaml) -> list[Path]:
 
 def test_a_search_with_measured_latency_keeps_its_table_and_resumes_with_it(seeds, small_yaml, tmp_path):
     table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
-    assert table["unit"] == "ms" and table["blocks"].keys() == {"attention", "dense", "identity"}
-    assert (table["holds_for"]["batch_size"], table["holds_for"]["segment"], table["holds_for"]["memory"]) == (16, 8, 8)
+    (costs,), conditions = table["tables"], table["conditions"]
+    assert costs["unit"] == "ms" and costs["blocks"].keys() == {"attention", "dense", "identity"}
+    assert (conditions["batch_size"], conditions["segment"], conditions["memory"]) == (16, 8, 8)
     first = json.loads((seeds[0] / "pi.jsonl").read_text().splitlines()[0])
-    assert first["expected_latency_ms"] == pytest.approx(table["overhead"] + sum(table["blocks"].values()))
+    attention, dense = costs["blocks"]["attention"], costs["blocks"]["dense"]
+    ratio = (costs["overhead"] + attention + dense) / (costs["overhead"] + 2 * attention + dense)
+    assert first["expected_cost_ratio"] == pytest.approx(ratio)  # of uniform pi; identity costs 0
     stopped = tmp_path / "stopped"
     shutil.copytree(seeds[0], stopped)
     for name in ("outcome.yaml", "checkpoint.pt", "pi.jsonl", "metrics.jsonl"):
@@ -81,7 +84,7 @@ def test_deriving_from_three_seeds_gives_one_pattern_with_agreement_and_latency(
             assert about["pi"][name] == pytest.approx(sum(pi[block][index] for pi in last) / 3, abs=1e-6)
         assert about["operation"] == max(about["pi"], key=about["pi"].get)
         assert round(3 * about["agreement"]) in (0, 1, 2, 3)
-    assert content["latency"]["median_ms"] > 0 and content["latency"]["predicted_ms"] > 0
+    assert min(content["latency"][key] for key in ("ms_per_1000_bytes", "predicted_ms_per_1000_bytes")) > 0
     assert content["derived_from"]["runs"] == [str(run) for run in seeds]
     succeed("derive", *seeds)
     assert (seeds[0] / "pattern-of-3-seeds.yaml").exists()
@@ -90,7 +93,7 @@ def test_deriving_from_three_seeds_gives_one_pattern_with_agreement_and_latency(
 def test_each_budget_gives_a_pattern_and_all_give_a_table(seeds, small_yaml, tmp_path):
     out = tmp_path / "p.yaml"
     shown = succeed("derive", seeds[0], "--pareto", "0.7,1,0.85", "--out", out)
-    table = yaml.safe_load((seeds[0] / "latency.yaml").read_text())
+    (table,) = yaml.safe_load((seeds[0] / "latency.yaml").read_text())["tables"]
     usual = table["overhead"] + 2 * table["blocks"]["attention"] + table["blocks"]["dense"]
     for budget in ("0.7", "0.85", "1"):
         content = yaml.safe_load((tmp_path / f"p-{budget}.yaml").read_text())
@@ -104,7 +107,8 @@ def test_each_budget_gives_a_pattern_and_all_give_a_table(seeds, small_yaml, tmp
     assert alone["blocks"] == one_of_three["blocks"]
     shown = succeed("retrain", single, small_yaml, "--run", tmp_path / "retrain")
     results = yaml.safe_load((tmp_path / "retrain" / "results.yaml").read_text())
-    assert results["latency"]["predicted_ms"] == alone["latency"]["predicted_ms"]
+    key = "predicted_ms_per_1000_bytes"
+    assert results["latency"][key] == alone["latency"][key]
     assert "measured" in shown and "predicted" in shown
 
 

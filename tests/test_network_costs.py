@@ -11,10 +11,12 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
+from nas.costs import conditions
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
-from nas.search import network_costs as costs
-from nas.search.network_costs import NetworkCosts, network_costs, shared_conditions
+from nas.search import candidate_costs
+from nas.search.candidate_costs import Candidates, count_costs, find_costs, measure_costs
+from nas.search.network_costs import NetworkCosts, read_table
 from nas.search.space import (
     Network,
     candidate_sizes,
@@ -80,114 +82,155 @@ def test_neighbours_are_one_change_away():
     assert near(("dense", "dense"), ["attention", "dense"]) == {"ad", "da"}
 
 
+def text_of(size, tokens=8000, bytes=8000) -> ArrayCorpus:
+    corpus = ArrayCorpus(size, train=np.arange(tokens) % size, valid=np.arange(9))
+    corpus.meta["splits"]["train"]["bytes"] = bytes
+    return corpus
+
+
 def test_costs_count_a_text_in_any_vocabulary(small_config):
     """A vocabulary that needs half of the tokens halves the cost of blocks."""
     config = small_config("data.vocab_size=40", "model.blocks=4", "search.latency.source=flops")
-    corpora = {40: ArrayCorpus(40, train=np.arange(8000) % 40, valid=np.arange(9))}
-    corpora[80] = ArrayCorpus(80, train=np.arange(4000) % 80, valid=np.arange(9))
-    corpora[80].meta["splits"]["train"]["bytes"] = 8000
+    corpora = {40: text_of(40), 80: text_of(80, tokens=4000)}
     networks = [plain(40, 16, 4), plain(80, 16, 5), plain(80, 32, 2)]
-    found = network_costs(config, corpora, [network[:2] for network in networks], networks[0], CPU)
+    found = count_costs(Candidates(config, corpora, [network[:2] for network in networks[1:]], networks[0]))
     for network in networks:
         table = count_flops(with_sizes(config, *network[:2]), corpora[network.vocab_size].counts())
         expected = table.cost(network.blocks) * {40: 1000, 80: 500}[network.vocab_size]
         assert found.cost(network) == pytest.approx(expected, rel=1e-12)
     assert found.ratio(networks[0]) == 1
+    assert found.table(80, 32).reference_cost == found.cost(networks[0]) and found.only((80, 16)).tables.keys() == {
+        (80, 16),
+        (40, 16),
+    }
 
 
-def test_measured_costs_have_the_blocks_of_a_width_and_the_overhead_of_each_vocabulary(
-    small_config, monkeypatch, capsys
-):
-    """A round at half of the clock speed changes no median, but tables with a negative cost are measured again."""
-    overheads, blocks = {(40, 16): 1.0, (80, 16): 3.0, (80, 32): 4.0}, {16: {"attention": 0.5, "dense": 0.25}}
-    blocks[32] = {"attention": 2.0, "dense": 0.75}
-    exact = {width: dict(own) for width, own in blocks.items()}
-
-    def timed(works, rounds, seconds):
-        times = {key: overheads[key[0]] + 8 * blocks[key[0][1]].get(key[1], 0) for key in works}
-        found = {key: np.array([taken, 2 * taken, taken, taken, 99, taken]) / 1e3 for key, taken in times.items()}
-        blocks[32] = exact[32]
-        return found
-
-    monkeypatch.setattr(costs, "timed_rounds", timed)
-    configs = {key: small_config(f"data.vocab_size={key[0]}", f"model.d_model={key[1]}") for key in overheads}
-    counts = {size: np.arange(size) for size in (40, 80)}
-    for dense in 0.75, -0.1:
-        blocks[32] = exact[32] | {"dense": dense}
-        for key, table in costs.measured_parts(configs, counts, CPU).items():
-            assert table.overhead == pytest.approx(overheads[key])
-            assert table.blocks == pytest.approx(exact[key[1]] | {"identity": 0})
-        assert capsys.readouterr().out.count("measuring again") == (dense < 0)
-    exact[32]["dense"] = -0.1
-    with pytest.raises(InputError, match=r"dense of 80 pieces, width 32 has a median of 0\.0000 ms.*stop other"):
-        costs.measured_parts(configs, counts, CPU)
+MEASURED = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0}, {"dense": [0.2, 0.3]})
 
 
-def test_the_costs_of_segments_are_those_for_a_text(small_config, tmp_path):
-    config = small_config("search.latency.source=measured", "data.vocab_size=40")
-    corpus = ArrayCorpus(40, train=np.arange(4000) % 40, valid=np.arange(9))
-    corpus.meta["splits"]["train"]["bytes"] = 12_000
-    network, table = plain(40, 16, 3), CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
-    measured = NetworkCosts({(40, 16): table}, network, {"processor": "another"})
-    write_yaml(tmp_path / "costs.yaml", measured.to_dict())
-    assert NetworkCosts.read(tmp_path / "costs.yaml") == measured
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces measurements by MEASURED. Returns the list of the measured sizes."""
+    done = []
+
+    def measure_tables(configs, counts, context):
+        done.append([*configs])
+        return dict.fromkeys(configs, MEASURED)
+
+    monkeypatch.setattr(candidate_costs, "measure_tables", measure_tables)
+    return done
+
+
+OWN = "search.latency.source=measured", "data.vocab_size=40"
+CORPORA = {40: text_of(40, bytes=24_000), 80: text_of(80)}
+
+
+def test_a_cost_file_has_the_costs_for_a_text_with_their_conditions(small_config, measured, tmp_path):
+    found = measure_costs(Candidates(small_config(*OWN), CORPORA, [(80, 16)], plain(40, 16, 3)), CPU)
+    assert measured == [[(40, 16), (80, 16)]]
+    per = 1000 / (16 * 8 * 3)  # 16 x 8 tokens of 3 bytes
+    assert found.tables[40, 16].blocks["attention"] == pytest.approx(0.5 * per)
+    assert found.tables[40, 16].quartiles["dense"] == pytest.approx([0.2 * per, 0.3 * per])
+    assert found.reference_cost == pytest.approx(3.25 * per) and found.ratio(plain(80, 16, 1)) == pytest.approx(
+        3 * 2.5 / 3.25
+    )
+    write_yaml(file := tmp_path / "costs.yaml", content := found.to_dict())
+    assert NetworkCosts.read(file) == found
+    assert (content["conditions"]["segment"], content["tables"][1]["conditions"]["vocab_size"]) == (8, 80)
     for damage in ({"overhead": -1.0}, {"overhead": math.nan}, {"blocks": None}, {"sizes": 7}, {"costs": 1}):
-        content = measured.to_dict()
-        content["tables"][0] |= damage
-        write_yaml(tmp_path / "damaged.yaml", content)
-        with pytest.raises(InputError, match=r"damaged.yaml is damaged: each table needs sizes"):
-            NetworkCosts.read(tmp_path / "damaged.yaml")
-    found = measured.of_segments(network, config, corpus)
-    assert found.cost(network.blocks) == pytest.approx(3.25 * 16 * 8 * 3 / 1000)  # 16 x 8 tokens of 3 bytes
-    assert found.per_kilobyte(found.cost(network.blocks)) == pytest.approx(table.cost(network.blocks))
-    assert found.holds_for["segment"] == 8 and found.holds_for["processor"] == "another"
+        damaged = found.to_dict()
+        damaged["tables"][0] |= damage
+        write_yaml(file, damaged)
+        with pytest.raises(InputError, match=r"costs.yaml is damaged: it needs a reference and, in each of its tables"):
+            NetworkCosts.read(file)
+    for key in ("tables", "reference", "conditions"):
+        write_yaml(file, {name: value for name, value in content.items() if name != key})
+        with pytest.raises(InputError, match=r"costs.yaml is damaged"):
+            NetworkCosts.read(file)
 
 
-def test_costs_hold_for_the_sizes_operations_and_source_that_they_were_measured_with(small_config):
-    config, network = small_config("search.latency.source=measured", "data.vocab_size=40"), plain(40, 16, 3)
-    table = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0})
-    measured = NetworkCosts({(40, 16): table}, network, {"timing": "inference"})
-    corpus = ArrayCorpus(40, train=np.arange(40), valid=np.arange(9))
+def test_a_run_reads_the_table_of_its_sizes(tmp_path):
+    table = replace(TABLE, reference_cost=7.0)
+    costs = NetworkCosts({(40, 16): TABLE, (80, 32): TABLE}, plain(40, 16, 4))
+    write_yaml(file := tmp_path / "flops.yaml", costs.to_dict())
+    for size in 80, None:
+        assert read_table(file, {"data.vocab_size": size, "model.d_model": 32}, ["dense"]) == table
+    with pytest.raises(InputError, match="the costs lack a width of 16 with this vocabulary"):
+        read_table(file, {"data.vocab_size": 80, "model.d_model": 16}, [])
+    with pytest.raises(InputError, match=r"flops.yaml lacks conv"):
+        read_table(file, {"data.vocab_size": 80, "model.d_model": 32}, ["dense", "conv"])
 
-    def reason(costs, *changed, shapes=((40, 16),), reference=network):
-        options = small_config("search.latency.source=measured", "data.vocab_size=40", *changed)
-        return costs.differ(options, list(shapes), reference, corpus)
 
-    assert reason(measured) == ""
-    assert reason(measured, shapes=[(40, 16), (80, 16)]) == "it lacks a vocabulary of 80 with a width of 16"
-    assert reason(measured, reference=plain(40, 16, 2)) == "its reference is 40-16-ada"
-    for changed, other in (
-        ("search.operations=[attention,dense,conv]", "it lacks conv"),
-        ("search.latency.source=flops", "it has costs in ms"),
-        ("search.latency.timing=generation", "it was measured with timing inference"),
+@pytest.fixture
+def known(small_config, tmp_path, measured, capsys):
+    """known(*options) -> what is missing in a file that was measured with these options.
+
+    The function that it returns takes the options of a search, and tells why it measures again; "" if it does not.
+    """
+
+    def write(*recorded):
+        file, network = tmp_path / "costs.yaml", plain(40, 16, 3)
+        write_yaml(file, measure_costs(Candidates(small_config(*OWN, *recorded), CORPORA, [], network), CPU).to_dict())
+
+        def reason(*options, keep=False, shapes=((40, 16),), reference=network, corpora=CORPORA):
+            capsys.readouterr()
+            find_costs(Candidates(small_config(*OWN, *options), corpora, [*shapes], reference), file, CPU, keep)
+            shown = capsys.readouterr().out
+            assert bool(shown) == shown.startswith(f"NOTICE: {file} does not fit: ")
+            return shown.partition("does not fit: ")[2].partition("; measuring again")[0]
+
+        return reason
+
+    return write
+
+
+def test_costs_hold_for_the_device_text_sizes_operations_and_source_that_they_were_measured_with(known, monkeypatch):
+    reason = known()
+    assert reason() == reason("train.lr=0.1", "seed=5", "model.dropout=0.3", "train.optimizer=adamw") == ""
+    assert reason(shapes=[(80, 16)]) == "it lacks a vocabulary of 80 with a width of 16"
+    assert reason(reference=plain(40, 16, 2)) == "its reference is 40-16-ada"
+    for options, other in (
+        (["search.operations=[attention,dense,conv]"], "it lacks conv"),
+        (["search.latency.source=flops"], "it has costs in ms, not in FLOPs"),
+        (["search.latency.timing=training"], "timing inference"),
+        (["evaluate.memory=4"], "memory 8"),
+        (["model.d_ffn=32"], "dense d_ffn=24"),
+        (["model.ngram_rows=[7]"], "ngram_rows []"),
+        (["model.cutoffs=[7]", "model.norm=post"], "norm pre, cutoffs []"),
+        (["model.heads=1"], "attention heads=2 key_heads=2"),
     ):
-        assert reason(measured, changed) == other
-    table_of = ["search.latency.source=table.yaml"]
-    known = NetworkCosts({(40, 16): table}, network, measured.device | shared_conditions(config, corpus))
-    assert reason(known, *table_of) == ""
-    assert reason(known, *table_of, "model.cutoffs=[7]", "model.norm=post") == (
-        "it was measured with norm pre, cutoffs []"
-    )
-    assert (
-        reason(known, *table_of, "model.heads=1") == "it was measured with head_width 8, attention heads=2 key_heads=2"
-    )
-    more = ArrayCorpus(40, train=np.arange(41) % 40, valid=np.arange(9))  # another tokenizer
-    options = small_config(*table_of, "data.vocab_size=40")
-    assert known.differ(options, [(40, 16)], network, more) == "it was measured with train_tokens 40"
-    training = [*table_of, "search.latency.timing=training"]
-    trained = shared_conditions(small_config(*training, "data.vocab_size=40", "model.dropout=0.5"), corpus)
-    slow = NetworkCosts({(40, 16): table}, network, {"timing": "training"} | trained)
-    assert reason(slow, *training) == "it was measured with dropout 0.5"
-    by_passes = shared_conditions(small_config(*training, "data.vocab_size=40", "model.dropout=auto"), corpus)
-    slow.device.update(by_passes)
-    assert reason(slow, *training, "model.dropout=auto") == ""
-    assert reason(slow, *training, "model.dropout=auto", "train.epochs=9", "train.steps=null") == (
-        f"it was measured with passes {by_passes['passes']}"
-    )
-    onnx = ["search.latency.source=onnx", "search.latency.timing=generation"]
-    generation = NetworkCosts({(40, 16): table}, network, {"timing": "generation"})
-    assert reason(generation, *onnx) == "it was measured in another runtime"
-    generation.device["onnxruntime"] = "1.2"
-    assert reason(generation, *onnx) == ""
-    generation.device.update(shared_conditions(small_config(*onnx, "data.vocab_size=40"), corpus))
-    assert reason(generation, *table_of, "search.latency.timing=generation") == ""
+        assert reason(*options).removeprefix("it was measured with ").startswith(other)
+    other = {40: text_of(40, tokens=8001, bytes=24_000)}  # another tokenizer
+    assert reason(corpora=other) == "it was measured with train_tokens 8000"
+    monkeypatch.setattr(conditions, "processor", lambda: "another")
+    assert reason().startswith("it was measured with processor ") and reason(keep=True) == ""
+
+
+def test_costs_of_training_hold_for_the_optimizer_and_for_the_dropout_that_auto_becomes(known):
+    training = "search.latency.timing=training", "model.dropout=auto"
+    reason = known(*training)
+    assert reason(*training) == "" == reason(*training, "train.steps=25")
+    assert reason(*training, "train.optimizer=adamw") == "it was measured with optimizer muon"
+    many = "train.epochs=28", "train.steps=null"
+    assert reason(*training, *many) == "it was measured with dropout 0.0"
+
+
+def test_a_search_keeps_its_costs_but_not_those_of_another_runtime(known):
+    reason, onnx = known("search.latency.timing=generation"), "search.latency.source=onnx"
+    generation = "search.latency.timing=generation"
+    assert reason(generation, "model.norm=post", keep=True) == ""
+    assert reason(keep=True) == "it was measured with timing generation"
+    assert reason(generation, onnx, keep=True) == "it was measured with runtime PyTorch"
+
+
+def test_a_given_table_is_of_any_device_but_not_for_other_sizes(small_config, measured, tmp_path, monkeypatch):
+    network, file = plain(40, 16, 3), tmp_path / "given.yaml"
+    write_yaml(file, measure_costs(Candidates(small_config(*OWN), CORPORA, [], network), CPU).to_dict())
+    monkeypatch.setattr(conditions, "processor", lambda: "another")
+    given = f"search.latency.source={file}", "data.vocab_size=40"
+    where = tmp_path / "none.yaml", CPU, True
+    found = find_costs(Candidates(small_config(*given), CORPORA, [], network), *where)
+    assert found == NetworkCosts.read(file) and len(measured) == 1
+    refused = f"{file} does not fit this search: it was measured with dense d_ffn=24; measure again with nas.latency"
+    with pytest.raises(InputError, match=refused):
+        find_costs(Candidates(small_config(*given, "model.d_ffn=32"), CORPORA, [], network), *where)

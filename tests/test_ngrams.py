@@ -8,7 +8,7 @@ from experiments.helpers import ArrayCorpus
 from models.decoding import Decoder
 from models.operations.operation import BlockConfig
 from models.transformer_xl import HASH_FACTOR, HASH_PRIME, NGramEmbedding, build_pattern
-from nas.training.build import resolve_auto
+from nas.training.auto import resolve_auto
 from nas.training.evaluation import total_nll
 from tests.making import generator, sized
 

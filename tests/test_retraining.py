@@ -6,15 +6,16 @@ import torch
 
 import retrain
 from experiments.helpers import ArrayCorpus
-from models import sparse
+from models.operations import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.run_folder import open_run, read_metrics
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
-from nas.training.build import passes_warning, resolve_auto, warmup_warning
+from nas.training.auto import auto_lines, resolve_auto
 from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, total_nll
+from nas.training.passes import passes_warning, warmup_warning
 from nas.training.trainer import Trainer
 from tests.making import make_retraining
 
@@ -38,7 +39,8 @@ def test_auto_regularizes_trainings_that_read_their_text_again(small_config, sho
 
     def found(epochs, *options):
         given = small_config(*READ_AGAIN, f"train.epochs={epochs}", *options)
-        config = resolve_auto(given, short_text, tell=said.append)
+        config = resolve_auto(given, short_text)
+        said.extend(auto_lines(given, config, short_text))
         return config.model.dropout, config.train.weight_decay
 
     said = []
@@ -59,12 +61,15 @@ def test_auto_regularizes_trainings_that_read_their_text_again(small_config, sho
 
 def test_many_passes_cause_a_warning(small_config, short_text):
     def warning(epochs, *options):
-        return passes_warning(small_config(*READ_AGAIN, f"train.epochs={epochs}", *options), short_text)
+        config = small_config(*READ_AGAIN, f"train.epochs={epochs}", *options)
+        return passes_warning(resolve_auto(config, short_text), short_text)
 
     assert warning(28) is None and "290 steps of a pattern read the 320 training tokens 29.0 times" in warning(29)
     assert warning(29).endswith("it may overfit; give train.epochs=28, or fewer steps")
     odd = ArrayCorpus(50, train=np.zeros(321, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
-    assert passes_warning(small_config(*READ_AGAIN, "train.epochs=28"), odd) is None  # 280.9 steps, so 281
+    assert (
+        passes_warning(resolve_auto(small_config(*READ_AGAIN, "train.epochs=28"), odd), odd) is None
+    )  # 280.9 steps, so 281
     both = "give model.dropout=0.2 train.weight_decay=0.5 train.epochs=28, or fewer steps"
     assert warning(29, "model.dropout=0", "train.weight_decay=0").endswith(both)
     assert warning(1, "train.steps=281").endswith("it may overfit; give train.steps=280, or fewer steps")

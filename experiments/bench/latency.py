@@ -22,7 +22,8 @@ from nas.core.config import Config
 from nas.core.config_loading import resolve_defaults
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import measure_costs, measure_models
+from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, timed_rounds
+from nas.costs.workloads import new_works
 from nas.training.device import set_up_device
 
 VOCABULARY = 8000
@@ -71,9 +72,10 @@ def main() -> None:
     source, names = np.random.default_rng(arguments.seed), config.search.operations
     patterns = [[names[i] for i in source.integers(len(names), size=blocks)] for _ in range(arguments.patterns)]
 
-    table = measure_costs(config, counts, context)
-    results = measure_models([interleaved(blocks), *patterns], config, counts, context)
-    baseline_ms, *measured_ms = (result["median_ms"] for result in results)
+    (table,) = measure_tables({(VOCABULARY, config.model.d_model): config}, {VOCABULARY: counts}, context).values()
+    works = new_works([interleaved(blocks), *patterns], config, counts, context)
+    times = timed_rounds(dict(enumerate(works)), ROUNDS, SECONDS)
+    baseline_ms, *measured_ms = (1e3 * float(np.median(taken)) for taken in times.values())
     batch, segment, memory = batch_shape(config)
     print(f"{arguments.timing}, batch {batch}, segment {segment}, memory {memory}, {arguments.threads} threads, ms")
     print("  ".join(f"{name} {cost:.3f}" for name, cost in {"overhead": table.overhead, **table.blocks}.items()))

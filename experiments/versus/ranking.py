@@ -32,7 +32,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     from nas.data.corpus import bytes_per_token
     from nas.search.space import with_sizes
     from nas.search.trials import RUNGS
-    from nas.training.build import resolve_auto
+    from nas.training.auto import resolve_auto
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     networks, folder = draw_networks(config, costs, shapes, RUNGS[0].networks), out / f"random-{seed}" / TRIALS
@@ -45,7 +45,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     results, found = train(trials, networks), []
     for network, result in zip(networks, results, strict=True):
         corpus = corpora[network.vocab_size]
-        sized = resolve_auto(with_sizes(config, *network[:2]), corpus, tell=lambda text: None)
+        sized = resolve_auto(with_sizes(config, *network[:2]), corpus)
         flops = count_flops(sized, corpus.counts()).cost(network.blocks) / bytes_per_token(corpus)
         about = {"flops": flops, "rungs": rungs[str(network)], "bits_per_byte": result["valid"]["bits_per_byte"]}
         found.append({**network.to_dict(), **about, "ratio": costs.ratio(network)})

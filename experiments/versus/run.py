@@ -26,7 +26,7 @@ from experiments.jobs import Jobs, job_parser
 from nas.core.config_loading import load_config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
-from nas.core.pattern import shape_options
+from nas.core.pattern import interleaved, shape_options
 from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_options
 from nas.search.halving import successive_halving
 from nas.search.strategy import Strategy
@@ -52,15 +52,17 @@ def seeded(overrides: list[str], seed: int) -> list[str]:
 
 def open_space(out: Path, overrides: list[str]):
     """(configuration, texts by vocabulary, candidates for vocabulary and width, costs, device)."""
-    from nas.search.network_search import COSTS, open_costs
+    from nas.search.candidate_costs import find_costs, open_candidates
+    from nas.search.network_search import COSTS
     from nas.training.device import set_up_device
 
     config = load_config(FRONTIER, overrides)
     context = set_up_device(config.seed, config.train)
-    corpora, shapes, costs = open_costs(config, out / COSTS, context)
+    candidates = open_candidates(config, context)
+    costs = find_costs(candidates, out / COSTS, context, keep=True)
     if not (out / COSTS).exists():
         write_yaml(out / COSTS, costs.to_dict())
-    return config, corpora, shapes, costs, context
+    return config, candidates.corpora, candidates.shapes, costs, context
 
 
 def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
@@ -138,23 +140,23 @@ def open_trials(config, corpora, folder: Path, context):
 
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
     """The network of the paper's method within the budget, after as many seconds as the trials of the same seed."""
-    from nas.search.space import make_network, read_network, with_sizes
-    from nas.training.build import resolve_auto
+    from nas.search.network_costs import NetworkCosts
+    from nas.search.space import make_network, read_network
 
-    config, corpora, _, costs, _ = open_space(out, seeded(overrides, seed))
+    config, _, _, costs, _ = open_space(out, seeded(overrides, seed))
     choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, CONFIG))
     sizes, network = trials["network"] | {"heads": options["model"]["heads"]}, read_network(trials["network"])
     target = round(choice["budget"] / choice["interleaved_ratio"], 4)  # the reference is interleaved of these sizes
     own = [*seeded(overrides, seed), *shape_options(sizes), "search.vocab_size=[]", "search.d_model=[]"]
     own += ["search.method=gumbel", f"search.latency.target={target}", "train.checkpoint_every=100000"]
-    corpus = corpora[network.vocab_size]
-    table = costs.of_segments(network, resolve_auto(with_sizes(config, *network[:2]), corpus), corpus)
+    reference = make_network(*network[:2], interleaved(config.model.blocks))
+    known = NetworkCosts({network[:2]: costs.tables[network[:2]]}, reference)
 
     def search(steps: int, run: Path) -> float:
         """Search for this number of steps. Returns the seconds."""
         if not run.exists():
             run.mkdir()
-            write_yaml(run / LATENCY, asdict(table))
+            write_yaml(run / LATENCY, known.to_dict())
         call("search.py", FRONTIER, *run_options(run), *own, f"train.steps={steps}")
         return read_yaml(run / OUTCOME)["wall_time_s"]
 

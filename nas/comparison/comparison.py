@@ -14,12 +14,13 @@ from nas.core.files import write_yaml
 from nas.core.pattern import read_pattern, shape_options
 from nas.core.provenance import provenance
 from nas.core.run_folder import RESULTS, check_folder, has_run, open_run, run_options
+from nas.costs.conditions import device_conditions
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import device_conditions, text_times
+from nas.costs.measurement import text_times
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import Task, script_task
-from nas.training.build import resolve_auto
+from nas.training.auto import auto_lines, resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device
 
 ROUNDS = 60  # of the latencies
@@ -61,7 +62,9 @@ class Comparison:
     def start(self) -> None:
         """Prepare the data, lock the folder, and write the settings and the pattern files."""
         context, corpus = set_up_device(self.recipe.seed, self.recipe.train), Corpus(prepare(self.recipe.data))
-        self.recipe = resolve_auto(self.recipe, corpus)
+        given, self.recipe = self.recipe, resolve_auto(self.recipe, corpus)
+        for line in auto_lines(given, self.recipe, corpus):
+            print(line)
         self.run.start(self.recipe, provenance(self.recipe, corpus.meta, context))
         for contender in self.contenders:
             if not self.pattern_file(contender).exists():
@@ -97,7 +100,7 @@ class Comparison:
         models = {}
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
-            models[key] = contender.blocks, resolve_auto(contender.config, corpus, tell=lambda text: None), corpus
+            models[key] = contender.blocks, resolve_auto(contender.config, corpus), corpus
         times = {key: found["ms_per_1000_bytes"] for key, found in text_times(models, context, ROUNDS).items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 

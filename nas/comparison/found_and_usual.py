@@ -9,15 +9,15 @@ from nas.core.pattern import abbreviate, interleaved
 from nas.core.plan import REPORT
 from nas.core.run_folder import CHOICE, CONFIG, FOUND, RESULTS, SEARCH, SUMMARY, TRIALS, USUAL
 from nas.costs.baselines import deepest
-from nas.costs.cost_table import TOLERANCE
 from nas.costs.measurement import ROUNDS, SECONDS, text_times
+from nas.costs.printing import TOLERANCE
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.search.network_costs import NetworkCosts
 from nas.search.network_search import COSTS
 from nas.search.space import within_budget
 from nas.search.strategy import EQUAL_LOSS
-from nas.training.build import resolve_auto
+from nas.training.auto import resolve_auto
 from nas.training.device import set_up_device
 
 NAMES = FOUND, USUAL
@@ -50,7 +50,7 @@ def summarize(folder: Path, plan: Config) -> dict:
             **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
         }
     if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
-        networks["reference"] = whole, resolve_auto(plan, corpus, tell=lambda text: None), corpus
+        networks["reference"] = whole, resolve_auto(plan, corpus), corpus
     times = text_times(networks, context, ROUNDS, SECONDS)
     for name, own in summary.items():
         own["ms_per_1000_bytes"] = times[name]["ms_per_1000_bytes"]

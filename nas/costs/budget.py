@@ -6,8 +6,9 @@ from nas.core.blocks import kind_of
 from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved
-from nas.costs.cost_table import CostTable, least_ratio
+from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.lattice import PatternLattice
+from nas.costs.printing import for_text, least_ratio
 
 LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
 
@@ -26,6 +27,19 @@ def read_budgets(text: str) -> list[float | str]:
             f"{LARGEST}, or milliseconds for 1,000 bytes of text, such as 2.5ms"
         )
     return [*sorted(ratios), *(f"{time:g}ms" for time in sorted(times))]
+
+
+def as_ratio(budget: float | str, costs: CostTable, blocks: int) -> float:
+    """A budget, which may be such as 2.5ms, as a ratio to the reference's cost.
+
+    costs: for 1,000 bytes of text. Raises InputError if they are not in milliseconds.
+    """
+    time = milliseconds(budget)
+    if time is None:
+        return budget
+    if costs.unit != MILLISECONDS:
+        raise InputError(f"a budget of {budget} needs measured costs: give a ratio, or search.latency.source=measured")
+    return time / costs.reference(blocks)
 
 
 def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:
@@ -75,9 +89,9 @@ def describe_budget(budget: float, blocks: int, operations: list[str], costs: Co
     reference, baseline = costs.reference(blocks), costs.cost(interleaved(blocks))
     share = (budget * reference - costs.overhead) / (baseline - costs.overhead)
     lines = [
-        f"search.latency.target={budget:.4g} of the reference is {costs.for_text(budget * reference)}; embedding and "
-        f"output layer take {costs.overhead / (budget * reference):.0%} of it, so the blocks may cost {share:.0%} of "
-        "what the interleaved pattern's blocks cost"
+        f"search.latency.target={budget:.4g} of the reference is {for_text(budget * reference, costs.unit)}; embedding "
+        f"and output layer take {costs.overhead / (budget * reference):.0%} of it, so the blocks may cost {share:.0%} "
+        "of what the interleaved pattern's blocks cost"
     ]
     if attending := [name for name in operations if kind_of(name).reaches_far]:
         pattern = [*costs.cheapest(attending, 1), *costs.cheapest(operations, blocks - 1)]

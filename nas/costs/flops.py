@@ -1,7 +1,7 @@
-"""FLOPs of operations and patterns, and the options that costs depend on."""
+"""FLOPs of operations and patterns."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.operations.operation import Segment
 from models.operations.registry import build_operation
 from models.relative_attention import sinusoidal_encodings
-from nas.core.blocks import describe_sizes, resolve_block
+from nas.core.blocks import resolve_block
 from nas.core.config import Config
 from nas.core.pattern import interleaved
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.data.optimal_cutoffs import cluster_table
-from nas.training.build import backbone_options, block_config, build_fixed
+from nas.training.build import block_config, build_fixed
 from nas.training.evaluation import evaluation_lengths
 
 
@@ -25,18 +25,6 @@ def batch_shape(config: Config) -> tuple[int, int, int]:
     if timing == "training":
         return config.train.batch_size, config.train.segment, config.train.memory
     return (1, 1, segment + memory - 1) if timing == "generation" else (config.evaluate.batch_size, segment, memory)
-
-
-def cost_options(config: Config, vocab_size: int, operations: list[str]) -> dict:
-    """The options of the model and the sizes of these operations, which their costs depend on."""
-    batch, segment, memory = batch_shape(config)
-    model = asdict(block_config(config)) | backbone_options(config, vocab_size)
-    unused = ["depth_scaled"]
-    if config.search.latency.timing != "training":
-        unused += ["recompute", "dropout"]
-    model = {key: value for key, value in model.items() if key not in unused}
-    sizes = {name: describe_sizes(name, config.shape) for name in operations}
-    return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": vocab_size, **model, **sizes}
 
 
 def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None = None) -> CostTable:
@@ -56,7 +44,7 @@ def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]
     names = list(dict.fromkeys([*(operations or config.search.operations), *interleaved(2)]))
     blocks = {name: operation_flops(name, config) for name in names}
-    return CostTable(FLOPS, float(head.flops(shares)), blocks, cost_options(config, len(counts), names))
+    return CostTable(FLOPS, float(head.flops(shares)), blocks)
 
 
 @torch.no_grad()

@@ -64,7 +64,6 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         "blocks": blocks,
         "sizes": {name: resolve_block(name, shape)[1] for name in dict.fromkeys(blocks)},
         "confidence": confidence,
-        "flops_per_token": round(first.flops.cost(blocks)),
         "flops_ratio_to_interleaved": round(first.flops.ratio_to_interleaved(blocks), 4),
         "model": first.content.get("model"),
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},

@@ -7,7 +7,8 @@ import numpy as np
 from nas.core.blocks import kind_of
 from nas.core.pattern import abbreviate, abbreviate_network
 from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import CostTable, latency_report
+from nas.costs.cost_table import CostTable
+from nas.costs.printing import for_text, latency_report
 from nas.derivation.confidence import confidence_warnings
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
@@ -25,7 +26,7 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     same = f" (the network {abbreviate_network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
     print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
     print(f"{pattern['flops_ratio_to_interleaved']:.2f} of the interleaved pattern's FLOPs per token")
-    print(f"{costs.ratio(blocks):.3f} of the reference's cost; {costs.for_text(costs.cost(blocks))}")
+    print(f"{costs.ratio(blocks):.3f} of the reference's cost; {for_text(costs.cost(blocks), costs.unit)}")
     for line in latency_report(pattern.get("latency") or {}):
         print(line)
     offered = any(kind_of(name).reaches_far for name in choice.runs[0].operations)
@@ -98,12 +99,12 @@ def pareto_table(patterns: list[dict], costs: CostTable) -> str:
     rows = [
         f"Budgets and predicted ratios are relative to the reference's cost, in {costs.unit}.",
         "",
-        "| budget | pattern | attending blocks | predicted ratio | ms | ms for 1,000 bytes | ms, of interleaved |",
-        "|---|---|---|---|---|---|---|",
+        "| budget | pattern | attending blocks | predicted ratio | ms for 1,000 bytes | ms, of interleaved |",
+        "|---|---|---|---|---|---|",
     ]
     for pattern in patterns:
         latency, blocks = pattern.get("latency") or {}, pattern["blocks"]
-        values = {"median_ms": ".2f", "ms_per_1000_bytes": ".3f", "ratio_to_interleaved": ".3f"}
+        values = {"ms_per_1000_bytes": ".3f", "ratio_to_interleaved": ".3f"}
         cells = [
             f"{pattern['derived_from']['latency_budget']:.4g}",
             abbreviate(blocks),

@@ -12,8 +12,9 @@ from nas.core.files import read_yaml
 from nas.core.pattern import read_pattern
 from nas.core.pi_history import TIED_MARGIN, read_pi
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
-from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import CostTable, read_costs
+from nas.costs.budget import as_ratio, likeliest_path
+from nas.costs.cost_table import CostTable
+from nas.search.network_costs import read_table
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class SearchRun:
         """search.latency.target as a ratio to the reference's cost; None if cost played no role."""
         if self.options["search.latency.source"] == "none":
             return None
-        return self.costs.as_ratio(self.options["search.latency.target"], len(self.pi))
+        return as_ratio(self.options["search.latency.target"], self.costs, len(self.pi))
 
     @property
     def budget(self) -> float | None:
@@ -54,7 +55,7 @@ class SearchRun:
     def costs(self) -> CostTable:
         """The costs that the search used: milliseconds if it measured them, else FLOPs."""
         measured = LatencyOptions(source=self.options["search.latency.source"]).in_milliseconds
-        return read_costs(self.path / LATENCY, self.operations) if measured else self.flops
+        return read_table(self.path / LATENCY, self.options, self.operations) if measured else self.flops
 
 
 def read_run(path: Path) -> SearchRun:
@@ -70,7 +71,7 @@ def read_run(path: Path) -> SearchRun:
             "continue the search with --resume"
         )
     content, names = read_yaml(path / CONFIG), last["operations"]
-    flops = read_costs(path / FLOPS_TABLE, names)
+    flops = read_table(path / FLOPS_TABLE, flat_config(content), names)
     return SearchRun(path, content, names, pi, last["step"], of_steps, flops)
 
 

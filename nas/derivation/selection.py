@@ -9,7 +9,8 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.run_folder import CONFIG
 from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import CostTable, least_ratio
+from nas.costs.cost_table import CostTable
+from nas.costs.printing import least_ratio
 from nas.derivation.pattern_record import Choice
 from nas.derivation.runs import SearchRun
 from nas.search.choice import block_probabilities

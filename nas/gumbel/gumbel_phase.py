@@ -14,6 +14,7 @@ term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate opera
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from models.transformer_xl import Memories, TransformerXL
-from nas.core.config import Config
+from nas.core.config import Config, SearchOptions
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
 from nas.core.pi_history import entropy
@@ -31,9 +32,10 @@ from nas.data.corpus import Corpus
 from nas.gumbel.gumbel_softmax import gumbel_like, relax, straight_through
 from nas.gumbel.supernet import set_mixture, set_path
 from nas.training import distributed
-from nas.training.build import count_steps, open_streams
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
+from nas.training.passes import count_steps
+from nas.training.streams import open_streams
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
 
@@ -41,48 +43,153 @@ SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initia
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
-class GumbelPhase(Phase):
-    """Trains the weights and the logits [N, O] of a SuperNet in turn.
+class Schedule:
+    """Which steps train the logits, and the temperature.
 
-    Raises InputError if no step is left to train the logits.
+    shared: weights and logits read the same text. Raises InputError if no step is left to train the logits.
+    """
+
+    def __init__(self, options: SearchOptions, total_steps: int, shared: bool):
+        self.options, self.total_steps = options, total_steps
+        self.share = 1.0 if shared else options.arch_fraction  # of the steps after the warm-up
+        self.warmup_steps = total_steps // 4 if options.warmup_steps is None else options.warmup_steps
+        if not any(map(self.logits_learn, range(self.warmup_steps + 1, total_steps + 1))):
+            raise InputError(
+                f"search.warmup_steps={self.warmup_steps} leaves no step of {total_steps} to train the logits: "
+                "use a smaller search.warmup_steps or more train.steps"
+            )
+
+    def logits_learn(self, step: int) -> bool:
+        return step > self.warmup_steps and math.floor(step * self.share) > math.floor((step - 1) * self.share)
+
+    def temperature(self, step: int) -> float:
+        """Exactly `start` in the warm-up, then an exponential curve to exactly `end`."""
+        progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
+
+
+@dataclass(frozen=True)
+class LatencyTerm:
+    """weight * max(0, expected cost / cost of the reference - target), in nats. It is exact."""
+
+    costs: CostTable
+    operations: list[str]
+    weight: float
+    target: float
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        ratio = self.costs.expected_ratio(logits.softmax(dim=-1), self.operations)
+        return self.weight * (ratio - self.target).clamp_min(0)
+
+
+class Logits:
+    """The logits [N, O] of a SuperNet: their samples, and their optimizer. Both are on the CPU.
+
+    Therefore samples are equal on all devices and ranks.
+    """
+
+    def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: LatencyTerm | None):
+        options = config.search
+        self.supernet, self.latency, self.hard = supernet, latency, options.sampling == "hard"
+        self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(options.operations)))
+        adam = options.optimizer
+        self.optimizer = torch.optim.Adam([self.values], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
+        self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
+        shape = self.values.shape[:1] if self.hard else self.values.shape
+        self.gates = torch.zeros(shape, device=context.device)  # in one place, where a CUDA graph reads and writes it
+        self.gates.grad = torch.zeros_like(self.gates)
+
+    @property
+    def pi(self) -> np.ndarray:
+        return self.values.detach().double().softmax(dim=-1).numpy()
+
+    @property
+    def path(self) -> list[int]:
+        """The argmax of pi."""
+        return self.values.detach().argmax(dim=-1).tolist()
+
+    def sample(self, temperature: float, learn: bool) -> Tensor:
+        """Draw a sample, and copy it to the gates, at which backward passes stop. learn: whether they get a gradient.
+
+        Returns the weights [N, O] or, in hard sampling, the gates [N], as a function of the logits.
+        """
+        noise = gumbel_like(self.values, self.generator)
+        if self.hard:
+            self.sampled_path, sample = straight_through(self.values, noise, temperature)
+        else:
+            sample = relax(self.values, noise, temperature)
+        self.gates.requires_grad_(learn).data.copy_(sample.detach())
+        self.gates.grad.zero_()
+        return sample
+
+    def set_gates(self) -> None:
+        """Make the SuperNet use the sample, before each forward pass."""
+        if self.hard:
+            set_path(self.supernet, self.sampled_path, self.gates)
+        else:
+            set_mixture(self.supernet, self.gates)
+
+    def update(self, sample: Tensor) -> None:
+        """Follow the gradient of the loss, which reached the gates, and of the latency term."""
+        sample.backward(self.gates.grad.cpu())
+        self.values.grad = distributed.all_reduce_mean(self.values.grad)  # each rank has its own rows
+        if self.latency:
+            self.latency(self.values).backward()
+        if not self.values.grad.isfinite().all():
+            raise FloatingPointError("the gradient of the logits is not finite")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def replicated_state(self) -> dict[str, Tensor]:
+        return {"the logits": self.values, "the state of the sampling": self.generator.get_state()}
+
+    def state_dict(self) -> dict:
+        optimizer, generator = self.optimizer.state_dict(), self.generator.get_state()
+        return {"values": self.values.detach(), "optimizer": optimizer, "generator": generator}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.values.data.copy_(state["values"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+
+
+class GumbelPhase(Phase):
+    """Trains the weights and the logits of a SuperNet in turn.
+
+    target: the highest expected cost, as a ratio to the reference's; None: any. Raises InputError if no step is left to
+    train the logits.
     """
 
     def __init__(
-        self, supernet: TransformerXL, corpus: Corpus, config: Config, context: DeviceContext, costs: CostTable
+        self,
+        supernet: TransformerXL,
+        corpus: Corpus,
+        config: Config,
+        context: DeviceContext,
+        costs: CostTable,
+        target: float | None = None,
     ):
         self.supernet, self.corpus, self.config, self.context = supernet.to(context.device), corpus, config, context
         self.options, self.costs = config.search, costs
         self.stream, self.heldout_stream = open_streams(corpus, config, context)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
-        given = self.options.warmup_steps
-        self.warmup_steps = self.total_steps // 4 if given is None else given
-        if not any(map(self.logits_learn, range(self.warmup_steps + 1, self.total_steps + 1))):
-            raise InputError(
-                f"search.warmup_steps={self.warmup_steps} leaves no step of {self.total_steps} to train the logits: "
-                "use a smaller search.warmup_steps or more train.steps"
-            )
-        hard = self.options.sampling == "hard"
-        self.logits = nn.Parameter(torch.zeros(len(supernet.blocks), len(self.options.operations)))  # on the CPU
-        shape = self.logits.shape[:1] if hard else self.logits.shape
-        self.gates = torch.zeros(shape, device=context.device)  # in one place, where a CUDA graph reads and writes it
-        self.gates.grad = torch.zeros_like(self.gates)
-        self.train_weights = TrainStep(
-            supernet, config.train, self.total_steps, context, sampled=hard, prepare=self.set_gates
-        )
+        self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
+        latency = None
+        if target is not None:
+            latency = LatencyTerm(costs, self.options.operations, self.options.latency.weight, target)
+        self.logits = Logits(supernet, config, context, latency)
+        hard, prepare = self.logits.hard, self.logits.set_gates
+        self.train_weights = TrainStep(supernet, config.train, self.total_steps, context, sampled=hard, prepare=prepare)
         possible = can_replay(supernet, config.train, context) and not hard
         self.run_heldout = ReplayedStep(self.heldout_once, supernet, config.train.memory, possible)
-        self.run_batch = BatchRunner(supernet, config.train, context, self.set_gates)
-        adam = self.options.optimizer
-        self.optimizer = torch.optim.Adam([self.logits], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
-        # On the CPU, so that samples are equal on all devices and ranks
-        self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
+        self.run_batch = BatchRunner(supernet, config.train, context, prepare)
         self.temperature, self.heldout_nll = self.options.temperature.start, None
-        self.parts = {"supernet": supernet, "train_weights": self.train_weights, "logits_optimizer": self.optimizer}
+        self.parts = {"supernet": supernet, "train_weights": self.train_weights, "logits": self.logits}
         self.parts |= {"stream": self.stream} | ({"heldout_stream": self.heldout_stream} if self.heldout_stream else {})
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
-        self.temperature, learn = self.temperature_at(step), self.logits_learn(step)
-        sample = self.sample(learn)
+        self.temperature, learn = self.schedule.temperature(step), self.schedule.logits_learn(step)
+        sample = self.logits.sample(self.temperature, learn)
         if learn and self.heldout_stream:
             nll, batch = None, self.heldout_stream.next()
             self.supernet.eval()  # without dropout; the weights do not change
@@ -93,105 +200,52 @@ class GumbelPhase(Phase):
             self.supernet.train()
             nll, self.stream.memories = self.train_weights(step, batch, learn)
         if learn:
-            self.update_logits(sample)
+            self.logits.update(sample)
         return nll, batch.targets.numel() * distributed.world_size()
 
-    def logits_learn(self, step: int) -> bool:
-        """Whether the logits train at a step: after the warm-up, in search.arch_fraction of the steps, or in all."""
-        share = self.options.arch_fraction if self.heldout_stream else 1.0
-        return step > self.warmup_steps and math.floor(step * share) > math.floor((step - 1) * share)
-
-    def temperature_at(self, step: int) -> float:
-        """The temperature at a step: exactly `start` in the warm-up, then an exponential curve to exactly `end`."""
-        progress = max(0, step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
-
     def heldout_once(self, batch: Batch) -> tuple[Tensor, Memories]:
-        return self.run_batch(batch, partial(Tensor.backward, inputs=[self.gates]))
+        return self.run_batch(batch, partial(Tensor.backward, inputs=[self.logits.gates]))
 
-    def sample(self, learn: bool) -> Tensor:
-        """Draw a sample, and copy it to the gates, at which backward passes stop. learn: whether they get a gradient.
-
-        Returns the weights [N, O] or, in hard sampling, the gates [N], as a function of the logits.
-        """
-        noise = gumbel_like(self.logits, self.generator)
-        if self.options.sampling == "hard":
-            self.sampled_path, sample = straight_through(self.logits, noise, self.temperature)
-        else:
-            sample = relax(self.logits, noise, self.temperature)
-        self.gates.requires_grad_(learn).data.copy_(sample.detach())
-        self.gates.grad.zero_()
-        return sample
-
-    def set_gates(self) -> None:
-        """Make the SuperNet use the sample, before each forward pass."""
-        if self.options.sampling == "hard":
-            set_path(self.supernet, self.sampled_path, self.gates)
-        else:
-            set_mixture(self.supernet, self.gates)
-
-    def update_logits(self, sample: Tensor) -> None:
-        """Follow the gradient of the loss, which reached the gates, and of the latency term."""
-        sample.backward(self.gates.grad.cpu())
-        self.logits.grad = distributed.all_reduce_mean(self.logits.grad)  # each rank has its own rows
-        if self.options.latency.source != "none":
-            self.latency_loss().backward()
-        if not self.logits.grad.isfinite().all():
-            raise FloatingPointError("the gradient of the logits is not finite")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def latency_loss(self) -> Tensor:
-        """search.latency.weight * max(0, expected cost / interleaved cost - target), in nats. It is exact."""
-        latency = self.options.latency
-        ratio = self.costs.expected_ratio(self.logits.softmax(dim=-1), self.options.operations)
-        return latency.weight * (ratio - latency.target).clamp_min(0)
-
-    def line(self, step: int) -> dict:
-        """A line of pi.jsonl."""
-        pi, names = self.logits.detach().double().softmax(dim=-1).numpy(), self.options.operations
-        ms = float(self.costs.expected(pi, names)) if self.costs.unit == MILLISECONDS else None
-        costs = {"expected_latency_ms": ms, "expected_cost_ratio": float(self.costs.expected_ratio(pi, names))}
-        line = {"step": step, "operations": names, "pi": pi.tolist(), **costs}
-        return line | {"of_steps": self.total_steps, "temperature": self.temperature}
+    def evaluate(self, run: RunFolder, step: int) -> dict:
+        """Figures on valid of the argmax path, without noise."""
+        path = self.logits.path
+        set_path(self.supernet, path)
+        chosen = [block.candidates[index] for block, index in zip(self.supernet.blocks, path, strict=True)]
+        with self.train_weights.average.in_use():
+            return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.context)
 
     def record(self, run: RunFolder, step: int) -> None:
-        run.append(PI, self.line(step))
+        """Append a line to pi.jsonl."""
+        pi, scalars = self.logits.pi, self.scalars(step)
+        line = {"step": step, "operations": self.options.operations, "pi": pi.tolist()}
+        cost = scalars["cost_ratio"] * self.costs.reference(len(pi))  # for 1,000 bytes of text
+        line |= {"expected_latency_ms": cost if self.costs.unit == MILLISECONDS else None}
+        line |= {"expected_cost_ratio": scalars["cost_ratio"], "of_steps": self.total_steps}
+        run.append(PI, line | {"temperature": self.temperature})
 
     def scalars(self, step: int) -> dict[str, float]:
-        line = self.line(step)
+        pi = self.logits.pi
         scalars = super().scalars(step) | {
             "temperature": self.temperature,
-            "entropy": float(entropy(np.array(line["pi"])).mean()),
-            "cost_ratio": line["expected_cost_ratio"],
+            "entropy": float(entropy(pi).mean()),
+            "cost_ratio": float(self.costs.expected_ratio(pi, self.options.operations)),
         }
         return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}
 
     def note(self) -> str:
-        return f"likeliest pattern {abbreviate([self.options.operations[index] for index in self.path])}"
+        return f"likeliest pattern {abbreviate(self.pattern)}"
 
     @property
-    def path(self) -> list[int]:
-        """The argmax of pi."""
-        return self.logits.detach().argmax(dim=-1).tolist()
-
-    def evaluate(self, run: RunFolder, step: int) -> dict:
-        """Figures on valid of the argmax path, without noise."""
-        set_path(self.supernet, self.path)
-        chosen = [block.candidates[index] for block, index in zip(self.supernet.blocks, self.path, strict=True)]
-        with self.train_weights.average.in_use():
-            return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.context)
+    def pattern(self) -> list[str]:
+        """The likeliest operation of each block."""
+        return [self.options.operations[index] for index in self.logits.path]
 
     def replicated_state(self) -> dict[str, Tensor]:
-        own = {"the logits": self.logits, "the state of the sampling": self.generator.get_state()}
-        return own | super().replicated_state()
+        return self.logits.replicated_state() | super().replicated_state()
 
     def state_dict(self) -> dict:
-        own = {"logits": self.logits.detach(), "generator": self.generator.get_state(), "heldout_nll": self.heldout_nll}
-        return super().state_dict() | own
+        return super().state_dict() | {"heldout_nll": self.heldout_nll}
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
-        self.logits.data.copy_(state["logits"])
-        self.generator.set_state(state["generator"])
         self.heldout_nll = state["heldout_nll"]

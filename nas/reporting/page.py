@@ -32,9 +32,11 @@ from nas.core.run_folder import (
     USUAL,
     read_metrics,
 )
-from nas.costs.cost_table import MILLISECONDS, latency_report, read_costs
-from nas.derivation.runs import current_pattern, read_run
+from nas.costs.cost_table import MILLISECONDS
+from nas.costs.printing import cost_rows, latency_report
+from nas.derivation.runs import SearchRun, current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
+from nas.search.network_costs import read_table
 
 TEMPLATE = Path(__file__).with_name("report.html")
 
@@ -113,9 +115,15 @@ def search_section(run: Path) -> dict:
         "gif": data_uri(animate, history, kind="gif") if len(history) > 1 else None,
         "over_time": data_uri(pi_over_time, history),
         "curves": curves_uri(run),
-        "table": read_costs(run / LATENCY, []) if (run / LATENCY).exists() else None,
+        "table": latency_table(run, search) if (run / LATENCY).exists() else None,
         "origin": origin(run),
     }
+
+
+def latency_table(run: Path, search: SearchRun) -> dict:
+    """The rows of latency.yaml for the sizes of the run."""
+    table = read_table(run / LATENCY, search.options, search.operations)
+    return {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
 
 
 def training_section(run: Path) -> dict:

@@ -4,8 +4,11 @@ import time
 
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
+from nas.costs.conditions import device_conditions, size_conditions
+from nas.costs.cost_table import changed_conditions
 from nas.costs.flops import count_flops
-from nas.costs.measurement import changed_conditions, measure_pattern, measurement_conditions
+from nas.costs.measurement import measure_pattern
+from nas.data.corpus import Corpus
 from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.checkpoint import load_checkpoint
@@ -31,7 +34,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
     seconds = time.perf_counter() - start
     pattern, counts = run.extra["pattern"], corpus.counts()
     costs, context = count_flops(config, counts, pattern), phase.context
-    predicted = valid_prediction(pattern_file, config, corpus.vocab_size, context)
+    predicted = valid_prediction(pattern_file, config, corpus, context)
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -49,14 +52,14 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
     }
 
 
-def valid_prediction(pattern_file: dict, config: Config, vocab_size: int, context: DeviceContext) -> dict:
+def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, context: DeviceContext) -> dict:
     """The predicted latency in a pattern file; empty if there is none, or if it is not for the current conditions."""
     latency = pattern_file.get("latency") or {}
-    if "predicted_ms" not in latency:
+    if "predicted_ms_per_1000_bytes" not in latency:
         return {}
-    conditions = measurement_conditions(config, vocab_size, pattern_file["blocks"], context)
+    conditions = device_conditions(config, context) | size_conditions(config, corpus, pattern_file["blocks"])
     changed = changed_conditions(latency.get("holds_for") or {}, conditions)
     if changed:
         print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
         return {}
-    return {key: latency[key] for key in ("predicted_ms", "predicted_ratio_to_interleaved")}
+    return {key: latency[key] for key in ("predicted_ms_per_1000_bytes", "predicted_ratio_to_interleaved")}

@@ -14,8 +14,9 @@ from nas.data.preprocess import prepare
 from nas.search.halving import LONG_ENOUGH
 from nas.search.network_search import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
-from nas.training.build import most_passes, resolve_auto
+from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
+from nas.training.passes import most_passes
 
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
@@ -78,7 +79,7 @@ def measure(config: Config, corpus: Corpus, folder: Path, context: DeviceContext
 def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
     """Whether the reference gets dropout by auto if it reads its text so often."""
     longer = replace(config, train=replace(config.train, steps=None, epochs=epochs))
-    return config.model.dropout == "auto" and resolve_auto(longer, corpus, tell=lambda text: None).model.dropout > 0
+    return config.model.dropout == "auto" and resolve_auto(longer, corpus).model.dropout > 0
 
 
 def forget_estimate(folder: Path) -> None:

@@ -23,8 +23,10 @@ from nas.jobs.tasks import Task, run_tasks, script_task, workers
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
-from nas.training.build import build_fixed, count_passes, count_steps, resolve_auto
+from nas.training.auto import resolve_auto
+from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
+from nas.training.passes import count_passes, count_steps
 
 LOGS = "logs"  # folder of the output of trials
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
@@ -155,7 +157,7 @@ class Trials:
         with self.context.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
-                config = resolve_auto(with_sizes(self.config, *network[:2]), corpus, tell=lambda text: None)
+                config = resolve_auto(with_sizes(self.config, *network[:2]), corpus)
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.context)
                 seconds.append(phase.total_steps * step_seconds(phase))

@@ -16,10 +16,10 @@ from nas.core.config import Config
 from nas.core.errors import Interrupted, RunError, StopSignal
 from nas.core.run_folder import RunFolder, read_metrics
 from nas.training import distributed
-from nas.training.build import rising_warning
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import perplexity
+from nas.training.passes import rising_warning
 from nas.training.train_step import TrainStep
 
 

@@ -1,0 +1,124 @@
+"""The costs of a search's candidates: those of a file if they fit, else measured or counted."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from nas.core.config import Config
+from nas.core.errors import InputError
+from nas.core.pattern import interleaved
+from nas.costs.conditions import device_conditions, size_conditions, work_conditions
+from nas.costs.flops import batch_shape, count_flops
+from nas.costs.measurement import measure_tables
+from nas.data.corpus import Corpus, bytes_per_token
+from nas.data.preprocess import prepare
+from nas.search.network_costs import NetworkCosts
+from nas.search.space import Network, candidate_sizes, make_network, with_sizes
+from nas.training.auto import resolve_auto
+from nas.training.device import DeviceContext
+from nas.training.streams import open_streams
+
+Shape = tuple[int, int]  # vocabulary and width
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates for vocabulary and width. corpora: the text in each vocabulary."""
+
+    config: Config
+    corpora: dict[int, Corpus]
+    shapes: list[Shape]
+    reference: Network
+
+    @cached_property
+    def configs(self) -> dict[Shape, Config]:
+        """The configuration of each candidate and of the reference, without auto."""
+        shapes = sorted({*self.shapes, self.reference[:2]})
+        return {shape: resolve_auto(with_sizes(self.config, *shape), self.corpora[shape[0]]) for shape in shapes}
+
+
+def open_candidates(config: Config, context: DeviceContext) -> Candidates:
+    """Prepare the text in each vocabulary. `auto` leaves out vocabularies that the text does not allow.
+
+    Raises InputError if the text is too short, before anything is measured.
+    """
+    own = Corpus(prepare(config.data, print))
+    size = config.data.vocab_size or own.vocab_size
+    corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])
+    for other in sorted({shape[0] for shape in shapes} - corpora.keys()):
+        try:
+            corpora[other] = Corpus(prepare(replace(config.data, vocab_size=other), print))
+        except InputError:
+            if config.search.vocab_size != "auto":
+                raise
+    for corpus in corpora.values():
+        open_streams(corpus, config, context)
+    possible = [shape for shape in shapes if shape[0] in corpora]
+    return Candidates(config, corpora, possible, reference_network(config, size))
+
+
+def reference_network(config: Config, vocab_size: int) -> Network:
+    return make_network(vocab_size, config.model.d_model, interleaved(config.model.blocks))
+
+
+def find_costs(candidates: Candidates, file: Path, context: DeviceContext, keep: bool = False) -> NetworkCosts:
+    """The costs of a file or, without one, of search.latency.source=FILE.yaml, if they fit; else measured or counted.
+
+    keep: a file fits from any device, because a search goes on with the costs that it began with. Raises InputError if
+    a given file is for other sizes.
+    """
+    latency = candidates.config.search.latency
+    if file.exists() or latency.table:
+        costs = NetworkCosts.read(file if file.exists() else Path(latency.table))
+        wanted = wanted_conditions(candidates, context, keep)
+        reason = costs.differ(candidates.config, wanted, candidates.reference)
+        if not reason:
+            return costs
+        if latency.table:
+            given = f"search.latency.source={latency.table}"
+            raise InputError(f"{given} does not fit this search: {reason}; measure again with nas.latency")
+        print(f"NOTICE: {file} does not fit: {reason}; measuring again", flush=True)
+    return measure_costs(candidates, context) if latency.in_milliseconds else count_costs(candidates)
+
+
+def wanted_conditions(candidates: Candidates, context: DeviceContext, keep: bool) -> dict[Shape, dict]:
+    """The conditions that known costs must have been measured under."""
+    config, latency = candidates.config, candidates.config.search.latency
+    if not latency.in_milliseconds:
+        return {shape: {} for shape in candidates.configs}
+    if keep and not latency.table:
+        return {shape: work_conditions(config) for shape in candidates.configs}
+    device = {"timing": latency.timing} if latency.table else device_conditions(config, context)
+    return {
+        shape: device | size_conditions(own, candidates.corpora[shape[0]], config.search.operations)
+        for shape, own in candidates.configs.items()
+    }
+
+
+def count_costs(candidates: Candidates) -> NetworkCosts:
+    """FLOPs of the candidates and of the reference."""
+    tables = {}
+    for shape, own in candidates.configs.items():
+        corpus = candidates.corpora[shape[0]]
+        tables[shape] = count_flops(own, corpus.counts()).scaled(1000 / bytes_per_token(corpus))
+    return NetworkCosts(tables, candidates.reference)
+
+
+def measure_costs(candidates: Candidates, context: DeviceContext) -> NetworkCosts:
+    """Milliseconds of the candidates and of the reference. Raises InputError if a cost is unusable."""
+    configs, tables = candidates.configs, {}
+    device, tokens = device_conditions(candidates.config, context), math.prod(batch_shape(candidates.config)[:2])
+    counts = {size: corpus.counts() for size, corpus in candidates.corpora.items()}
+    for shape, table in measure_tables(configs, counts, context).items():
+        corpus = candidates.corpora[shape[0]]
+        holds_for = device | size_conditions(configs[shape], corpus, list(table.blocks))
+        scaled = table.scaled(1000 / (bytes_per_token(corpus) * tokens))
+        tables[shape] = replace(scaled, holds_for=holds_for)
+    return NetworkCosts(tables, candidates.reference)
+
+
+def in_milliseconds(config: Config) -> Config:
+    """The configuration with costs that are measured in PyTorch."""
+    latency = replace(config.search.latency, source="measured")
+    return replace(config, search=replace(config.search, latency=latency))

@@ -1,0 +1,103 @@
+"""Steps, passes over the text, and regularization for texts that are read again. Warnings about them."""
+
+import math
+
+from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
+from nas.core.config_checks import short_segments_conflict
+from nas.data.corpus import Corpus
+
+# From how many passes, and from which square of them times parameters per token: dropout and weight decay. The last row
+# that holds counts. The bounds are from trainings of ten networks (experiments/passes).
+REGULARIZATION = (2, 30, 0.1, 0.0), (2, 75, 0.2, 0.1), (3, 200, 0.2, 0.5)
+PASSES_DECAY, STRONG_DECAY = 3, 0.5  # passes from which models may need this weight decay
+MOST_PASSES = 28  # the most that were tried
+WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
+
+
+def count_steps(config: Config, stream_tokens: int) -> int:
+    """train.steps, or the steps of train.epochs passes over a stream."""
+    if config.train.steps is not None:
+        return config.train.steps
+    return max(1, math.ceil(config.train.epochs * stream_tokens / (config.train.batch_size * config.train.segment)))
+
+
+def count_passes(config: Config, stream_tokens: int) -> float:
+    """train.epochs, or the passes of train.steps over a stream."""
+    train = config.train
+    return train.epochs if train.steps is None else train.steps * train.batch_size * train.segment / stream_tokens
+
+
+def whole_passes(config: Config, stream_tokens: int) -> float:
+    """Passes over a stream of whole steps, which are equal for train.steps and the train.epochs that they come from."""
+    return count_steps(config, stream_tokens) * config.train.batch_size * config.train.segment / stream_tokens
+
+
+def short_share(config: Config) -> float:
+    """train.short_share, or its default."""
+    train = config.train
+    if train.short_share is not None:
+        return train.short_share
+    return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
+
+
+def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
+    """Dropout and weight decay for a training that reads its text again. config: with numbers of rows of n-grams.
+
+    The more parameters the embeddings and the output layer (with model.div_value=1) have for each token of the text,
+    the fewer passes a model needs to learn it by heart.
+    """
+    model, tokens = config.model, len(corpus.tokens("train"))
+    tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings else 2) + sum(model.ngram_rows))
+    passes = whole_passes(config, tokens)
+    exposure, usual = passes**2 * tables / tokens, WEIGHT_DECAY[config.train.optimizer]
+    dropout, decay = 0.0, usual
+    for least_passes, least_exposure, *chosen in REGULARIZATION:
+        if passes >= least_passes and exposure >= least_exposure:
+            dropout, decay = chosen
+    return {"model.dropout": dropout, "train.weight_decay": max(decay, usual)}
+
+
+def most_passes(config: Config) -> int:
+    """The passes after which any model may overfit with the given dropout and weight decay, which may be auto."""
+    decay = config.train.weight_decay
+    return MOST_PASSES if config.model.dropout and (decay == "auto" or decay >= STRONG_DECAY) else PASSES_DECAY
+
+
+def passes_warning(config: Config, corpus: Corpus) -> str | None:
+    """A warning if the training of a pattern reads its text so often that it overfits. config: without auto."""
+    tokens, train = len(corpus.tokens("train")), config.train
+    steps, passes = count_steps(config, tokens), count_passes(config, tokens)
+    needed, advice = regularization(config, corpus), []
+    if config.model.dropout < (least := needed["model.dropout"]):
+        advice.append(f"model.dropout={least}")
+    if config.train.weight_decay < (least := needed["train.weight_decay"]) > WEIGHT_DECAY[train.optimizer]:
+        advice.append(f"train.weight_decay={least}")
+    if passes > MOST_PASSES:
+        enough = max(1, MOST_PASSES * tokens // (train.batch_size * train.segment))
+        advice.append(f"train.steps={enough}" if train.epochs is None else f"train.epochs={MOST_PASSES}")
+    if not advice:
+        return None
+    return (
+        f"WARNING: {steps:,} steps of a pattern read the {tokens:,} training tokens {passes:.1f} times, and it may "
+        f"overfit; give {' '.join(advice)}, or fewer steps"
+    )
+
+
+def warmup_warning(config: Config, steps: int) -> str | None:
+    """A warning if a training ends before its learning rate reaches the peak."""
+    warmup = config.train.warmup_steps
+    if warmup < steps:
+        return None
+    return f"WARNING: the learning rate does not reach its peak: give train.warmup_steps below the {steps:,} steps"
+
+
+def rising_warning(metrics: list[dict]) -> str | None:
+    """A warning if the last two evaluations on valid each had a higher loss than the one before."""
+    last = [line["nll"] for line in metrics if line["split"] == "valid"][-3:]
+    if len(last) < 3 or not last[0] < last[1] < last[2]:
+        return None
+    losses = " -> ".join(f"{nll:.4f}" for nll in last)
+    return (
+        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "
+        "or more model.dropout and train.weight_decay"
+    )
