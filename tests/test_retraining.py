@@ -118,7 +118,7 @@ def test_training_carries_its_memories(small_config):
         phase.step(step)
         kept.append(phase.stream.memories)
     assert seen[0] is None and seen[1] is kept[0] and seen[2] is kept[1]
-    assert all(memories.blocks[0].shape == (4, 8, 16) for memories in kept)
+    assert all(memories.blocks[0]["memory"].shape == (4, 8, 16) for memories in kept)
 
 
 def test_figures_do_not_depend_on_the_batch_if_blocks_depend_on_the_place(small_config, monkeypatch):

@@ -217,12 +217,12 @@ class Malicious:
 
 def test_foreign_checkpoints_run_no_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": "par-checkpoint/4", "payload": Malicious()}, "bad.pt")
+    torch.save({"format": "par-checkpoint/5", "payload": Malicious()}, "bad.pt")
     with pytest.raises(InputError, match="damaged or not a checkpoint"):
         load_checkpoint(tmp_path / "bad.pt", "payload")
     assert not (tmp_path / "ran").exists()
     torch.save({"state_dict": {}}, "other.pt")
-    with pytest.raises(InputError, match="is not a par-checkpoint/4 with `phase`"):
+    with pytest.raises(InputError, match="is not a par-checkpoint/5 with `phase`"):
         load_checkpoint(tmp_path / "other.pt", "phase")
 
 
