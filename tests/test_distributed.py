@@ -226,8 +226,8 @@ run_command(search.main)
 """
 FAULTS = {
     "self.supernet.embedding.weight.data[0, 0] += 1": "must agree but differ in the sums of the weights",
-    "self.logits.data[0, 0] += 1e-6": "must agree but differ in the logits",
-    "torch.rand(1, generator=self.generator)": "must agree but differ in the state of the sampling",
+    "self.logits.values.data[0, 0] += 1e-6": "must agree but differ in the logits",
+    "torch.rand(1, generator=self.logits.generator)": "must agree but differ in the state of the sampling",
     "raise FloatingPointError('the training loss is nan')": "rank 1: error: step 20: the training loss is nan",
 }
 
