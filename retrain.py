@@ -5,13 +5,11 @@ import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nas.core.blocks import resolve_block
 from nas.core.config import EVAL_ONLY, Config, flat_config
-from nas.core.config_checks import simplify
-from nas.core.config_loading import add_arguments, load_config
+from nas.core.config_loading import add_arguments, load_config, simplify
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_of, shape_options
+from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, resolve_block, shape_of, shape_options
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import CONFIG, RESULTS, trial_file
 from nas.costs.printing import latency_report
@@ -125,8 +123,7 @@ def main() -> None:
 def retrain(pattern_file: dict, config: Config, origin, run, context, arguments: argparse.Namespace) -> None:
     """Run the stage, on each rank. origin: the weights of train.init_from, or None."""
     from nas.core.provenance import check_text, provenance
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
     from nas.retraining.continuation import continue_trial
     from nas.retraining.phase import RetrainPhase

@@ -4,8 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from nas.core.config_checks import check_same_text, check_search_budget
-from nas.core.config_loading import add_arguments, load_config
+from nas.core.config_loading import add_arguments, check_same_text, check_search_budget, load_config
 from nas.core.errors import run_command
 
 
@@ -40,8 +39,7 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.core.errors import interrupt_on_signals
     from nas.core.outcome import make_outcome, print_outcome
     from nas.core.run_folder import OUTCOME, open_run
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.data.corpus import Corpus, prepare
     from nas.search.network_search import choose_network, chosen_costs
     from nas.training.auto import auto_lines, resolve_auto
 
@@ -63,8 +61,7 @@ def search_by_gumbel(given, folder: Path, context) -> None:
     from nas.core.outcome import make_outcome, print_outcome
     from nas.core.run_folder import LATENCY, OUTCOME, open_run
     from nas.costs.printing import cost_text
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.data.corpus import Corpus, prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.gumbel.supernet import build_supernet
     from nas.training.auto import auto_lines, resolve_auto

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.blocks import resolve_block
 from nas.core.config import Config, options
 from nas.core.config_loading import load_config, options_help
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
+from nas.core.pattern import resolve_block
 from nas.training.passes import short_share
 
 ROOT = Path(__file__).parents[1]

@@ -5,9 +5,20 @@ from pathlib import Path
 import pytest
 
 from models.operations.registry import OPERATIONS
-from nas.core.blocks import parse_block, resolve_block, simplify_block, spell_block, unit_of
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, abbreviate_network, expand, file_name, interleaved, read_pattern
+from nas.core.pattern import (
+    abbreviate,
+    abbreviate_network,
+    expand,
+    file_name,
+    interleaved,
+    parse_block,
+    read_pattern,
+    resolve_block,
+    simplify_block,
+    spell_block,
+    unit_of,
+)
 from tests.making import shape_of
 
 NAMES = ["attention", "dense", "identity"]

@@ -11,12 +11,10 @@ import yaml
 from models.transformer_xl import Memories
 from nas.core.config import DataOptions
 from nas.core.errors import InputError
-from nas.data import preprocess
-from nas.data.corpus import Corpus
+from nas.data import corpus as corpus_module
+from nas.data.corpus import Corpus, prepare
 from nas.data.loader import ContextBatches
-from nas.data.preprocess import prepare
-from nas.data.tokenizers import SentencePieceTokenizer, training_lines
-from nas.data.vocabulary import Vocabulary
+from nas.data.vocabulary import SentencePieceTokenizer, Vocabulary, training_lines
 from nas.training.train_step import Stream
 
 
@@ -45,7 +43,7 @@ def piece_model(text_folder, tmp_path_factory) -> Path:
     ids=lambda choice: choice["tokenizer"],
 )
 def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_model, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK", chunk)  # small chunks must change nothing
+    monkeypatch.setattr(corpus_module, "CHUNK", chunk)  # small chunks must change nothing
     choice = {**choice, "tokenizer": str(piece_model) if choice["tokenizer"] == "model" else choice["tokenizer"]}
     corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
     for split in ("train", "valid", "test"):
@@ -141,7 +139,7 @@ def test_preparing_twice_is_a_cache_hit_and_changed_text_is_not(text_folder, tmp
         (folder / f"{split}.txt").write_bytes((text_folder / f"{split}.txt").read_bytes())
     first = prepare(options(folder, tmp_path, tokenizer="bytes"))
     with monkeypatch.context() as patch:
-        patch.setattr(preprocess, "write_corpus", None)  # must not be called
+        patch.setattr(corpus_module, "write_corpus", None)  # must not be called
         assert prepare(options(folder, tmp_path, tokenizer="bytes", vocab_size=77)) == first
     with open(folder / "valid.txt", "a") as file:
         file.write("more\n")
@@ -187,7 +185,7 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
 
 
 def test_a_long_line_is_cut_between_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK", 50)
+    monkeypatch.setattr(corpus_module, "CHUNK", 50)
     path = tmp_path / "line.txt"
     path.write_text("größer als weiß nicht was " * 100)
     corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))

@@ -13,7 +13,7 @@ from nas.core import run_folder
 from nas.core.config import EVAL_ONLY, config_of, flat_config, options
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
-from nas.core.pi_history import read_pi
+from nas.core.outcome import read_pi
 from nas.core.run_folder import check_folder, open_run
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 

@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from nas.core.errors import RunError
-from nas.data import downloads, sources
-from nas.data.text_files import SPLITS
+from nas.data import sources
+from nas.data.sources import SPLITS
 
 CONTENT = bytes(range(256)) * 2000
 
@@ -65,29 +65,29 @@ def test_a_broken_transfer_resumes_also_in_a_later_call(server, tmp_path, ranges
     server.breaks, server.ranges, third = 3, ranges, len(CONTENT) // 3
     target = tmp_path / "text.zip"
     with pytest.raises(RunError, match=f"broke off after {third} bytes .*run again to resume it"):
-        downloads.download(server.url, target, DIGEST, attempts=1)
+        sources.download(server.url, target, DIGEST, attempts=1)
     assert not target.exists()
-    downloads.download(server.url, target, DIGEST)
+    sources.download(server.url, target, DIGEST)
     assert target.read_bytes() == CONTENT and not target.with_name("text.zip.part").exists()
     assert server.requests[:2] == [None, f"bytes={third}-"] and len(server.requests) == 4
     target.rename(tmp_path / "text.zip.part")
-    downloads.download(server.url, target, DIGEST)  # nothing is missing
+    sources.download(server.url, target, DIGEST)  # nothing is missing
     assert target.read_bytes() == CONTENT
 
 
 def test_wrong_bytes_are_refused_and_deleted(server, tmp_path):
     server.wrong = True
     with pytest.raises(RunError, match=f"wrong content: SHA-256 .*expected {DIGEST}; the file was deleted"):
-        downloads.download(server.url, tmp_path / "text.zip", DIGEST)
+        sources.download(server.url, tmp_path / "text.zip", DIGEST)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_address_is_tried_and_all_reasons_are_reported(server, tmp_path):
     nowhere = "http://127.0.0.1:9/text.zip"
-    downloads.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
+    sources.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
     with pytest.raises(RunError, match=r"could not download mine .*127.0.0.1:9.*give data.source=FOLDER"):
-        downloads.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
+        sources.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
 
 
 def test_archives_hold_three_files_or_one_to_split(tmp_path, monkeypatch):
@@ -100,12 +100,12 @@ def test_archives_hold_three_files_or_one_to_split(tmp_path, monkeypatch):
         with zipfile.ZipFile(cache / "downloads" / f"{name}.zip", "w") as archive:
             for member, text in members.items():
                 archive.writestr(member, text)
-    digest = {name: downloads.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
-    three = downloads.Archive(("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in SPLITS))
-    found = downloads.fetch_archive("three", three, cache)
+    digest = {name: sources.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
+    three = sources.Archive(("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in SPLITS))
+    found = sources.fetch_archive("three", three, cache)
     assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in SPLITS}
-    one = downloads.Archive(("unused",), digest["one"], ("one",), (6, 8))
-    found = downloads.fetch_archive("one", one, cache)
+    one = sources.Archive(("unused",), digest["one"], ("one",), (6, 8))
+    found = sources.fetch_archive("one", one, cache)
     assert [found[split].read_text() for split in SPLITS] == ["012345", "67", "89"]
 
 
@@ -133,12 +133,10 @@ def test_a_file_that_is_not_text_is_split_at_bytes(tmp_path, pixels):
 
 def test_enwik8_and_text8_have_their_standard_split_as_files_too(tmp_path, monkeypatch):
     for name in ("enwik8", "text8"):
-        assert (
-            downloads.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.STANDARD_BYTES == 100_000_000
-        )
+        assert sources.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.STANDARD_BYTES == 100_000_000
         (tmp_path / name).write_text("0123\n56789")
-    short = dataclasses.replace(downloads.ARCHIVES["enwik8"], split_bytes=(6, 8))
-    monkeypatch.setitem(downloads.ARCHIVES, "enwik8", short)
+    short = dataclasses.replace(sources.ARCHIVES["enwik8"], split_bytes=(6, 8))
+    monkeypatch.setitem(sources.ARCHIVES, "enwik8", short)
     monkeypatch.setattr(sources, "STANDARD_BYTES", 10)
     parts = sources.find_text(str(tmp_path / "enwik8"), tmp_path / "cache")
     assert [parts[split].read_text() for split in SPLITS] == ["0123\n5", "67", "89"]

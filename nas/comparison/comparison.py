@@ -17,8 +17,7 @@ from nas.core.run_folder import RESULTS, check_folder, has_run, open_run, run_op
 from nas.costs.conditions import device_conditions
 from nas.costs.flops import batch_shape
 from nas.costs.measurement import text_times
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import Task, script_task
 from nas.training.auto import auto_lines, resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device

@@ -1,20 +1,75 @@
 """Every option of a configuration, in a dataclass per section, with its type, default, help text and marks."""
 
+import math
+import operator
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from models.operations.registry import Shape
-from nas.core.blocks import MULTIPLE
-from nas.core.option_types import Rule, above, at_least, at_most, below
+
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+class Rule(NamedTuple):
+    """What Annotated adds to a type. text: describes both, with {} in place of the type."""
+
+    text: str
+    holds: Callable[[Any], Any] = lambda value: True
+
+
+def limit(words: str, holds: Callable) -> Callable[[float], Rule]:
+    return lambda number: Rule(f"{{}} {words} {number}", lambda value: holds(value, number))
+
+
+at_least, above = limit("of at least", operator.ge), limit("above", operator.gt)
+at_most, below = limit("and at most", operator.le), limit("and below", operator.lt)
+
+
+def fits(value, kind) -> bool:
+    """Whether a value fits a type. Here whole numbers are no floats, and true and false are no numbers."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return fits(value, parts[0]) and all(rule.holds(value) for rule in parts[1:])
+    if origin in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is list:
+        return isinstance(value, list) and all(fits(entry, parts[0]) for entry in value)
+    return kind is Any or (type(value) is kind and (kind is not float or math.isfinite(value)))
+
+
+def describe(kind) -> str:
+    """The values that fit a type, as text."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        text = describe(parts[0])
+        for rule in parts[1:]:
+            text = rule.text.format(text)
+        return text
+    if origin is list:
+        return "a list"
+    if origin is Literal:
+        return f"one of {', '.join(parts)}" if len(parts) > 1 else parts[0]
+    return TYPE_NAMES.get(kind) or ", or ".join(describe(part) for part in parts)
+
+
+def choices(kind) -> list[str]:
+    """The words that fit a type."""
+    parts = get_args(kind)
+    return [*parts] if get_origin(kind) is Literal else [word for part in parts for word in choices(part)]
+
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
 SHORT_PARTS = 2  # short segments that a segment is divided into
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
 LEARNING_RATES = {"muon": 0.01, "adamw": 0.006}  # of AdamW, by train.optimizer
+MULTIPLE = re.compile(r"\d+(\.\d+)?x")  # a size, such as 4x of d_model
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 
 # Marks of options.

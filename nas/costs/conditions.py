@@ -5,9 +5,9 @@ from importlib.metadata import version
 
 import torch
 
-from nas.core.blocks import describe_sizes
 from nas.core.config import Config
 from nas.core.errors import check_onnx
+from nas.core.pattern import describe_sizes
 from nas.core.provenance import processor
 from nas.costs.flops import batch_shape
 from nas.data.corpus import Corpus

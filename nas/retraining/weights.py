@@ -6,14 +6,13 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nas.core.blocks import describe_sizes
 from nas.core.config import NETWORK, Config, flat_config, known_values, marked
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, read_blocks
+from nas.core.pattern import abbreviate, describe_sizes, read_blocks
 from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME, SUMMARY
-from nas.data.text_files import sha256_of
+from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint

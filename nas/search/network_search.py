@@ -3,15 +3,13 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from nas.core.config import Config
-from nas.core.config_checks import milliseconds
+from nas.core.config import Config, milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.provenance import provenance
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, open_run
 from nas.costs.printing import for_text, least_ratio
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import workers
 from nas.search.candidate_costs import Candidates, count_costs, find_costs, open_candidates
 from nas.search.choice import choice_record, networks_table, overfit_warning, pi_lines

@@ -3,7 +3,7 @@
 import math
 
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
-from nas.core.config_checks import short_segments_conflict
+from nas.core.config_loading import short_segments_conflict
 from nas.data.corpus import Corpus
 
 # From how many passes, and from which square of them times parameters per token: dropout and weight decay. The last row
