@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nas.core.config import EVAL_ONLY, Config, flat_config
@@ -90,7 +90,7 @@ def main() -> None:
     arguments = parse_arguments()
     pattern_file = read_pattern(arguments.pattern)
     config = load_config(arguments.config, [*shape_options(pattern_file), *arguments.overrides])
-    for key, value in shape_of(flat_config(asdict(config))).items():
+    for key, value in shape_of(flat_config(config)).items():
         if pattern_file.get(key) not in (None, value):
             print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {SHAPE_OPTIONS[key]}={value}")
     pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: block")

@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from nas.core.config_loading import add_arguments, check_same_text, check_search_budget, load_config
+from nas.core.config_loading import add_arguments, check_search, load_config
 from nas.core.errors import run_command
 
 
@@ -17,8 +17,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
-    check_same_text(config)
-    check_search_budget(config)
+    check_search(config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import check_folder

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_loading import REPORT, check_same_text, check_search_budget, load_config, open_plan, simplify
+from nas.core.config_loading import REPORT, check_search, load_config, open_plan, simplify
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
@@ -114,9 +114,7 @@ def main() -> None:
     folder, minutes, config = arguments.run, arguments.minutes, load_config(arguments.config, arguments.overrides)
     if config.search.method != "trials":
         raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
-    check_search_budget(config)
-    if not minutes:
-        check_same_text(config)
+    check_search(config, minutes)
     interrupt_on_signals()
     search = folder / SEARCH
     try:

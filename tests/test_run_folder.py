@@ -94,7 +94,7 @@ def test_resuming_accepts_other_values_of_the_documented_options_only(tmp_path, 
     ):
         run, accepted = open_run(tmp_path, config, stage, None, marks), set()
         for key in options():
-            run.recorded = asdict(config_of(flat_config(asdict(config)) | {key: "other"}))
+            run.recorded = asdict(config_of(flat_config(config) | {key: "other"}))
             try:
                 run.check_config(config)
                 accepted.add(key)

@@ -4,45 +4,28 @@ import argparse
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from models.operations.registry import OPERATIONS
-from nas.core.config import (
-    CANDIDATES,
-    LEARNING_RATES,
-    PIECES,
-    SHORT_PARTS,
-    Config,
-    LatencyOptions,
-    changes,
-    choices,
-    config_of,
-    describe,
-    fits,
-    flat_config,
-    flatten,
-    milliseconds,
-    options,
-)
+from nas.core.config import CANDIDATES, PIECES, Config, changes, config_of, flat_config, flatten, milliseconds, options
 from nas.core.errors import InputError, nearest
 from nas.core.files import Loader, read_user_yaml, read_yaml
+from nas.core.option_types import choices, describe, fits
 from nas.core.pattern import parse_block, resolve_block, simplify_block
 from nas.core.run_folder import CONFIG, LOCK, PLAN, SEARCH, TRIALS, lock_folder, try_writing
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256", "minutes")
 SECTIONS = "sections hold keys with values, such as `train: {steps: 100}`"
-OTHER_NAMES = {
-    "learning_rate": "train.lr",
-    "hidden_size": "model.d_model",
-    "num_layers": "model.blocks",
-    "layers": "model.blocks",
-}
-OTHER_VALUES = {"gpu": "cuda"}  # words of other libraries
+OTHER_NAMES = {"learning_rate": "train.lr", "hidden_size": "model.d_model"}  # of other libraries
+OTHER_NAMES |= {"num_layers": "model.blocks", "layers": "model.blocks"}
+OTHER_VALUES = {"gpu": "cuda"}
+MOST_BUDGET = 10  # times the cost of the reference
+REPORT = "report.html"
+PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"  # --minutes sets them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +49,8 @@ def options_help() -> str:
     lines.append("\noperations with their letters, sizes with their defaults, as in `dense 8x`, `window 32 heads=2`:")
     for name, kind in OPERATIONS.items():
         lines.append(f"  {f'{name} ({kind.letter})':<34} {kind.help}")
-        lines += [
-            f"    {f'{key} ({size.letter})' if size.letter else key:<32} {size.help}"
-            for key, size in kind.sizes.items()
-        ]
+        for key, size in kind.sizes.items():
+            lines.append(f"    {f'{key} ({size.letter})' if size.letter else key:<32} {size.help}")
     return "\n".join(lines)
 
 
@@ -79,10 +60,7 @@ def shown(value) -> str:
 
 
 def load_config(path: str | Path, overrides: list[str]) -> Config:
-    """Read and check a configuration file with overrides such as "train.lr=0.1".
-
-    Raises InputError if a key or value is not allowed.
-    """
+    """Read a configuration file with overrides such as "train.lr=0.1". Raises InputError if a value is not allowed."""
     values, origins = flat_config({}), {}
     for where, given in [(f"{path}: ", read_config_file(path)), *(("", read_override(text)) for text in overrides)]:
         for key in given:
@@ -94,17 +72,9 @@ def load_config(path: str | Path, overrides: list[str]) -> Config:
         if steps != epochs:
             values["train.steps" if epochs else "train.epochs"] = None
     config = config_of({key: read_value(key, value, origins.get(key, "")) for key, value in values.items()})
-    resolve_defaults(config)
+    config.resolve_defaults()
     check(config)
     return config
-
-
-def resolve_defaults(config: Config) -> None:
-    """Replace null by the value that it stands for, so that config.yaml records values."""
-    if config.train.lr is None:
-        config.train.lr = LEARNING_RATES[config.train.optimizer]
-    if config.data.tokenizer == "bytes":  # there are always 256
-        config.data.vocab_size = None
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
@@ -174,14 +144,8 @@ def check_key(key: str, value, where: str) -> None:
     raise InputError(f"{where}unknown key {key!r}; the nearest is {found!r} (--help lists all)")
 
 
-MOST_BUDGET = 10  # times the cost of the reference
-
-
 def check(config: Config) -> None:
-    """Give the operations their usual spelling, and add those of the method if there are none.
-
-    Raises InputError that names the first option that does not fit another.
-    """
+    """Spell the operations as usual; without any, add the method's. Raises InputError if an option fits no other."""
     for conflict in conflicts(config):
         raise InputError(conflict)
     names = config.search.operations or default_operations(config)
@@ -210,9 +174,9 @@ def conflicts(config: Config) -> Iterator[str]:
         yield f"train.steps={train.steps} and train.epochs={train.epochs} are both given: set one to null"
     if train.batch_size % train.grad_accum_steps:
         yield f"train.grad_accum_steps={train.grad_accum_steps} must divide train.batch_size={train.batch_size}"
-    if train.short_share and (conflict := short_segments_conflict(config)):
+    if train.short_share and (conflict := config.short_segments_conflict):
         yield conflict
-    values, defaults = flat_config(asdict(config)), flat_config({})
+    values, defaults = flat_config(config), flat_config({})
     for key, option in options().items():
         if option.method not in (None, search.method) and values[key] != defaults[key]:
             yield f"{key}={values[key]} needs search.method={option.method}"
@@ -235,8 +199,7 @@ def conflicts(config: Config) -> Iterator[str]:
 def simplify(pattern: list, config: Config, where: str) -> list[str]:
     """The blocks of a pattern in their usual spelling, without sizes that are the defaults.
 
-    Raises InputError, which begins with `where` and the number of the block, if a block is invalid or does not fit the
-    configuration.
+    Raises InputError, which begins with `where` and the block's number, if a block does not fit the configuration.
     """
     model, simple = config.model, []
     for number, block in enumerate(pattern, start=1):
@@ -249,30 +212,17 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
     return simple
 
 
-def short_segments_conflict(config: Config) -> str | None:
-    """Why the configuration does not allow short segments, or None."""
-    train = config.train
-    if train.segment % SHORT_PARTS:
-        return f"train.short_share={train.short_share} needs an even train.segment, not {train.segment}"
-    if config.model.grid:
-        return f"train.short_share={train.short_share} does not work with model.grid; give 0"
-    return None
+def check_search(config: Config, minutes: float | None = None) -> None:
+    """Raises InputError if a search lacks a source of costs, has a budget that is no ratio, or different texts.
 
-
-def check_search_budget(config: Config) -> None:
-    """Raises InputError if a search has a budget of its own, but no source of costs, or a budget that is no share."""
-    latency = config.search.latency
+    minutes: of nas.run, which then sets train.epochs.
+    """
+    latency, budget = config.search.latency, f"search.latency.target={config.search.latency.target}"
     if latency.source != "none" and milliseconds(latency.target) is None and latency.target > MOST_BUDGET:
-        raise InputError(
-            f"search.latency.target={latency.target} is a ratio to the reference: give at most {MOST_BUDGET}"
-        )
-    if latency.source == "none" and latency.target != LatencyOptions().target:
-        raise InputError(f"search.latency.target={latency.target} needs search.latency.source=measured, or flops")
-
-
-def check_same_text(config: Config) -> None:
-    """Raises InputError if a search among vocabularies has trainings of a number of steps."""
-    if config.search.vocab_size and config.train.epochs is None:
+        raise InputError(f"{budget} is a ratio to the reference: give at most {MOST_BUDGET}")
+    if latency.source == "none" and latency.target != Config().search.latency.target:
+        raise InputError(f"{budget} needs search.latency.source=measured, or flops")
+    if config.search.vocab_size and config.train.epochs is None and not minutes:
         raise InputError(
             "search.vocab_size needs train.epochs instead of train.steps, so that each vocabulary reads the same text; "
             "nas.run --minutes finds a suitable number"
@@ -288,36 +238,27 @@ def default_operations(config: Config) -> list[str]:
     return [*found.values()]
 
 
-REPORT = "report.html"
-PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"  # --minutes sets them
-
-
 def open_plan(folder: Path, minutes: float | None, config: Config) -> Config | None:
-    """Lock the folder. Returns the plan of an earlier call; None if its first trial has not begun.
+    """Lock the folder of nas.run. Returns the plan of an earlier call, run.yaml; None before its first trial has begun.
 
-    Raises InputError if that call had another configuration, or if the folder holds other things.
+    Raises InputError if that call had other minutes or another configuration, or if the folder holds other things.
     """
     file, trials = folder / PLAN, folder / SEARCH / TRIALS / CONFIG
-    if file.exists() and trials.exists():
-        lock_folder(folder)
-        return read_plan(folder, minutes, config)
-    if folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
+    begun = file.exists() and trials.exists()
+    if not begun and folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
         if file.exists():
             raise InputError(f"{trials} is missing, so the search cannot go on; use another folder")
         raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
-    try_writing(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if not begun:
+        try_writing(folder)
+        folder.mkdir(parents=True, exist_ok=True)
     lock_folder(folder)
-    return None
-
-
-def read_plan(folder: Path, minutes: float | None, config: Config) -> Config:
-    """The plan of an earlier call with the same minutes and configuration. Raises InputError if they differ."""
-    plan, planned = load_config(folder / PLAN, []), read_yaml(folder / PLAN)["minutes"]
+    if not begun:
+        return None
+    plan, planned = load_config(file, []), read_yaml(file)["minutes"]
     if minutes != planned:
-        begun = "without --minutes" if planned is None else f"with --minutes {planned:g}"
-        raise InputError(f"--run {folder} was begun {begun}: repeat the command so, or use another folder")
-    given, recorded = flat_config(asdict(config)), flat_config(asdict(plan))
-    if changed := ", ".join(changes(recorded, given, PLANNED if minutes else ())):
+        given = "without --minutes" if planned is None else f"with --minutes {planned:g}"
+        raise InputError(f"--run {folder} was begun {given}: repeat the command so, or use another folder")
+    if changed := ", ".join(changes(flat_config(plan), flat_config(config), PLANNED if minutes else ())):
         raise InputError(f"--run {folder} has another configuration: {changed}; use another folder")
     return plan

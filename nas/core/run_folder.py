@@ -86,7 +86,7 @@ class RunFolder:
     def check_config(self, config: Config) -> None:
         """Raises InputError if the run has other options, which the message lists."""
         old = flat_config(self.recorded) | {key: self.recorded.get(key) for key in self.extra}
-        new = flat_config(asdict(self.resolve_auto(config))) | self.extra
+        new = flat_config(self.resolve_auto(config)) | self.extra
         if different := ", ".join(changes(old, new, self.may_differ)):
             advice = f"use the options of {self.path / CONFIG}, or another folder"
             raise InputError(f"--run {self.path} was started with another configuration: {different}; {advice}")

@@ -84,7 +84,7 @@ def exported_config(model: LanguageModel, digest: str) -> dict:
 
 def pattern_record(model: LanguageModel) -> dict:
     """The content of the pattern file, with the sizes that other configurations may have other defaults for."""
-    own, shape = shape_of(flat_config(asdict(model.config))), model.config.shape
+    own, shape = shape_of(flat_config(model.config)), model.config.shape
     sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}
     return {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes}
 

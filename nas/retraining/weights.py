@@ -1,6 +1,6 @@
 """The weights of trained models: of a run folder of retrain.py, or of an exported folder."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -77,7 +77,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
     if origin.pattern != pattern:
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
-    old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
+    old, new = flat_config(origin.config), flat_config(config)
     for key in marked(NETWORK):
         if old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
@@ -90,7 +90,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
 
 def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
     """The configuration with another tokenizer, and with the origin's values of the model in place of auto."""
-    own = flat_config(asdict(origin))
+    own = flat_config(origin)
     config = known_values(config, {key: own[key] for key in marked(NETWORK)})
     return replace(config, data=replace(config.data, tokenizer=tokenizer))
 
