@@ -37,14 +37,14 @@ def search_by_trials(config, folder: Path, context) -> None:
     """Choose a network by the first parts of trainings."""
     from nas.core.errors import interrupt_on_signals
     from nas.core.outcome import make_outcome, print_outcome
-    from nas.core.run_folder import OUTCOME, open_run
+    from nas.core.run_folder import OUTCOME, RunFolder
     from nas.data.corpus import Corpus, prepare
     from nas.search.network_search import choose_network, chosen_costs
     from nas.training.auto import auto_lines, resolve_auto
 
     interrupt_on_signals()
     given, (sized, choice) = config, choose_network(config, folder, context)
-    run, corpus = open_run(folder, sized, "search"), Corpus(prepare(sized.data))
+    run, corpus = RunFolder(folder, sized, "search"), Corpus(prepare(sized.data))
     config = resolve_auto(sized, corpus)
     for line in auto_lines(sized, config, corpus):
         print(line)
@@ -58,7 +58,7 @@ def search_by_trials(config, folder: Path, context) -> None:
 def search_by_gumbel(given, folder: Path, context) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
     from nas.core.outcome import make_outcome, print_outcome
-    from nas.core.run_folder import LATENCY, OUTCOME, open_run
+    from nas.core.run_folder import LATENCY, OUTCOME, RunFolder
     from nas.costs.printing import cost_text
     from nas.data.corpus import Corpus, prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
@@ -68,7 +68,7 @@ def search_by_gumbel(given, folder: Path, context) -> None:
     from nas.training.streams import open_streams
     from nas.training.trainer import Trainer
 
-    run = open_run(folder, given, "search")
+    run = RunFolder(folder, given, "search")
     began = time.monotonic()
     corpus = Corpus(first_on_each_node(lambda: prepare(given.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
@@ -120,7 +120,7 @@ def read_target(config, costs) -> float | None:
 
 def start(run, config, corpus, context, files: dict) -> None:
     """Write configuration, provenance, vocabulary and costs into the run folder. files: {name: costs}."""
-    from nas.core.provenance import provenance
+    from nas.core.run_folder import provenance
     from nas.data.vocabulary import VOCABULARY
 
     run.start(config, provenance(config, corpus.meta, context))

@@ -16,7 +16,6 @@ from nas.core.config_loading import REPORT, check_search, load_config, open_plan
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
-from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import (
     CHECKPOINT,
     FOUND,
@@ -29,6 +28,8 @@ from nas.core.run_folder import (
     TRIALS,
     USUAL,
     check_resume,
+    check_text,
+    data_digests,
     run_options,
 )
 

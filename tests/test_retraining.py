@@ -9,7 +9,7 @@ from experiments.helpers import ArrayCorpus
 from models.operations import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.run_folder import open_run, read_metrics
+from nas.core.run_folder import RunFolder, read_metrics
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
 from nas.training.auto import auto_lines, resolve_auto
@@ -91,7 +91,7 @@ def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):
 def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(small_config, tmp_path):
     config = small_config("train.evaluate_every=4", "train.steps=12", "train.average_share=0", "train.lr=0.5")
     phase = make_retraining(config, ["attention", "dense"])
-    run = open_run(tmp_path / "run", config, "retrain", {"pattern": ["attention", "dense"]})
+    run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["attention", "dense"]})
     run.start(config, {})
     Trainer(phase, run).fit()
     last = total_nll(phase.model, phase.corpus.tokens("valid"), 5, 8, 8, 1)[0]

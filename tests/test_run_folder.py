@@ -14,26 +14,26 @@ from nas.core.config import EVAL_ONLY, config_of, flat_config, options
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
 from nas.core.outcome import read_pi
-from nas.core.run_folder import check_folder, open_run
+from nas.core.run_folder import RunFolder, check_folder
 from nas.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 def start(path, config, stage="search", **more):
-    run = open_run(path, config, stage, **more)
+    run = RunFolder(path, config, stage, **more)
     run.start(config, {"seed": 1})
     return run
 
 
 def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_config):
     check_folder(tmp_path / "new/run", False, "search")
-    open_run(tmp_path / "new/run", small_config(), "search")
+    RunFolder(tmp_path / "new/run", small_config(), "search")
     assert not (tmp_path / "new").exists()
     (tmp_path / "new/run").mkdir(parents=True)
     (tmp_path / "new/run/latency.yaml").touch()  # costs that the search shall use
     check_folder(tmp_path / "new/run", False, "search")
     run = start(tmp_path / "new/run", small_config())
     check_folder(run.path, True, "search")
-    open_run(run.path, small_config("data.source=/elsewhere"), "search")  # the same text may have moved
+    RunFolder(run.path, small_config("data.source=/elsewhere"), "search")  # the same text may have moved
     with pytest.raises(InputError, match="already holds a run; add --resume"):
         check_folder(tmp_path / "new/run", False, "search")
     for resume in (False, True):
@@ -57,7 +57,7 @@ def test_a_run_is_never_overwritten_and_resuming_needs_one(tmp_path, small_confi
 
 
 def test_a_run_that_another_process_began_meanwhile_is_refused(tmp_path, small_config):
-    late = open_run(tmp_path / "run", small_config("train.lr=0.5"), "search")
+    late = RunFolder(tmp_path / "run", small_config("train.lr=0.5"), "search")
     first = start(tmp_path / "run", small_config())
     os.close(first.lock)  # it has ended
     before = (tmp_path / "run/config.yaml").read_text()
@@ -73,9 +73,9 @@ def test_resuming_with_another_configuration_names_the_keys(tmp_path, small_conf
         InputError,
         match=r"configuration: train.lr \(0.003 -> 0.5\), search.arch_fraction \(0.2 -> 0.3\); use the options of",
     ):
-        open_run(tmp_path / "run", changed, "search", {"pattern": ["dense"]})
+        RunFolder(tmp_path / "run", changed, "search", {"pattern": ["dense"]})
     with pytest.raises(InputError, match="pattern"):
-        open_run(tmp_path / "run", small_config(), "search", {"pattern": ["identity"]})
+        RunFolder(tmp_path / "run", small_config(), "search", {"pattern": ["identity"]})
     with pytest.raises(InputError, match="holds a search run, not a retrain run"):
         check_folder(tmp_path / "run", True, "retrain")
 
@@ -92,7 +92,7 @@ def test_resuming_accepts_other_values_of_the_documented_options_only(tmp_path, 
         ("compare", (), searches),
         ("retrain", (EVAL_ONLY,), searches | evaluations),
     ):
-        run, accepted = open_run(tmp_path, config, stage, None, marks), set()
+        run, accepted = RunFolder(tmp_path, config, stage, None, marks), set()
         for key in options():
             run.recorded = asdict(config_of(flat_config(config) | {key: "other"}))
             try:
@@ -108,36 +108,36 @@ def test_an_option_that_is_missing_in_an_older_run_has_its_default(tmp_path, sma
     content = yaml.safe_load((run.path / "config.yaml").read_text())
     del content["model"]["activation"], content["evaluate"]
     write_yaml(run.path / "config.yaml", content)
-    open_run(run.path, small_config(), "search")
+    RunFolder(run.path, small_config(), "search")
     with pytest.raises(InputError, match=r"model.activation \(relu -> gelu\); use the options of"):
-        open_run(run.path, small_config("model.activation=gelu"), "search")
+        RunFolder(run.path, small_config("model.activation=gelu"), "search")
 
 
 def test_auto_cutoffs_mean_the_recorded_cutoffs(tmp_path, small_config):
     given, final, other = (small_config(f"model.cutoffs={cutoffs}") for cutoffs in ("auto", "[4,9]", "[4,8]"))
-    run = open_run(tmp_path / "run", given, "search")
+    run = RunFolder(tmp_path / "run", given, "search")
     run.start(final, {"seed": 1})
     os.close(run.lock)
-    again = open_run(run.path, given, "search")
+    again = RunFolder(run.path, given, "search")
     assert given.model.cutoffs == "auto" and again.resolve_auto(given) == final
     with pytest.raises(InputError, match=r"model.cutoffs \(\[4, 9\] -> \[4, 8\]\); use the options of"):
         again.start(other, {"seed": 1})
     os.close(again.lock)
-    open_run(run.path, given, "search").start(final, {"seed": 1})
+    RunFolder(run.path, given, "search").start(final, {"seed": 1})
 
 
 def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
     origin = {"data_sha256": {"train": "a"}, "tokenizer_sha256": "t", "vocab_size": 5, "command": "x"}
     for changed in ({"data_sha256": {"train": "b"}}, {"tokenizer_sha256": "u"}, {"vocab_size": 6}):
         path = tmp_path / next(iter(changed))
-        run = open_run(path, small_config(), "search")
+        run = RunFolder(path, small_config(), "search")
         run.start(small_config(), origin)
         os.close(run.lock)
-        again = open_run(path, small_config(), "search")
+        again = RunFolder(path, small_config(), "search")
         with pytest.raises(InputError, match=f"{next(iter(changed))} differs from its provenance.yaml"):
             again.start(small_config(), {**origin, **changed})
         os.close(again.lock)
-        open_run(path, small_config(), "search").start(small_config(), origin)
+        RunFolder(path, small_config(), "search").start(small_config(), origin)
         assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]
 
 

@@ -15,10 +15,9 @@ from nas.core.run_folder import CHOICE, CONFIG, OUTCOME, PI, PLAN, SEARCH, TRIAL
 
 
 def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:
-    """The content of outcome.yaml.
+    """The content of outcome.yaml. valid: figures of the pattern, with the weights of its trial or of the SuperNet.
 
-    valid: figures of the pattern, with the weights of its trial or of the SuperNet. trainings: the steps of all
-    trials, in whole trainings; None: no trials.
+    trainings: the steps of all trials, in whole trainings; None: no trials.
     """
     figures = {"train_steps": steps, "train_tokens": tokens, "wall_time_s": seconds, "cost_in_trainings": trainings}
     return {"format": "par-outcome/2", "pattern": pattern, "valid": valid, **figures}
@@ -43,7 +42,8 @@ def print_outcome(run: RunFolder) -> None:
 
 TIED_MARGIN = 1e-6  # smaller margins are ties
 MARGIN = 0.1  # smaller margins are undecided
-IDENTITY_SHARE, LATE = 0.5, 0.1  # see pi_warnings()
+IDENTITY_SHARE = 0.5  # a larger share of blocks that choose identity causes a warning
+LATE = 0.1  # last share of the steps, in which the choices should not change
 
 
 def read_pi(run: Path) -> list[dict]:
@@ -58,9 +58,8 @@ def read_pi(run: Path) -> list[dict]:
         raise InputError(f"{run} holds no {PI} with a logged step; {advice}")
     for number, line in enumerate(lines, start=1):
         if not is_pi_line(line, lines[0]):
-            raise InputError(
-                f"{run / PI} is damaged: line {number} lacks step, temperature, operations or a pi of the same shape"
-            )
+            lacks = "lacks step, temperature, operations or a pi of the same shape"
+            raise InputError(f"{run / PI} is damaged: line {number} {lacks}")
     return lines
 
 
@@ -75,20 +74,15 @@ def is_pi_line(line, first) -> bool:
 
 
 def pi_warnings(history: list[dict]) -> list[str]:
-    """Warnings about a doubtful outcome, one sentence each. history: the lines of pi.jsonl.
-
-    They tell if more than half of the blocks choose identity, if the best two operations of a block differ by less than
-    0.1, and if a block changed its choice in the last tenth of the steps.
-    """
+    """Warnings about a doubtful outcome, one sentence each. history: the lines of pi.jsonl."""
     pi, operations, warnings = np.array(history[-1]["pi"]), history[-1]["operations"], []
     chosen = [operations[index] for index in pi.argmax(axis=1)]
     if chosen.count("identity") > IDENTITY_SHARE * len(chosen):
         warnings.append(f"{chosen.count('identity')} of {len(chosen)} blocks choose identity")
     for number, row in enumerate(pi if len(operations) > 1 else [], start=1):
         second, first = np.argsort(row, kind="stable")[-2:]
-        if row[first] - row[second] < MARGIN:
-            message = undecided_message(number, operations[first], operations[second], row[first] - row[second])
-            warnings.append(message)
+        if (margin := row[first] - row[second]) < MARGIN:
+            warnings.append(undecided_message(number, operations[first], operations[second], margin))
     late = np.array([np.argmax(line["pi"], axis=1) for line in history[-max(2, math.ceil(LATE * len(history))) :]])
     changed = [str(number) for number in 1 + np.flatnonzero(np.ptp(late, axis=0))]
     if changed:
@@ -103,9 +97,7 @@ def entropy(pi: np.ndarray) -> np.ndarray:
 
 
 def undecided_message(block: int, first: str, second: str, margin: float) -> str:
-    """The message that a block has no clear choice. margin: probability of `first`, the likelier one, minus that of
-    `second`.
-    """
+    """The message that a block has no clear choice. margin: probability of `first`, the likelier, less `second`'s."""
     if margin < TIED_MARGIN:
         return f"block {block} is a TIE between {first} and {second}: its operation is arbitrary"
     return f"block {block} is UNDECIDED: {first} leads {second} by only {margin:.3f}; {second} may be as good"

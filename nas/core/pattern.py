@@ -54,10 +54,7 @@ def abbreviate_network(blocks: list[str]) -> str:
 
 
 def read_pattern(path: str | Path) -> dict:
-    """Read and check a pattern file. In the returned mapping, `blocks` is a list of blocks in their usual spelling.
-
-    Raises InputError that names the file and the mistake.
-    """
+    """A pattern file, with `blocks` in their usual spelling. Raises InputError that names the file and the mistake."""
     path = Path(path)
     if not path.exists() and (path.parent / PI).exists():
         raise InputError(f"{path} does not exist yet; derive the pattern first: python derive.py {path.parent}")
@@ -102,11 +99,9 @@ NUMBER = re.compile(r"[1-9]\d*")
 
 
 def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
-    """The operation of a block, and its given sizes as text.
+    """The operation of a block, and its given sizes as text. Raises InputError, which begins with `where`.
 
     entry: a name with or without sizes, a mapping of a name to its sizes, or a unit of a short form.
-
-    Raises InputError, which begins with `where`, if it is none of them.
     """
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, sizes),) = entry.items()
@@ -119,10 +114,8 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
         name, *words = expand_unit(entry).split() or [""]
         pairs = [word.split("=", 1) if "=" in word else ("", word) for word in words]
     if name not in OPERATIONS:
-        raise InputError(
-            f"{where}{name!r} is no operation; known operations are {', '.join(OPERATIONS)}; the nearest is "
-            f"{nearest(name, OPERATIONS)}"
-        )
+        known = f"known operations are {', '.join(OPERATIONS)}; the nearest is {nearest(name, OPERATIONS)}"
+        raise InputError(f"{where}{name!r} is no operation; {known}")
     sizes = OPERATIONS[name].sizes
     main = [key for key, size in sizes.items() if not size.letter]
     pairs = [(main[0] if main and not key else key, value) for key, value in pairs]
@@ -168,14 +161,12 @@ def kind_of(block: str) -> Kind:
 
 
 def resolve_block(block: str, shape: Shape, where: str = "") -> tuple[str, dict[str, int]]:
-    """The operation of a block and all its sizes.
-
-    Raises InputError, which begins with `where`, if a size does not fit.
-    """
+    """The operation of a block and all its sizes. Raises InputError, beginning with `where`, if a size does not fit."""
     name, given = parse_block(block, where)
     sizes = {}
     for key, size in OPERATIONS[name].sizes.items():
-        value = number(given.get(key, size.default(shape, sizes)), shape)
+        value = given.get(key, size.default(shape, sizes))
+        value = round(float(value[:-1]) * shape.d_model) if str(value).endswith("x") else int(value)
         if value < 1 or not size.fits(value, shape, sizes):
             rule = size.rule.format(**shape._asdict() | sizes) if value else "must be at least 1"
             raise InputError(f"{where}{block}: {key}={value} {rule}")
@@ -188,16 +179,8 @@ def describe_sizes(block: str, shape: Shape) -> str:
     return " ".join(f"{key}={value}" for key, value in resolve_block(block, shape)[1].items())
 
 
-def number(value: int | str, shape: Shape) -> int:
-    """A size: a multiple of d_model such as 4x, or a number."""
-    return round(float(value[:-1]) * shape.d_model) if str(value).endswith("x") else int(value)
-
-
 def simplify_block(entry, shape: Shape, where: str = "") -> str:
-    """The usual spelling of a block without sizes that are the defaults.
-
-    Raises InputError as parse_block() and resolve_block().
-    """
+    """The usual spelling of a block without sizes that are the defaults. Raises InputError as resolve_block()."""
     name, given = parse_block(entry, where)
     _, sizes = resolve_block(spell_block(name, given), shape, where)
     for key in list(given)[::-1]:  # the last first, because the default of a size may depend on those before it

@@ -22,14 +22,11 @@ from nas.data.sources import SPLITS, find_text, is_text_file, sha256_of
 from nas.data.vocabulary import (
     VOCABULARY,
     VOCABULARY_FILE,
-    ByteTokenizer,
-    SentencePieceTokenizer,
     Vocabulary,
-    WordTokenizer,
     count_words,
+    make_tokenizer,
     normalise,
     split_words,
-    training_lines,
 )
 
 FORMAT = "par-tokens/3"
@@ -39,9 +36,8 @@ CHUNK = 1 << 20  # bytes, or ids, processed at once
 def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Folder of the prepared corpus, created if the cache does not hold it. tell: is called before the work begins.
 
-    The folder name is a digest of the text and the options. It holds train.bin, valid.bin and test.bin (ranked ids),
-    counts.npy (train frequency by rank), vocabulary/ and meta.yaml. Raises InputError if the text or the options are
-    unusable.
+    Its name is a digest of the text and the options. It holds {split}.bin (ranked ids), counts.npy (train frequency by
+    rank), vocabulary/ and meta.yaml. Raises InputError if the text or the options are unusable.
     """
     cache = Path(options.cache).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
@@ -66,10 +62,7 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
 
 
 def corpus_digest(digests: dict[str, str], options: DataOptions) -> str:
-    """16 hexadecimal digits that change with the text and with each option that changes the tokens.
-
-    digests: the SHA-256 of each split.
-    """
+    """16 hexadecimal digits that change with the SHA-256 of a split and with each option that changes the tokens."""
     tokenizer = Path(options.tokenizer).expanduser()
     file = tokenizer / VOCABULARY_FILE if tokenizer.is_dir() else tokenizer
     key = {
@@ -89,7 +82,8 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     if (origin / VOCABULARY_FILE).exists():  # the ids of a given vocabulary keep their ranks on any text
         given = Vocabulary.load(origin)
         options = replace(options, tokenizer=given.kind, lowercase=given.lowercase, newline=given.newline)
-    tokenizer = given.tokenizer if given else make_tokenizer(texts["train"], options)
+    chunks, size = read_chunks(texts["train"], options), texts["train"].stat().st_size
+    tokenizer = given.tokenizer if given else make_tokenizer(chunks, size, options)
     for split in SPLITS:
         counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
     vocabulary = given or Vocabulary(tokenizer, np.argsort(-counts["train"], kind="stable"), options.lowercase)
@@ -108,34 +102,8 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     write_yaml(folder / "meta.yaml", meta)
 
 
-def make_tokenizer(train: Path, options: DataOptions):
-    """The tokenizer of data.tokenizer, trained on the train split if necessary. Raises InputError if there is none."""
-    keep_newline = options.newline == "keep"
-    if options.tokenizer == "bytes":
-        return ByteTokenizer(keep_newline)
-    if options.tokenizer == "words":
-        text = (chunk.decode("utf-8") for chunk in read_chunks(train, options))
-        return WordTokenizer.train(text, options.vocab_size, keep_newline)
-    if options.tokenizer in PIECES:
-        lines = training_lines(read_chunks(train, options), train.stat().st_size)
-        return SentencePieceTokenizer.train(lines, options.tokenizer, options.vocab_size, keep_newline)
-    path = Path(options.tokenizer).expanduser()
-    if not path.is_file():
-        raise InputError(
-            f"data.tokenizer={options.tokenizer} must be bpe, unigram, bytes, words, a .model file or a "
-            "vocabulary folder that exists"
-        )
-    try:
-        return SentencePieceTokenizer(path.read_bytes(), keep_newline)
-    except RuntimeError:
-        raise InputError(f"data.tokenizer={path} is not a SentencePiece model") from None
-
-
 def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
-    """The file in chunks of about CHUNK bytes, lowercased if data.lowercase is on.
-
-    Raises InputError if the text is not UTF-8, unless the tokenizer is bytes.
-    """
+    """The file in chunks of about CHUNK bytes, in lower case if so chosen. Raises InputError if it is not UTF-8."""
     rest, offset = b"", 0
     with open(path, "rb") as file:
         while data := rest + (block := file.read(CHUNK)):
@@ -165,8 +133,8 @@ def chunk_end(data: bytes) -> int:
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:
     """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml."""
     counts = np.zeros(tokenizer.size, dtype=np.int64)
-    lossless = words_kept = options.newline == "keep" and not options.lowercase
-    words = 0
+    lossless, words = options.newline == "keep" and not options.lowercase, 0
+    words_kept = lossless
     with open(target, "wb") as file:
         for chunk in read_chunks(path, options):
             words += count_words(chunk)

@@ -62,9 +62,7 @@ class ContextBatches:
         if self.resident is not None:
             return self.resident[:, columns].long()
         window = torch.from_numpy(self.rows[:, columns].astype(np.int64))
-        if self.device.type == "cuda":
-            window = window.pin_memory().to(self.device, non_blocking=True)
-        return window
+        return window.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else window
 
     @cached_property
     def resident(self) -> Tensor | None:

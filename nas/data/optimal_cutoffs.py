@@ -80,8 +80,7 @@ def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: LayerCost) -> list[
 def add_cluster(best: np.ndarray, tail_cost: Callable, first: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each j in `ends`: the minimum of best[i] + tail_cost(i, j) over first <= i < j, and the first i with it.
 
-    Both are [N + 1] arrays; their entries outside of `ends` are undefined. All intervals of one depth of the divide and
-    conquer are computed at once.
+    Both are [N + 1]; entries outside of `ends` are undefined. All intervals of one depth are computed at once.
     """
     least, start = np.full(len(best), np.inf), np.zeros(len(best), dtype=np.int64)
     # Intervals low <= index < high of `ends`, whose best i lies in left <= i <= right.

@@ -9,6 +9,7 @@ import sysconfig
 import urllib.request
 import zipfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -82,16 +83,14 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
 def write_pydoc(cache: Path) -> Path:
     """The English language reference in CPython (pydoc_data.topics), in a folder of the cache named by its digest.
 
-    Topics share paragraphs. The file holds each one once, because otherwise training text would appear in the test
-    split.
+    Topics share paragraphs. The file holds each one once, so that no training text is in the test split.
     """
     from pydoc_data.topics import topics
 
     paragraphs = {}
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):
-            content = " ".join(paragraph.split())
-            if content:
+            if content := " ".join(paragraph.split()):
                 paragraphs.setdefault(content, paragraph.strip("\n"))
     text = "\n\n".join(paragraphs.values()) + "\n"
     path = cache / "sources" / f"pydoc-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "pydoc.txt"
@@ -148,16 +147,12 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """{split: file} of a folder. Raises InputError that names the first split without a file."""
-    files = {}
+    files, needs = {}, "it must hold train.txt, valid.txt and test.txt (or .bin for data.tokenizer=bytes)"
     for split in SPLITS:
-        candidates = (folder / name for name in (f"{split}.txt", f"wiki.{split}.tokens", f"{split}.bin"))
-        path = next((path for path in candidates if path.is_file()), None)
-        if path is None:
-            raise InputError(
-                f"data.source={folder} lacks {split}.txt; it must hold train.txt, valid.txt and test.txt "
-                "(or .bin for data.tokenizer=bytes)"
-            )
-        files[split] = path
+        candidates = [folder / name for name in (f"{split}.txt", f"wiki.{split}.tokens", f"{split}.bin")]
+        if not (found := [path for path in candidates if path.is_file()]):
+            raise InputError(f"data.source={folder} lacks {split}.txt; {needs}")
+        files[split] = found[0]
     return files
 
 
@@ -188,24 +183,20 @@ def next_line_start(path: Path, offset: int) -> int:
     with open(path, "rb") as file:
         file.seek(offset)
         block = file.read(BLOCK)
-    newline = block.find(b"\n")
-    if newline >= 0:
-        return offset + newline + 1
-    return offset + next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
+    character = next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
+    return offset + (block.find(b"\n") + 1 or character)
 
 
 def write_splits(whole: Path, folder: Path, valid: int, test: int) -> dict[str, Path]:
     """Copy the bytes of a file into train, valid (from byte `valid`) and test (from byte `test`), unless they exist."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {split: folder / f"{split}.txt" for split in SPLITS}
-    for part, start, end in zip(parts.values(), (0, valid, test), (valid, test, whole.stat().st_size), strict=True):
-        if part.exists():
-            continue
-        with open(whole, "rb") as source, atomic_write(part) as target:
-            source.seek(start)
-            while start < end and (block := source.read(min(BLOCK, end - start))):
-                target.write(block)
-                start += len(block)
+    for part, (start, end) in zip(parts.values(), pairwise([0, valid, test, whole.stat().st_size])):
+        if not part.exists():
+            with open(whole, "rb") as source, atomic_write(part) as target:
+                source.seek(start)
+                for place in range(start, end, BLOCK):
+                    target.write(source.read(min(BLOCK, end - place)))
     return parts
 
 
@@ -243,17 +234,14 @@ def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) ->
             return download(url, target, sha256)
         except (OSError, RunError) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', None) or error}")
-    raise RunError(
-        f"could not download {name} ({'; '.join(reasons)}); "
-        "give data.source=FOLDER with train.txt, valid.txt and test.txt instead"
-    )
+    advice = "give data.source=FOLDER with train.txt, valid.txt and test.txt instead"
+    raise RunError(f"could not download {name} ({'; '.join(reasons)}); {advice}")
 
 
 def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: float = 30) -> None:
-    """Download to target.part, resuming after a broken transfer; check the SHA-256; rename.
+    """Download to target.part, resuming after a broken transfer; check the SHA-256; rename. Raises HTTPError at once.
 
-    Raises RunError if the digest is wrong, and deletes the file; RunError if the transfer still breaks off after all
-    attempts, and the next call resumes it; HTTPError at once.
+    Raises RunError if the digest is wrong, and deletes the file; or if all attempts break off; a later call resumes.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
@@ -267,8 +255,7 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
             if attempt == attempts - 1:
                 have = part.stat().st_size if part.exists() else 0
                 raise RunError(f"the transfer broke off after {have} bytes ({error}); run again to resume it") from None
-    actual = sha256_of(part)
-    if actual != sha256:
+    if (actual := sha256_of(part)) != sha256:
         part.unlink()
         raise RunError(f"wrong content: SHA-256 {actual}, expected {sha256}; the file was deleted")
     part.replace(target)
@@ -285,9 +272,8 @@ def transfer(url: str, part: Path, timeout: float) -> None:
             return
         raise
     with response:
-        resumed = response.status == 206
         expected = response.headers.get("Content-Length")
-        with open(part, "ab" if resumed else "wb") as file:
+        with open(part, "ab" if response.status == 206 else "wb") as file:  # 206: from the asked byte on
             start = file.tell()
             shutil.copyfileobj(response, file, BLOCK)
             received = file.tell() - start

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 
+from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
 from nas.data.sources import sha256_of
@@ -76,8 +78,6 @@ class SentencePieceTokenizer(LineTokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, keep_newline: bool = True):
-        import sentencepiece
-
         self.files = {MODEL: model}
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         super().__init__(self.processor.get_piece_size(), keep_newline)
@@ -89,16 +89,12 @@ class SentencePieceTokenizer(LineTokenizer):
         return self.processor.decode(ids.tolist())
 
     @classmethod
-    def train(
-        cls, text: Iterable[str], method: str, vocab_size: int | None, keep_newline: bool
-    ) -> "SentencePieceTokenizer":
+    def train(cls, text: Iterable[str], method: str, vocab_size: int | None, keep_newline: bool) -> LineTokenizer:
         """Learn a lossless vocabulary: no normalisation, and bytes for characters without a piece.
 
         vocab_size includes the line end if it is kept; None: DEFAULT_PIECES, or the most that the text allows. Raises
-        InputError if the text is too short for vocab_size, or if vocab_size is too small for bytes and characters.
+        InputError if vocab_size is too large for the text, or too small for its bytes and characters.
         """
-        import sentencepiece
-
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -125,21 +121,16 @@ class SentencePieceTokenizer(LineTokenizer):
 
 def training_message(reason: str, vocab_size: int | None, extra: int) -> str:
     """Turn a SentencePiece training error into one about options. extra: number of tokens that are not pieces."""
-    largest = re.search(r"value <= (\d+)", reason)
-    if largest:
+    if largest := re.search(r"value <= (\d+)", reason):
         return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"
-    smallest = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", reason)
-    if smallest:
-        needed = int(smallest[2]) + extra
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+        needed = int(smallest[1]) + extra
         return f"data.vocab_size={vocab_size} is too small: the 256 bytes and the text's characters need {needed}"
     return f"the pieces could not be learned from this text: {reason}"
 
 
 class WordTokenizer(LineTokenizer):
-    """Words separated by white space; a word outside the vocabulary is <unk>.
-
-    Decoding separates the words of a line by single spaces.
-    """
+    """Words separated by white space, and in decoded text by single spaces. One outside the vocabulary is <unk>."""
 
     kind = "words"
 
@@ -173,6 +164,26 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
                 yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
 
 
+def make_tokenizer(text: Iterator[bytes], total_bytes: int, options: DataOptions):
+    """The tokenizer of data.tokenizer, trained on the text if necessary. Raises InputError if there is none."""
+    keep_newline = options.newline == "keep"
+    if options.tokenizer == "bytes":
+        return ByteTokenizer(keep_newline)
+    if options.tokenizer == "words":
+        return WordTokenizer.train((chunk.decode("utf-8") for chunk in text), options.vocab_size, keep_newline)
+    if options.tokenizer in PIECES:
+        lines = training_lines(text, total_bytes)
+        return SentencePieceTokenizer.train(lines, options.tokenizer, options.vocab_size, keep_newline)
+    path, named = Path(options.tokenizer).expanduser(), f"data.tokenizer={options.tokenizer}"
+    if not path.is_file():
+        allowed = "bpe, unigram, bytes, words, a .model file or a vocabulary folder that exists"
+        raise InputError(f"{named} must be {allowed}")
+    try:
+        return SentencePieceTokenizer(path.read_bytes(), keep_newline)
+    except RuntimeError:
+        raise InputError(f"{named} is not a SentencePiece model") from None
+
+
 def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
     """The tokenizer whose `files` lie in a folder."""
     if kind == "bytes":
@@ -196,20 +207,14 @@ def split_words(text: bytes) -> list[str]:
 
 
 def count_words(text: bytes) -> int:
-    """The number of words as in WikiText: white space separates them, and each line adds one for its end.
-
-    The end of a last line without a line feed does not count.
-    """
+    """The number of words as in WikiText: white space separates them, and each line feed counts as one."""
     return len(split_words(text)) + text.count(b"\n")
 
 
 class Vocabulary:
     """Translates between text and token ids. The ids of models are ranks: 0 is the most frequent token of train.
 
-    Args:
-        tokenizer: from nas.data.vocabulary.
-        ids: [V], the tokenizer's id of each id of the model.
-        lowercase: whether encode() lowercases the text first.
+    ids [V]: the tokenizer's id of each id of the model. lowercase: whether encode() lowercases the text first.
 
     kind: sentencepiece, words or bytes. newline: as data.newline. line_end: the id of the line end; None if the tokens
     leave out line ends. keeps_text: whether encode() drops neither line ends nor the case of letters.

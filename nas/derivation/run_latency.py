@@ -4,8 +4,7 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
-from nas.core.provenance import check_text, data_digests
-from nas.core.run_folder import CONFIG, LATENCY, TRIALS
+from nas.core.run_folder import CONFIG, LATENCY, TRIALS, check_text, data_digests
 from nas.costs.measurement import measure_pattern
 from nas.data.corpus import Corpus, prepare
 from nas.search.candidate_costs import Candidates, find_costs, in_milliseconds, reference_network

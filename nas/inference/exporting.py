@@ -11,8 +11,7 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError, check_onnx
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, resolve_block, shape_of
-from nas.core.provenance import PROVENANCE, check_text, data_digests
-from nas.core.run_folder import PATTERN, RESULTS
+from nas.core.run_folder import PATTERN, PROVENANCE, RESULTS, check_text, data_digests
 from nas.data.corpus import Corpus, prepare
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY

@@ -16,7 +16,6 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.outcome import read_pi
 from nas.core.pattern import abbreviate, read_pattern, unit_of
-from nas.core.provenance import PROVENANCE, git_commit
 from nas.core.run_folder import (
     CHOICE,
     CONFIG,
@@ -25,10 +24,12 @@ from nas.core.run_folder import (
     OUTCOME,
     PATTERN,
     PLAN,
+    PROVENANCE,
     RESULTS,
     SEARCH,
     SUMMARY,
     USUAL,
+    git_commit,
     read_metrics,
 )
 from nas.costs.cost_table import MILLISECONDS

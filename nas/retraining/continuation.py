@@ -6,8 +6,7 @@ from pathlib import Path
 from nas.core.config import TRIAL, Config, changes, flat_config, marked
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
-from nas.core.provenance import DIGESTS, PROVENANCE
-from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RunFolder
+from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, PROVENANCE, RunFolder
 from nas.retraining.phase import BEST
 from nas.training.distributed import is_main
 
