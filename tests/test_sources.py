@@ -90,23 +90,21 @@ def test_the_next_address_is_tried_and_all_reasons_are_reported(server, tmp_path
         sources.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
 
 
-def test_archives_hold_three_files_or_one_to_split(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    for name, members in {
-        "three": {f"three/wiki.{split}.tokens": f"{split} text\n" for split in SPLITS},
-        "one": {"one": "0123456789"},
-    }.items():
-        (cache / "downloads").mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(cache / "downloads" / f"{name}.zip", "w") as archive:
-            for member, text in members.items():
-                archive.writestr(member, text)
-    digest = {name: sources.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
-    three = sources.Archive(("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in SPLITS))
-    found = sources.fetch_archive("three", three, cache)
-    assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in SPLITS}
-    one = sources.Archive(("unused",), digest["one"], ("one",), (6, 8))
-    found = sources.fetch_archive("one", one, cache)
-    assert [found[split].read_text() for split in SPLITS] == ["012345", "67", "89"]
+@pytest.mark.parametrize(
+    ("members", "split_bytes", "expected"),
+    [
+        ({f"a/wiki.{split}.tokens": f"{split} text\n" for split in SPLITS}, None, [f"{s} text\n" for s in SPLITS]),
+        ({"whole": "0123456789"}, (6, 8), ["012345", "67", "89"]),
+    ],
+)
+def test_archives_hold_three_files_or_one_to_split(tmp_path, members, split_bytes, expected):
+    (package := tmp_path / "downloads/mine.zip").parent.mkdir()
+    with zipfile.ZipFile(package, "w") as file:
+        for member, text in members.items():
+            file.writestr(member, text)
+    archive = sources.Archive(("unused",), sources.sha256_of(package), tuple(members), split_bytes)
+    found = sources.fetch_archive("mine", archive, tmp_path)
+    assert [found[split].read_text() for split in SPLITS] == expected
 
 
 def test_a_file_is_split_in_order_at_line_ends(tmp_path):
@@ -126,15 +124,15 @@ def test_a_file_that_is_not_text_is_split_at_bytes(tmp_path, pixels):
     path = tmp_path / "images"
     path.write_bytes(pixels * 100)
     parts = sources.find_text(str(path), tmp_path / "cache")
-    assert [parts[split].read_bytes() for split in SPLITS] == [
-        path.read_bytes()[a:b] for a, b in ((0, 360), (360, 380), (380, 400))
-    ]
+    expected = [(pixels * 100)[first:last] for first, last in ((0, 360), (360, 380), (380, 400))]
+    assert [parts[split].read_bytes() for split in SPLITS] == expected
 
 
 def test_enwik8_and_text8_have_their_standard_split_as_files_too(tmp_path, monkeypatch):
     for name in ("enwik8", "text8"):
         assert sources.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.STANDARD_BYTES == 100_000_000
         (tmp_path / name).write_text("0123\n56789")
+    assert sources.STANDARD_BYTES == 100_000_000
     short = dataclasses.replace(sources.ARCHIVES["enwik8"], split_bytes=(6, 8))
     monkeypatch.setitem(sources.ARCHIVES, "enwik8", short)
     monkeypatch.setattr(sources, "STANDARD_BYTES", 10)

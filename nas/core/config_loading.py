@@ -213,20 +213,15 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
 
 
 def check_search(config: Config, minutes: float | None = None) -> None:
-    """Raises InputError if a search lacks a source of costs, has a budget that is no ratio, or different texts.
-
-    minutes: of nas.run, which then sets train.epochs.
-    """
+    """Raises InputError if a search has an unsuitable budget or different texts. minutes: nas.run sets train.epochs."""
     latency, budget = config.search.latency, f"search.latency.target={config.search.latency.target}"
     if latency.source != "none" and milliseconds(latency.target) is None and latency.target > MOST_BUDGET:
         raise InputError(f"{budget} is a ratio to the reference: give at most {MOST_BUDGET}")
     if latency.source == "none" and latency.target != Config().search.latency.target:
         raise InputError(f"{budget} needs search.latency.source=measured, or flops")
     if config.search.vocab_size and config.train.epochs is None and not minutes:
-        raise InputError(
-            "search.vocab_size needs train.epochs instead of train.steps, so that each vocabulary reads the same text; "
-            "nas.run --minutes finds a suitable number"
-        )
+        needs = "train.epochs instead of train.steps, so that each vocabulary reads the same text"
+        raise InputError(f"search.vocab_size needs {needs}; nas.run --minutes finds a suitable number")
 
 
 def default_operations(config: Config) -> list[str]:

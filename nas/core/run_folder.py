@@ -1,7 +1,4 @@
-"""The run folder, which holds the configuration, provenance, metrics and log of one run.
-
-The provenance is command, versions, hardware, seed and digests of the data.
-"""
+"""The run folder: configuration, metrics, log, and provenance (command, versions, hardware, seed, digests of data)."""
 
 import fcntl
 import functools
@@ -60,10 +57,9 @@ class RunFolder:
     """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
     def __init__(self, path: Path, config: Config, stage: str, extra: dict | None = None, marks: tuple[str, ...] = ()):
-        """Check that a run in the folder, if there is one, has this configuration. Nothing is written.
+        """Checks that a run in the folder has this configuration. Writes nothing.
 
-        extra: keys of config.yaml that are not options, such as the pattern. marks: of options that may have another
-        value, besides those that may on --resume.
+        extra: keys of config.yaml beside options. marks: of options that may differ beside those of --resume.
         """
         self.path, self.stage, self.extra, self.checkpoint = path, stage, extra or {}, path / CHECKPOINT
         unused = {*marked(ONLY_SEARCH)} - {*marked(EVERY_STAGE)} if stage != "search" else set()
@@ -264,13 +260,10 @@ def provenance(config: Config, corpus_meta: dict, context) -> dict:
 
 def check_text(run: Path, digests: dict) -> dict:
     """The recorded provenance of a run. Raises InputError if its text or tokenizer is not that of data_digests()."""
-    recorded = read_yaml(run / PROVENANCE)
+    recorded, advice = read_yaml(run / PROVENANCE), "restore the text, or give the same data options"
     for key in DIGESTS:
         if recorded.get(key) != digests.get(key):
-            raise InputError(
-                f"{run} was trained on another text: {key} differs from its provenance.yaml; restore the text, or give "
-                "the same data options"
-            )
+            raise InputError(f"{run} was trained on another text: {key} differs from its {PROVENANCE}; {advice}")
     return recorded
 
 

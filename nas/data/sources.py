@@ -74,10 +74,9 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
     if path.is_file():
         return split_file(path, cache)
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
-    raise InputError(
-        f"data.source={source}: no such file or folder{where}, and no known name ({', '.join(NAMES)}); "
-        "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
-    )
+    found = f"no such file or folder{where}, and no known name ({', '.join(NAMES)})"
+    needs = "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
+    raise InputError(f"data.source={source}: {found}; {needs}")
 
 
 def write_pydoc(cache: Path) -> Path:
@@ -103,8 +102,8 @@ def write_pydoc(cache: Path) -> Path:
 def write_stdlib(cache: Path) -> Path:
     """A folder of the cache with the source files of Python's standard library, without tests and tables.
 
-    A table of a few thousand entities would be a sixth of the test text, and decide its loss. The order of the files is
-    random, because a short training reads only the beginning. The text depends on Python's version and its modules.
+    A table of entities would be a sixth of the test text, and decide its loss. The order of the files is random,
+    because a short training reads only the beginning.
     """
     library, files = Path(sysconfig.get_path("stdlib")), []
     for parent, inner, names in os.walk(library):  # does not enter site-packages, which may be large
@@ -116,20 +115,17 @@ def write_stdlib(cache: Path) -> Path:
     if (folder / "test.txt").exists():  # the last one
         return folder
     np.random.default_rng(1).shuffle(files)
-    texts = {"train": [], "valid": [], "test": []}
-    for index, file in enumerate(files):
-        texts[HELD_OUT.get(index % 20, "train")].append(file.read_text("utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
-    for split, parts in texts.items():
-        write_text(folder / f"{split}.txt", "".join(parts))
+    for split in SPLITS:
+        parts = [file for index, file in enumerate(files) if HELD_OUT.get(index % 20, "train") == split]
+        write_text(folder / f"{split}.txt", "".join(file.read_text("utf-8") for file in parts))
     return folder
 
 
 def split_file(path: Path, cache: Path) -> dict[str, Path]:
-    """Split a file in order, 90/5/5. The parts lie in the cache, in a folder named by the file's digest.
+    """Split a file in order, 90/5/5, into the cache. Raises InputError if a part would be empty.
 
-    Text is split at line ends, other files at bytes. Files with the name and the size of enwik8 or text8 get the
-    standard split. Raises InputError if a part would be empty.
+    Text is split at line ends, other files at bytes. Files with the name and size of enwik8 or text8 get theirs.
     """
     size = path.stat().st_size
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
@@ -165,7 +161,6 @@ def sha256_of(path: Path) -> str:
 
 
 def is_text_file(path: Path) -> bool:
-    """is_text() of a file."""
     with open(path, "rb") as file:
         return is_text(file.read(BLOCK))
 
