@@ -16,9 +16,7 @@ CONTENT = bytes(range(256)) * 2000
 class BreakingServer(http.server.BaseHTTPRequestHandler):
     """Serves CONTENT with ranges, but breaks off the first `breaks` transfers."""
 
-    breaks = 0
-    ranges = True
-    wrong = False
+    breaks, ranges, wrong = 0, True, False
     requests: list
 
     def do_GET(self):
@@ -33,12 +31,9 @@ class BreakingServer(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if asked and state.ranges else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if state.breaks:
-            state.breaks -= 1
-            self.wfile.write(body[: len(body) // 3])
-            self.close_connection = True
-        else:
-            self.wfile.write(body)
+        self.close_connection = state.breaks > 0
+        self.wfile.write(body[: len(body) // 3] if state.breaks else body)
+        state.breaks = max(0, state.breaks - 1)
 
     def log_message(self, *_):
         pass

@@ -77,10 +77,8 @@ Multiple = Annotated[str, Rule("a multiple of d_model such as 4x", MULTIPLE.full
 RISING = Rule("{} of increasing whole numbers from 1, such as [250, 2500]", lambda ids: ids == sorted({*ids}))
 FEW = Rule(f"{{}} of up to {MOST_NGRAMS} whole numbers from 1", lambda rows: len(rows) <= MOST_NGRAMS)
 IMAGE = Rule("rows, columns and channels, such as [32, 32, 3], or []", lambda sizes: len(sizes) in (0, 3))
-Grid, Operations = (
-    Annotated[list[Count], IMAGE],
-    Annotated[list[Any], Rule("{} of operations, such as [attention, dense 8x]")],
-)
+Grid = Annotated[list[Count], IMAGE]
+Operations = Annotated[list[Any], Rule("{} of operations, such as [attention, dense 8x]")]
 Vocabularies = Annotated[list[Two], Rule("{} of different numbers from 2, such as [2000, 4000]", is_set)]
 Widths = Annotated[list[Even], Rule("{} of different even numbers, such as [64, 128]", is_set)]
 CostSource = Literal["none", "flops", "measured", "onnx"]

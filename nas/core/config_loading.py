@@ -197,10 +197,7 @@ def conflicts(config: Config) -> Iterator[str]:
 
 
 def simplify(pattern: list, config: Config, where: str) -> list[str]:
-    """The blocks of a pattern in their usual spelling, without sizes that are the defaults.
-
-    Raises InputError, which begins with `where` and the block's number, if a block does not fit the configuration.
-    """
+    """The blocks in their usual spelling, without sizes that are defaults. Raises InputError if one does not fit."""
     model, simple = config.model, []
     for number, block in enumerate(pattern, start=1):
         simple.append(simplify_block(block, config.shape, f"{where} {number}: "))

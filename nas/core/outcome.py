@@ -1,7 +1,4 @@
-"""The records of a search, pi.jsonl and outcome.yaml, and warnings about a doubtful outcome.
-
-N blocks, O candidate operations.
-"""
+"""The records of a search, pi.jsonl and outcome.yaml, and warnings. N blocks, O candidate operations."""
 
 import math
 from pathlib import Path

@@ -1,8 +1,7 @@
-"""How blocks and layer patterns are written: names, sizes, short forms, and the pattern file.
+"""How blocks and layer patterns are written. The operations and their sizes stand in models/operations/registry.py.
 
 A block is an operation with sizes: `attention`, `dense 8x`, `window 32 heads=2`; in YAML also `{dense: {d_ffn: 8x}}`.
-Its short form is one unit: `a`, `d8x`, `w32h2`. Sizes that are not given have defaults. The operations and their sizes
-stand in models/operations/registry.py.
+Its short form is one unit: `a`, `d8x`, `w32h2`. Sizes that are not given have defaults.
 """
 
 import re

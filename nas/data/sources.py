@@ -8,6 +8,7 @@ import shutil
 import sysconfig
 import urllib.request
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -58,10 +59,7 @@ HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
 
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
-    """{split: file} of a source. The cache keeps downloads and the parts of split files.
-
-    Raises InputError if the source is not a known name, folder or file, or if a folder lacks a split.
-    """
+    """{split: file} of a source. The cache keeps downloads and parts. Raises InputError if it lacks a split."""
     if source == "pydoc":
         return split_file(write_pydoc(cache), cache)
     if source == "stdlib":
@@ -80,13 +78,10 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
 
 
 def write_pydoc(cache: Path) -> Path:
-    """The English language reference in CPython (pydoc_data.topics), in a folder of the cache named by its digest.
-
-    Topics share paragraphs. The file holds each one once, so that no training text is in the test split.
-    """
+    """The English language reference in CPython (pydoc_data.topics), in a folder of the cache named by its digest."""
     from pydoc_data.topics import topics
 
-    paragraphs = {}
+    paragraphs = {}  # each one once: topics share some, which would be in both train and test
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):
             if content := " ".join(paragraph.split()):
@@ -197,19 +192,11 @@ def write_splits(whole: Path, folder: Path, valid: int, test: int) -> dict[str, 
 
 def fetch_archive(name: str, archive: Archive, cache: Path) -> dict[str, Path]:
     """{split: file} in cache/sources/name. Downloads and unpacks the archive if a file is missing."""
-    folder = cache / "sources" / name
-    try:
+    folder, package = cache / "sources" / name, cache / "downloads" / f"{name}.zip"
+    with suppress(InputError):
         return find_splits(folder)
-    except InputError:
-        package = cache / "downloads" / f"{name}.zip"
-        if not package.exists() or sha256_of(package) != archive.sha256:
-            download_any(archive.urls, package, archive.sha256, name)
-        unpack(package, archive, folder)
-    return find_splits(folder)
-
-
-def unpack(package: Path, archive: Archive, folder: Path) -> None:
-    """Write train.txt, valid.txt and test.txt into the folder."""
+    if not package.exists() or sha256_of(package) != archive.sha256:
+        download_any(archive.urls, package, archive.sha256, name)
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{split}.txt" for split in SPLITS] if archive.split_bytes is None else ["whole"]
     with zipfile.ZipFile(package) as content:
@@ -219,6 +206,7 @@ def unpack(package: Path, archive: Archive, folder: Path) -> None:
     if archive.split_bytes:
         write_splits(folder / "whole", folder, *archive.split_bytes)
         (folder / "whole").unlink()
+    return find_splits(folder)
 
 
 def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) -> None:
@@ -233,7 +221,7 @@ def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) ->
     raise RunError(f"could not download {name} ({'; '.join(reasons)}); {advice}")
 
 
-def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: float = 30) -> None:
+def download(url: str, target: Path, sha256: str, attempts: int = 5) -> None:
     """Download to target.part, resuming after a broken transfer; check the SHA-256; rename. Raises HTTPError at once.
 
     Raises RunError if the digest is wrong, and deletes the file; or if all attempts break off; a later call resumes.
@@ -242,7 +230,7 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
     part = target.with_name(target.name + ".part")
     for attempt in range(attempts):
         try:
-            transfer(url, part, timeout)
+            transfer(url, part)
             break
         except urllib.error.HTTPError:
             raise
@@ -256,21 +244,20 @@ def download(url: str, target: Path, sha256: str, attempts: int = 5, timeout: fl
     part.replace(target)
 
 
-def transfer(url: str, part: Path, timeout: float) -> None:
+def transfer(url: str, part: Path) -> None:
     """Append the missing bytes of the file at url to `part`. Raises OSError if the transfer ends early."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
         if have and error.code == 416:  # range not satisfiable: all bytes have arrived
             return
         raise
-    with response:
-        expected = response.headers.get("Content-Length")
-        with open(part, "ab" if response.status == 206 else "wb") as file:  # 206: from the asked byte on
-            start = file.tell()
-            shutil.copyfileobj(response, file, BLOCK)
-            received = file.tell() - start
+    expected = response.headers.get("Content-Length")
+    with response, open(part, "ab" if response.status == 206 else "wb") as file:  # 206: from the asked byte on
+        start = file.tell()
+        shutil.copyfileobj(response, file, BLOCK)
+        received = file.tell() - start
     if expected is not None and received < int(expected):
         raise OSError(f"{received} of {expected} bytes arrived")
