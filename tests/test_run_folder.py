@@ -127,8 +127,8 @@ def test_resuming_on_changed_text_is_refused(tmp_path, small_config):
         run.start(small_config(), origin)
         os.close(run.lock)
         again = RunFolder(path, small_config(), "search")
-        with pytest.raises(InputError, match=f"{next(iter(changed))} differs from its provenance.yaml"):
-            again.start(small_config(), {**origin, **changed})
+        told = f"{path.name} differs from its provenance.yaml"
+        refuse(told, again.start, small_config(), {**origin, **changed})
         os.close(again.lock)
         RunFolder(path, small_config(), "search").start(small_config(), origin)
         assert yaml.safe_load((path / "provenance.yaml").read_text())["resumed"] == [{"command": "x"}]

@@ -106,9 +106,8 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
         ((name, sizes),) = entry.items()
         pairs = list(sizes.items()) if isinstance(sizes, dict) else [("", sizes)]
     elif not isinstance(entry, str):
-        raise InputError(
-            f"{where}{entry} is no block; a block is one operation, as `dense 8x` or `{{dense: {{d_ffn: 8x}}}}`"
-        )
+        allowed = "a block is one operation, as `dense 8x` or `{dense: {d_ffn: 8x}}`"
+        raise InputError(f"{where}{entry} is no block; {allowed}")
     else:
         name, *words = expand_unit(entry).split() or [""]
         pairs = [word.split("=", 1) if "=" in word else ("", word) for word in words]

@@ -111,10 +111,9 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
             try:
                 chunk = normalise(data[:cut], options.tokenizer, options.lowercase)
             except UnicodeDecodeError as error:
-                raise InputError(
-                    f"data.source={options.source} is not UTF-8 text (byte {offset + error.start} of the {path.stem} "
-                    "split); convert it, as with iconv -f ENCODING -t UTF-8; data.tokenizer=bytes reads any file"
-                ) from None
+                place = f"byte {offset + error.start} of the {path.stem} split"
+                advice = "convert it, as with iconv -f ENCODING -t UTF-8; data.tokenizer=bytes reads any file"
+                raise InputError(f"data.source={options.source} is not UTF-8 text ({place}); {advice}") from None
             yield chunk
             rest, offset = data[cut:], offset + cut
 
