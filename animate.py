@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import read_yaml
-from nas.core.pi_history import read_pi
+from nas.core.outcome import read_pi
 from nas.core.run_folder import CONFIG, OUTCOME, read_metrics
 from nas.derivation.runs import current_pattern
 

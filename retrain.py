@@ -2,18 +2,15 @@
 
 import argparse
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from nas.core.blocks import resolve_block
 from nas.core.config import EVAL_ONLY, Config, flat_config
-from nas.core.config_checks import simplify
-from nas.core.config_loading import add_arguments, load_config
+from nas.core.config_loading import add_arguments, load_config, simplify
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
-from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_of, shape_options
-from nas.core.provenance import PROVENANCE
-from nas.core.run_folder import CONFIG, RESULTS, trial_file
+from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, resolve_block, shape_of, shape_options
+from nas.core.run_folder import CONFIG, PROVENANCE, RESULTS, trial_file
 from nas.costs.printing import latency_report
 
 SIMILAR = 1.15  # vocabularies shorten training and test text differently
@@ -92,14 +89,14 @@ def main() -> None:
     arguments = parse_arguments()
     pattern_file = read_pattern(arguments.pattern)
     config = load_config(arguments.config, [*shape_options(pattern_file), *arguments.overrides])
-    for key, value in shape_of(flat_config(asdict(config))).items():
+    for key, value in shape_of(flat_config(config)).items():
         if pattern_file.get(key) not in (None, value):
             print(f"NOTICE: the pattern has {key}={pattern_file[key]}; it is trained with {SHAPE_OPTIONS[key]}={value}")
     pattern_file["blocks"] = simplify(pattern_file["blocks"], config, f"{arguments.pattern}: block")
     notice_other_sizes(pattern_file, config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
-    from nas.core.run_folder import check_folder, open_run
+    from nas.core.run_folder import RunFolder, check_folder
     from nas.retraining.phase import BEST
     from nas.retraining.weights import with_origin
     from nas.training.device import set_up_device
@@ -114,7 +111,7 @@ def main() -> None:
         if not (other / RESULTS).exists():
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
     config, origin = with_origin(config, pattern_file["blocks"], folder)
-    run = open_run(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, marks)
+    run = RunFolder(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, marks)
     context = set_up_device(config.seed, config.train)
     with process_group(context.device):
         retrain(pattern_file, config, origin, run, context, arguments)
@@ -124,9 +121,8 @@ def main() -> None:
 
 def retrain(pattern_file: dict, config: Config, origin, run, context, arguments: argparse.Namespace) -> None:
     """Run the stage, on each rank. origin: the weights of train.init_from, or None."""
-    from nas.core.provenance import check_text, provenance
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.core.run_folder import check_text, provenance
+    from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
     from nas.retraining.continuation import continue_trial
     from nas.retraining.phase import RetrainPhase

@@ -4,8 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from nas.core.config_checks import check_same_text, check_search_budget
-from nas.core.config_loading import add_arguments, load_config
+from nas.core.config_loading import add_arguments, check_search, load_config
 from nas.core.errors import run_command
 
 
@@ -18,8 +17,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config, folder = load_config(arguments.config, arguments.overrides), Path(arguments.run)
-    check_same_text(config)
-    check_search_budget(config)
+    check_search(config)
 
     # Import torch only now, so that --help and configuration errors do not wait for it.
     from nas.core.run_folder import check_folder
@@ -39,15 +37,14 @@ def search_by_trials(config, folder: Path, context) -> None:
     """Choose a network by the first parts of trainings."""
     from nas.core.errors import interrupt_on_signals
     from nas.core.outcome import make_outcome, print_outcome
-    from nas.core.run_folder import OUTCOME, open_run
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.core.run_folder import OUTCOME, RunFolder
+    from nas.data.corpus import Corpus, prepare
     from nas.search.network_search import choose_network, chosen_costs
     from nas.training.auto import auto_lines, resolve_auto
 
     interrupt_on_signals()
     given, (sized, choice) = config, choose_network(config, folder, context)
-    run, corpus = open_run(folder, sized, "search"), Corpus(prepare(sized.data))
+    run, corpus = RunFolder(folder, sized, "search"), Corpus(prepare(sized.data))
     config = resolve_auto(sized, corpus)
     for line in auto_lines(sized, config, corpus):
         print(line)
@@ -61,10 +58,9 @@ def search_by_trials(config, folder: Path, context) -> None:
 def search_by_gumbel(given, folder: Path, context) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
     from nas.core.outcome import make_outcome, print_outcome
-    from nas.core.run_folder import LATENCY, OUTCOME, open_run
+    from nas.core.run_folder import LATENCY, OUTCOME, RunFolder
     from nas.costs.printing import cost_text
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.data.corpus import Corpus, prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.gumbel.supernet import build_supernet
     from nas.training.auto import auto_lines, resolve_auto
@@ -72,7 +68,7 @@ def search_by_gumbel(given, folder: Path, context) -> None:
     from nas.training.streams import open_streams
     from nas.training.trainer import Trainer
 
-    run = open_run(folder, given, "search")
+    run = RunFolder(folder, given, "search")
     began = time.monotonic()
     corpus = Corpus(first_on_each_node(lambda: prepare(given.data, print)))
     print(f"{len(corpus.tokens('train')):,} training tokens, a vocabulary of {corpus.vocab_size:,}")
@@ -124,7 +120,7 @@ def read_target(config, costs) -> float | None:
 
 def start(run, config, corpus, context, files: dict) -> None:
     """Write configuration, provenance, vocabulary and costs into the run folder. files: {name: costs}."""
-    from nas.core.provenance import provenance
+    from nas.core.run_folder import provenance
     from nas.data.vocabulary import VOCABULARY
 
     run.start(config, provenance(config, corpus.meta, context))

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.operations.registry import Shape
-from nas.core.blocks import resolve_block
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, expand, interleaved
+from nas.core.pattern import abbreviate, expand, interleaved, resolve_block
 from nas.search.space import Network, make_network, options_of
 
 if TYPE_CHECKING:  # they import torch
@@ -105,8 +104,7 @@ def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[s
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:
     """(configuration, corpus, device context) of a configuration file. Sets the seed and the device."""
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.data.corpus import Corpus, prepare
     from nas.training.auto import resolve_auto
     from nas.training.device import set_up_device
 

@@ -9,7 +9,7 @@ import time
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.files import read_yaml
-from nas.data.preprocess import prepare
+from nas.data.corpus import prepare
 
 
 def main() -> None:

@@ -12,13 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_checks import check_same_text, check_search_budget, simplify
-from nas.core.config_loading import load_config
+from nas.core.config_loading import REPORT, check_search, load_config, open_plan, simplify
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
-from nas.core.plan import REPORT, open_plan
-from nas.core.provenance import check_text, data_digests
 from nas.core.run_folder import (
     CHECKPOINT,
     FOUND,
@@ -31,6 +28,8 @@ from nas.core.run_folder import (
     TRIALS,
     USUAL,
     check_resume,
+    check_text,
+    data_digests,
     run_options,
 )
 
@@ -92,8 +91,7 @@ def write_usual(folder: Path, plan: Config) -> Path:
 
 def train_networks(folder: Path, plan: Config) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
-    from nas.data.corpus import Corpus
-    from nas.data.preprocess import prepare
+    from nas.data.corpus import Corpus, prepare
     from nas.jobs.tasks import run_tasks, script_task, unfinished, workers
     from nas.retraining.phase import BEST
     from nas.training.device import set_up_device
@@ -117,9 +115,7 @@ def main() -> None:
     folder, minutes, config = arguments.run, arguments.minutes, load_config(arguments.config, arguments.overrides)
     if config.search.method != "trials":
         raise InputError(f"nas.run needs search.method=trials, not {config.search.method}; run its stages one by one")
-    check_search_budget(config)
-    if not minutes:
-        check_same_text(config)
+    check_search(config, minutes)
     interrupt_on_signals()
     search = folder / SEARCH
     try:

@@ -12,13 +12,11 @@ from torch import nn
 from models.operations.operation import BlockConfig
 from models.operations.registry import OPERATIONS, Shape, build_operation
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.core.blocks import resolve_block
 from nas.core.config import Config, ModelOptions, TrainOptions
-from nas.core.pattern import expand, interleaved
+from nas.core.pattern import expand, interleaved, resolve_block
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.flops import count_flops, operation_flops
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.derivation.runs import SearchRun
 from nas.gumbel.gumbel_phase import GumbelPhase
 from nas.gumbel.supernet import StochasticBlock, build_supernet

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiments.helpers import Training
+from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.training.device import device_context
 from nas.training.optimizer import TailAverage
@@ -47,7 +48,7 @@ def test_a_training_ends_with_the_mean_and_does_not_change_before(small_config, 
     more = [*AVERAGE, f"train.short_share={short_share}"]
     plain = make_retraining(small_config(*more, "train.average_share=0"), PATTERN)
     averaged = make_retraining(small_config(*more), PATTERN)
-    run = RunFolder(tmp_path, "retrain", {}, ())
+    run = RunFolder(tmp_path, Config(), "retrain")
     kept = []
     for step in range(1, 13):
         nlls = []

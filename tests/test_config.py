@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.blocks import resolve_block
 from nas.core.config import Config, options
 from nas.core.config_loading import load_config, options_help
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
+from nas.core.pattern import resolve_block
 from nas.training.passes import short_share
 
 ROOT = Path(__file__).parents[1]
@@ -19,9 +19,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def load(tmp_path):
     def load(*overrides, text="train: {steps: 5}\n"):
-        path = tmp_path / "config.yaml"
-        path.write_text(text)
-        return load_config(path, list(overrides))
+        (tmp_path / "config.yaml").write_text(text)
+        return load_config(tmp_path / "config.yaml", list(overrides))
 
     return load
 
@@ -33,10 +32,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(load):
     assert (config.search.optimizer.lr, config.model.heads) == (0.5, 2)
     assert config.model.d_model == Config().model.d_model
     assert load().search.operations != [] and Config().search.operations == []
-
-
-def test_the_later_of_steps_and_epochs_wins(load):
-    assert load("train.epochs=2").train.steps is None
+    assert load("train.epochs=2").train.steps is None  # the later of steps and epochs wins
     config = load("train.steps=9", text="train: {epochs: 3}\n")
     assert (config.train.steps, config.train.epochs) == (9, None)
 
@@ -59,6 +55,7 @@ def test_values_of_other_options_are_yaml(load):
     assert (config.data.vocab_size, config.model.cutoffs, config.model.d_ffn) == (None, [5, 7], 512)
     assert config.search.operations == ["dense 8x", "conv 3"]
     assert load("model.cutoffs=auto", "model.dropout=auto", "model.ngram_rows=auto").model.cutoffs == "auto"
+    assert load("data.tokenizer=bytes", "data.vocab_size=300").data.vocab_size is None  # bytes have none
 
 
 BAD_VALUES = {
@@ -101,46 +98,78 @@ def test_bad_values_are_reported_with_all_that_is_allowed(load, override, allowe
         load(text=f"{{{key.replace('.', ': {')}: {value}{'}' * key.count('.')}}}")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("trian.steps=3", "unknown key 'trian.steps'; the nearest is 'train.steps'"),
-        ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
-        ("model.num_heads=3", "unknown key 'model.num_heads'; the nearest is 'model.heads'"),
-        ("lr=3", "unknown key 'lr'; the nearest is 'train.lr'"),
-        ("model.window=3", "unknown key 'model.window'"),
-        ("search.latncy.target=1", "unknown key 'search.latncy.target'; the nearest is 'search.latency.target'"),
-        ("train=4", "train=4: sections hold keys with values, such as `train: {steps: 100}`"),
-        ("train.steps", "'train.steps' is not of the form section.key=value"),
-        ("=3", "'=3' is not of the form section.key=value"),
-        ("model.cutoffs=[", r"model.cutoffs=\[ must be a list"),
-        ("train.steps=null", "train.steps and train.epochs are both null"),
-        ("model.heads=3", "model.heads=3 must divide model.d_model=128: one of 1, 2, 4,"),
-        ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
-        ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
-        ("search.optimizer.lr=0.1", "search.optimizer.lr=0.1 needs search.method=gumbel"),
-        ("search.latency.weight=2", "search.latency.weight=2.0 needs search.method=gumbel"),
-        ("search.d_model=auto search.method=gumbel", "search.d_model=auto needs search.method=trials"),
-        ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
-        ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
-        ("model.grid=[2,2,1] data.tokenizer=words", "counts bytes: it needs data.tokenizer=bytes and data.newline=k"),
-        ("model.grid=[2,2,1] data.tokenizer=bytes data.newline=drop", "counts bytes: it needs data.tokenizer=bytes"),
-        ("model.grid=[2,2,1] data.tokenizer=bytes train.short_share=0.5", "does not work with model.grid; give 0"),
-        ("search.d_model=[50]", "search.d_model=50 must be a multiple of 32, the channels of a head"),
-        ("search.vocab_size=[900] data.tokenizer=words data.vocab_size=9", "search.vocab_size needs data.tokenizer"),
-        ("search.vocab_size=auto", "search.vocab_size needs data.vocab_size, that of the reference"),
-        ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
-        (
-            "search.latency.timing=generation search.latency.source=flops",
-            "timing=generation needs search.latency.source=measured",
-        ),
-        ("search.latency.source=onnx", "search.latency.source=onnx needs search.latency.timing=generation"),
-        ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
-    ],
-)
+BAD_OVERRIDES = [
+    ("trian.steps=3", "unknown key 'trian.steps'; the nearest is 'train.steps'"),
+    ("train.learning_rate=3", "unknown key 'train.learning_rate'; the nearest is 'train.lr'"),
+    ("model.num_heads=3", "unknown key 'model.num_heads'; the nearest is 'model.heads'"),
+    ("lr=3", "unknown key 'lr'; the nearest is 'train.lr'"),
+    ("model.window=3", "unknown key 'model.window'"),
+    ("search.latncy.target=1", "unknown key 'search.latncy.target'; the nearest is 'search.latency.target'"),
+    ("train=4", "train=4: sections hold keys with values, such as `train: {steps: 100}`"),
+    ("train.steps", "'train.steps' is not of the form section.key=value"),
+    ("=3", "'=3' is not of the form section.key=value"),
+    ("model.cutoffs=[", r"model.cutoffs=\[ must be a list"),
+    ("train.steps=null", "train.steps and train.epochs are both null"),
+    ("model.heads=3", "model.heads=3 must divide model.d_model=128: one of 1, 2, 4,"),
+    ("search.warmup_steps=6", "search.warmup_steps=6 needs search.method=gumbel"),
+    ("search.temperature.end=0.2", "search.temperature.end=0.2 needs search.method=gumbel"),
+    ("search.optimizer.lr=0.1", "search.optimizer.lr=0.1 needs search.method=gumbel"),
+    ("search.latency.weight=2", "search.latency.weight=2.0 needs search.method=gumbel"),
+    ("search.d_model=auto search.method=gumbel", "search.d_model=auto needs search.method=trials"),
+    ("model.tie_embeddings=true model.div_value=4", "model.div_value=4 needs model.tie_embeddings=false"),
+    ("model.init=depth_scaled model.norm=post", "model.init=depth_scaled needs model.norm=pre, not post"),
+    ("model.grid=[2,2,1] data.tokenizer=words", "counts bytes: it needs data.tokenizer=bytes and data.newline=k"),
+    ("model.grid=[2,2,1] data.tokenizer=bytes data.newline=drop", "counts bytes: it needs data.tokenizer=bytes"),
+    ("model.grid=[2,2,1] data.tokenizer=bytes train.short_share=0.5", "does not work with model.grid; give 0"),
+    ("search.d_model=[50]", "search.d_model=50 must be a multiple of 32, the channels of a head"),
+    ("search.vocab_size=[900] data.tokenizer=words data.vocab_size=9", "search.vocab_size needs data.tokenizer"),
+    ("search.vocab_size=auto", "search.vocab_size needs data.vocab_size, that of the reference"),
+    ("search.latency.target=5ms", "search.latency.target=5ms needs search.latency.source=measured"),
+    (
+        "search.latency.timing=generation search.latency.source=flops",
+        "timing=generation needs search.latency.source=measured",
+    ),
+    ("search.latency.source=onnx", "search.latency.source=onnx needs search.latency.timing=generation"),
+    ("train.short_share=0.5 train.segment=63", "train.short_share=0.5 needs an even train.segment, not 63"),
+]
+BAD_TEXTS = [
+    ("train: {stepz: 3}\n", "config.yaml: unknown key 'train.stepz'; the nearest is 'train.steps'"),
+    ("train: 3\n", "config.yaml: train=3: sections hold keys"),
+    ("- a\n- b\n", "sections hold keys"),
+    ("train: {steps: [\n", "is not YAML"),
+    ("train:\n\tsteps: 3\n", "is not YAML: line 2, 'steps: 3': indent with spaces, not with a tab"),
+    ("seed: 1\ntrain: {lr: 1\nmodel:\n", "line 3, 'model:': the bracket of line 2 must be closed before"),
+    ("train: lr: 3\n", "line 1, 'train: lr: 3': expected one `key: value` in a line"),
+    ("train:\n  lr: 1\n model:\n", "line 3, 'model:': lines of one section must begin in the same column"),
+    ("trian\n", "config.yaml is no configuration: sections hold keys"),
+    ("train: {steps: 3, epochs: 2}\n", "both given"),
+    ("'': 3\n", "unknown key ''"),
+    ("train: {lr:0.1, steps: 3}\n", "'lr:0.1' is one word: write a space after the colon"),
+    ("search:\n  latency.target: 1\n", r"'latency.target': dots are .*; here write latency: {target: VALUE}"),
+    ("data: {source: a, b.txt}\n", "'b.txt': dots are .*; put quotes around a text that holds a comma"),
+    ("data: {vocab_size: 2,000}\n", "0 is no name of an option; write numbers without a comma, such"),
+    ("on: {steps: 3}\n", "True is no name of an option$"),
+    ("seed: 2020-99-99\n", "config.yaml"),
+    ("seed: 2\ntrain: {lr: 1, steps: 2, lr: 3}\n", "line 2, .*: a key may occur only once in a section"),
+    ("data: {source: 2024}\n", "config.yaml: data.source=2024 must be text; put quotes around it$"),
+    ("data: {source: no}\n", "data.source=false must be text; put quotes around it$"),
+    ("data: {source: [a]}\n", r"data.source=\[a\] must be text; put"),
+    ("train: {device: [é]}\n", r"train.device=\[é\] must be one of auto, cpu, cuda$"),
+    ("data: {source: }\n", "data.source=null must be text; put"),
+    ("data: {source: {a: 1}}\n", "unknown key 'data.source.a'; the nearest is 'data.source'"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD_OVERRIDES)
 def test_unknown_keys_and_options_that_exclude_each_other_are_reported(load, overrides, message):
     with pytest.raises(InputError, match=message):
         load(*overrides.split())
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TEXTS)
+def test_bad_files_are_reported(load, text, message):
+    with pytest.raises(InputError, match=message):
+        load(text=text)
 
 
 BAD_BLOCKS = {
@@ -174,44 +203,6 @@ def test_bad_blocks_give_one_line_that_names_them_and_what_is_allowed(load, bloc
     with pytest.raises(InputError, match=BAD_BLOCKS[blocks]) as error:
         load(text=f"search: {{operations: [{blocks}]}}\ntrain: {{steps: 5}}\n")
     assert str(error.value).startswith("search.operations: ") and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train: {stepz: 3}\n", "config.yaml: unknown key 'train.stepz'; the nearest is 'train.steps'"),
-        ("train: 3\n", "config.yaml: train=3: sections hold keys"),
-        ("- a\n- b\n", "sections hold keys"),
-        ("train: {steps: [\n", "is not YAML"),
-        ("train:\n\tsteps: 3\n", "is not YAML: line 2, 'steps: 3': indent with spaces, not with a tab"),
-        ("seed: 1\ntrain: {lr: 1\nmodel:\n", "line 3, 'model:': the bracket of line 2 must be closed before"),
-        ("train: lr: 3\n", "line 1, 'train: lr: 3': expected one `key: value` in a line"),
-        ("train:\n  lr: 1\n model:\n", "line 3, 'model:': lines of one section must begin in the same column"),
-        ("trian\n", "config.yaml is no configuration: sections hold keys"),
-        ("train: {steps: 3, epochs: 2}\n", "both given"),
-        ("'': 3\n", "unknown key ''"),
-        ("train: {lr:0.1, steps: 3}\n", "'lr:0.1' is one word: write a space after the colon"),
-        ("search:\n  latency.target: 1\n", r"'latency.target': dots are .*; here write latency: {target: VALUE}"),
-        ("data: {source: a, b.txt}\n", "'b.txt': dots are .*; put quotes around a text that holds a comma"),
-        ("data: {vocab_size: 2,000}\n", "0 is no name of an option; write numbers without a comma, such"),
-        ("on: {steps: 3}\n", "True is no name of an option$"),
-        ("seed: 2020-99-99\n", "config.yaml"),
-        ("seed: 2\ntrain: {lr: 1, steps: 2, lr: 3}\n", "line 2, .*: a key may occur only once in a section"),
-        ("data: {source: 2024}\n", "config.yaml: data.source=2024 must be text; put quotes around it$"),
-        ("data: {source: no}\n", "data.source=false must be text; put quotes around it$"),
-        ("data: {source: [a]}\n", r"data.source=\[a\] must be text; put"),
-        ("train: {device: [é]}\n", r"train.device=\[é\] must be one of auto, cpu, cuda$"),
-        ("data: {source: }\n", "data.source=null must be text; put"),
-        ("data: {source: {a: 1}}\n", "unknown key 'data.source.a'; the nearest is 'data.source'"),
-    ],
-)
-def test_bad_files_are_reported(load, text, message):
-    with pytest.raises(InputError, match=message):
-        load(text=text)
-
-
-def test_bytes_have_no_vocabulary_size(load):
-    assert load("data.tokenizer=bytes", "data.vocab_size=300").data.vocab_size is None
 
 
 def test_an_empty_section_and_the_keys_of_a_run_are_accepted(load, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nas.core.config import TrainOptions
-from nas.core.provenance import cpu_info
+from nas.core.run_folder import cpu_info
 from nas.training import device
 from nas.training.device import device_context
 from nas.training.optimizer import orthogonalise

@@ -8,8 +8,7 @@ from scipy import stats
 
 from nas.core.config import DataOptions
 from nas.core.errors import InputError
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.inference.generation import TextWriter
 from nas.inference.language_model import LanguageModel
 from nas.inference.sampling import Sampling

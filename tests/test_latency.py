@@ -17,8 +17,7 @@ from nas.costs.flops import batch_shape, count_flops
 from nas.costs.measurement import measure_pattern, measure_tables, text_times, timed_rounds
 from nas.costs.printing import latency_report, least_ratio
 from nas.costs.workloads import new_works
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.retraining.results import valid_prediction
 from nas.training.device import device_context
 from tests.making import flops_of

@@ -26,11 +26,8 @@ PACKAGES = (
 WITHOUT_TORCH = (  # packages and files that --help and error messages import
     "nas.core",
     "nas.data.optimal_cutoffs",
-    "nas.data.downloads",
-    "nas.data.preprocess",
+    "nas.data.corpus",
     "nas.data.sources",
-    "nas.data.text_files",
-    "nas.data.tokenizers",
     "nas.data.vocabulary",
     "nas.costs.budget",
     "nas.costs.cost_table",

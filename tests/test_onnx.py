@@ -17,8 +17,7 @@ from models.stream import StreamModel
 from nas import load_model
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.inference import onnx_graph
 from nas.inference.harness import Harness, generation_options, new_harness
 from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph

@@ -5,18 +5,27 @@ from pathlib import Path
 import pytest
 
 from models.operations.registry import OPERATIONS
-from nas.core.blocks import parse_block, resolve_block, simplify_block, spell_block, unit_of
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, abbreviate_network, expand, file_name, interleaved, read_pattern
+from nas.core.pattern import (
+    abbreviate,
+    abbreviate_network,
+    expand,
+    file_name,
+    interleaved,
+    parse_block,
+    read_pattern,
+    resolve_block,
+    simplify_block,
+    spell_block,
+    unit_of,
+)
 from tests.making import shape_of
 
 NAMES = ["attention", "dense", "identity"]
 
 
-def test_a_hand_written_pattern_needs_two_keys(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("format: par-pattern/2\nblocks: [attention, dense, identity]\n")
-    assert read_pattern(path)["blocks"] == NAMES
+def test_a_hand_written_pattern_needs_two_keys(pattern):
+    assert read_pattern(pattern)["blocks"] == NAMES
 
 
 def random_block(source: random.Random) -> tuple[str, dict[str, str]]:
@@ -77,10 +86,7 @@ def test_all_spellings_of_a_block_mean_the_same():
     ("text", "message"),
     [
         ("format: par-pattern/2\nblocks: [attention, atention]\n", "block 2: 'atention' is no operation; known op"),
-        (
-            "format: par-pattern/2\nblocks: [dense 8y]\n",
-            "block 1: dense 8y: d_ffn=8y must be a whole number from",
-        ),
+        ("format: par-pattern/2\nblocks: [dense 8y]\n", "block 1: dense 8y: d_ffn=8y must be a whole number from"),
         ("format: par-pattern/2\nblocks: []\n", "at least one block"),
         ("format: par-pattern/2\n", "at least one block"),
         ("format: par-pattern/2\nblocks: [dense]\nd_model: 0\n", "d_model=0 must be a whole number from 1"),

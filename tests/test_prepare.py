@@ -11,12 +11,10 @@ import yaml
 from models.transformer_xl import Memories
 from nas.core.config import DataOptions
 from nas.core.errors import InputError
-from nas.data import preprocess
-from nas.data.corpus import Corpus
+from nas.data import corpus as corpus_module
+from nas.data.corpus import Corpus, prepare
 from nas.data.loader import ContextBatches
-from nas.data.preprocess import prepare
-from nas.data.tokenizers import SentencePieceTokenizer, training_lines
-from nas.data.vocabulary import Vocabulary
+from nas.data.vocabulary import SentencePieceTokenizer, Vocabulary, training_lines
 from nas.training.train_step import Stream
 
 
@@ -34,20 +32,11 @@ def piece_model(text_folder, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("chunk", [64, 1 << 20])
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"tokenizer": "bpe", "vocab_size": 310},
-        {"tokenizer": "unigram", "vocab_size": 310},
-        {"tokenizer": "bytes"},
-        {"tokenizer": "model"},
-    ],
-    ids=lambda choice: choice["tokenizer"],
-)
-def test_round_trip_is_lossless(choice, chunk, text_folder, tmp_path, piece_model, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK", chunk)  # small chunks must change nothing
-    choice = {**choice, "tokenizer": str(piece_model) if choice["tokenizer"] == "model" else choice["tokenizer"]}
-    corpus = Corpus(prepare(options(text_folder, tmp_path, **choice)))
+@pytest.mark.parametrize("tokenizer", ["bpe", "unigram", "bytes", "model"])
+def test_round_trip_is_lossless(tokenizer, chunk, text_folder, tmp_path, piece_model, monkeypatch):
+    monkeypatch.setattr(corpus_module, "CHUNK", chunk)  # small chunks must change nothing
+    choice = str(piece_model) if tokenizer == "model" else tokenizer
+    corpus = Corpus(prepare(options(text_folder, tmp_path, tokenizer=choice, vocab_size=310)))
     for split in ("train", "valid", "test"):
         assert corpus.vocabulary.decode(corpus.tokens(split)) == (text_folder / f"{split}.txt").read_bytes()
         assert corpus.meta["splits"][split]["lossless"]
@@ -123,8 +112,7 @@ def test_word_counts_are_those_of_wikitext(tmp_path):
 
 
 def test_a_large_vocabulary_needs_wider_tokens_and_a_small_one_loses_words(tmp_path):
-    text = "\n".join(f"w{i}" for i in range(80_000))
-    path = tmp_path / "many.txt"
+    path, text = tmp_path / "many.txt", "\n".join(f"w{i}" for i in range(80_000))
     path.write_text(text)
     corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))
     decoded = corpus.vocabulary.decode(corpus.tokens("train")).decode()
@@ -135,13 +123,10 @@ def test_a_large_vocabulary_needs_wider_tokens_and_a_small_one_loses_words(tmp_p
 
 
 def test_preparing_twice_is_a_cache_hit_and_changed_text_is_not(text_folder, tmp_path, monkeypatch):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.txt").write_bytes((text_folder / f"{split}.txt").read_bytes())
+    folder = shutil.copytree(text_folder, tmp_path / "text")
     first = prepare(options(folder, tmp_path, tokenizer="bytes"))
     with monkeypatch.context() as patch:
-        patch.setattr(preprocess, "write_corpus", None)  # must not be called
+        patch.setattr(corpus_module, "write_corpus", None)  # must not be called
         assert prepare(options(folder, tmp_path, tokenizer="bytes", vocab_size=77)) == first
     with open(folder / "valid.txt", "a") as file:
         file.write("more\n")
@@ -168,10 +153,8 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     short.write_text("a\n")
     fails("has 0 bytes: too short to split", source=empty)
     fails("too short to split", source=short)
-    fails(
-        "binary is not UTF-8 text .byte 5 of the train split.; convert it, .*; data.tokenizer=bytes reads any file",
-        source=binary,
-    )
+    told = "binary is not UTF-8 text .byte 5 of the train split.; convert it, .*; data.tokenizer=bytes reads any file"
+    fails(told, source=binary)
     kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]
     assert kept["lossless"] and not kept["words_kept"]
     fails("bytes, words, a .model file or a vocabulary folder that exists", tokenizer="wordpiece")
@@ -187,7 +170,7 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
 
 
 def test_a_long_line_is_cut_between_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK", 50)
+    monkeypatch.setattr(corpus_module, "CHUNK", 50)
     path = tmp_path / "line.txt"
     path.write_text("größer als weiß nicht was " * 100)
     corpus = Corpus(prepare(options(path, tmp_path / "cache", tokenizer="words", vocab_size=None)))

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def test_the_page_has_the_pictures_claims_and_figures_of_the_runs(page, runs):
 
 def test_only_options_that_somebody_set_are_listed(small_yaml):
     def listed(*overrides):
-        return changed_options(flat_config(asdict(load_config(small_yaml, list(overrides)))))
+        return changed_options(flat_config(load_config(small_yaml, list(overrides))))
 
     shown = listed("train.epochs=2")
     assert shown["train.epochs"] == 2 and shown["train.segment"] == 8 and shown["model.d_model"] == 16

@@ -9,7 +9,7 @@ from experiments.helpers import ArrayCorpus
 from models.operations import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.run_folder import open_run, read_metrics
+from nas.core.run_folder import RunFolder, read_metrics
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
 from nas.training.auto import auto_lines, resolve_auto
@@ -67,9 +67,8 @@ def test_many_passes_cause_a_warning(small_config, short_text):
     assert warning(28) is None and "290 steps of a pattern read the 320 training tokens 29.0 times" in warning(29)
     assert warning(29).endswith("it may overfit; give train.epochs=28, or fewer steps")
     odd = ArrayCorpus(50, train=np.zeros(321, dtype=np.int64), valid=np.zeros(9, dtype=np.int64))
-    assert (
-        passes_warning(resolve_auto(small_config(*READ_AGAIN, "train.epochs=28"), odd), odd) is None
-    )  # 280.9 steps, so 281
+    config = small_config(*READ_AGAIN, "train.epochs=28")  # 280.9 steps, so 281
+    assert passes_warning(resolve_auto(config, odd), odd) is None
     both = "give model.dropout=0.2 train.weight_decay=0.5 train.epochs=28, or fewer steps"
     assert warning(29, "model.dropout=0", "train.weight_decay=0").endswith(both)
     assert warning(1, "train.steps=281").endswith("it may overfit; give train.steps=280, or fewer steps")
@@ -91,7 +90,7 @@ def test_a_warmup_as_long_as_the_training_causes_a_warning(small_config):
 def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(small_config, tmp_path):
     config = small_config("train.evaluate_every=4", "train.steps=12", "train.average_share=0", "train.lr=0.5")
     phase = make_retraining(config, ["attention", "dense"])
-    run = open_run(tmp_path / "run", config, "retrain", {"pattern": ["attention", "dense"]})
+    run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["attention", "dense"]})
     run.start(config, {})
     Trainer(phase, run).fit()
     last = total_nll(phase.model, phase.corpus.tokens("valid"), 5, 8, 8, 1)[0]
@@ -127,9 +126,8 @@ def test_figures_do_not_depend_on_the_batch_if_blocks_depend_on_the_place(small_
     for rows in (1, 3, 5):
         config = small_config(f"evaluate.batch_size={rows}")
         phase = make_retraining(config, ["sparse_fixed 7", "dense", "sparse_strided 7", "conv"])
-        figures.append(
-            evaluate_split(config, phase.model, phase.model.blocks, phase.corpus, "valid", phase.context)["nll"]
-        )
+        given = phase.model, phase.model.blocks, phase.corpus, "valid", phase.context
+        figures.append(evaluate_split(config, *given)["nll"])
     assert figures[1:] == pytest.approx([figures[0]] * 2, rel=1e-6)
 
 
@@ -167,23 +165,16 @@ def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, cap
             run = tmp_path / name
             run.mkdir(exist_ok=True)
             test = {"word_perplexity": 90.5, "word_perplexity_comparable": True, "bits_per_byte": 1.25, "bytes": 2e6}
-            results = about | {
-                "train_tokens": tokens,
-                "train_tokens_per_s": 1,
-                "test": test | {"tokens": tokens_of_test},
-            }
-            write_yaml(run / "results.yaml", results)
+            results = {"train_tokens": tokens, "train_tokens_per_s": 1, "test": test | {"tokens": tokens_of_test}}
+            write_yaml(run / "results.yaml", about | results)
             write_yaml(run / "provenance.yaml", {"data_sha256": {"train": digest}})
             write_yaml(run / "config.yaml", {"train": {"init_from": origin}})
         retrain.print_beside([tmp_path / name for name, *_ in runs])
         return capsys.readouterr().out
 
     same = shown(("one", 100, "a"), ("two", 100, "a"))
-    assert (
-        "on test:" in same
-        and "WARNING" not in same
-        and same.count("90.50         1.2500               0.500            0.70") == 2
-    )
+    assert "on test:" in same and "WARNING" not in same
+    assert same.count("90.50         1.2500               0.500            0.70") == 2
     assert "different lengths of text: 1.98 to 2 MB" in shown(("one", 100, "a"), ("two", 99, "a"))
     assert "WARNING" not in shown(("one", 100, "a"), ("two", 79, "a", None, 80))  # another vocabulary
     assert "read different texts" in shown(("one", 100, "a"), ("two", 90, "b"))

@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from nas.core.errors import RunError
-from nas.data import downloads, sources
-from nas.data.text_files import SPLITS
+from nas.data import sources
+from nas.data.sources import SPLITS
 
 CONTENT = bytes(range(256)) * 2000
 
@@ -16,9 +16,7 @@ CONTENT = bytes(range(256)) * 2000
 class BreakingServer(http.server.BaseHTTPRequestHandler):
     """Serves CONTENT with ranges, but breaks off the first `breaks` transfers."""
 
-    breaks = 0
-    ranges = True
-    wrong = False
+    breaks, ranges, wrong = 0, True, False
     requests: list
 
     def do_GET(self):
@@ -33,12 +31,9 @@ class BreakingServer(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if asked and state.ranges else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if state.breaks:
-            state.breaks -= 1
-            self.wfile.write(body[: len(body) // 3])
-            self.close_connection = True
-        else:
-            self.wfile.write(body)
+        self.close_connection = state.breaks > 0
+        self.wfile.write(body[: len(body) // 3] if state.breaks else body)
+        state.breaks = max(0, state.breaks - 1)
 
     def log_message(self, *_):
         pass
@@ -65,48 +60,46 @@ def test_a_broken_transfer_resumes_also_in_a_later_call(server, tmp_path, ranges
     server.breaks, server.ranges, third = 3, ranges, len(CONTENT) // 3
     target = tmp_path / "text.zip"
     with pytest.raises(RunError, match=f"broke off after {third} bytes .*run again to resume it"):
-        downloads.download(server.url, target, DIGEST, attempts=1)
+        sources.download(server.url, target, DIGEST, attempts=1)
     assert not target.exists()
-    downloads.download(server.url, target, DIGEST)
+    sources.download(server.url, target, DIGEST)
     assert target.read_bytes() == CONTENT and not target.with_name("text.zip.part").exists()
     assert server.requests[:2] == [None, f"bytes={third}-"] and len(server.requests) == 4
     target.rename(tmp_path / "text.zip.part")
-    downloads.download(server.url, target, DIGEST)  # nothing is missing
+    sources.download(server.url, target, DIGEST)  # nothing is missing
     assert target.read_bytes() == CONTENT
 
 
 def test_wrong_bytes_are_refused_and_deleted(server, tmp_path):
     server.wrong = True
     with pytest.raises(RunError, match=f"wrong content: SHA-256 .*expected {DIGEST}; the file was deleted"):
-        downloads.download(server.url, tmp_path / "text.zip", DIGEST)
+        sources.download(server.url, tmp_path / "text.zip", DIGEST)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_address_is_tried_and_all_reasons_are_reported(server, tmp_path):
     nowhere = "http://127.0.0.1:9/text.zip"
-    downloads.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
+    sources.download_any((nowhere, server.url), tmp_path / "text.zip", DIGEST, "mine")
     assert (tmp_path / "text.zip").read_bytes() == CONTENT
     with pytest.raises(RunError, match=r"could not download mine .*127.0.0.1:9.*give data.source=FOLDER"):
-        downloads.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
+        sources.download_any((nowhere,), tmp_path / "other.zip", DIGEST, "mine")
 
 
-def test_archives_hold_three_files_or_one_to_split(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    for name, members in {
-        "three": {f"three/wiki.{split}.tokens": f"{split} text\n" for split in SPLITS},
-        "one": {"one": "0123456789"},
-    }.items():
-        (cache / "downloads").mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(cache / "downloads" / f"{name}.zip", "w") as archive:
-            for member, text in members.items():
-                archive.writestr(member, text)
-    digest = {name: downloads.sha256_of(cache / "downloads" / f"{name}.zip") for name in ("three", "one")}
-    three = downloads.Archive(("unused",), digest["three"], tuple(f"three/wiki.{split}.tokens" for split in SPLITS))
-    found = downloads.fetch_archive("three", three, cache)
-    assert {split: path.read_text() for split, path in found.items()} == {s: f"{s} text\n" for s in SPLITS}
-    one = downloads.Archive(("unused",), digest["one"], ("one",), (6, 8))
-    found = downloads.fetch_archive("one", one, cache)
-    assert [found[split].read_text() for split in SPLITS] == ["012345", "67", "89"]
+@pytest.mark.parametrize(
+    ("members", "split_bytes", "expected"),
+    [
+        ({f"a/wiki.{split}.tokens": f"{split} text\n" for split in SPLITS}, None, [f"{s} text\n" for s in SPLITS]),
+        ({"whole": "0123456789"}, (6, 8), ["012345", "67", "89"]),
+    ],
+)
+def test_archives_hold_three_files_or_one_to_split(tmp_path, members, split_bytes, expected):
+    (package := tmp_path / "downloads/mine.zip").parent.mkdir()
+    with zipfile.ZipFile(package, "w") as file:
+        for member, text in members.items():
+            file.writestr(member, text)
+    archive = sources.Archive(("unused",), sources.sha256_of(package), tuple(members), split_bytes)
+    found = sources.fetch_archive("mine", archive, tmp_path)
+    assert [found[split].read_text() for split in SPLITS] == expected
 
 
 def test_a_file_is_split_in_order_at_line_ends(tmp_path):
@@ -126,19 +119,17 @@ def test_a_file_that_is_not_text_is_split_at_bytes(tmp_path, pixels):
     path = tmp_path / "images"
     path.write_bytes(pixels * 100)
     parts = sources.find_text(str(path), tmp_path / "cache")
-    assert [parts[split].read_bytes() for split in SPLITS] == [
-        path.read_bytes()[a:b] for a, b in ((0, 360), (360, 380), (380, 400))
-    ]
+    expected = [(pixels * 100)[first:last] for first, last in ((0, 360), (360, 380), (380, 400))]
+    assert [parts[split].read_bytes() for split in SPLITS] == expected
 
 
 def test_enwik8_and_text8_have_their_standard_split_as_files_too(tmp_path, monkeypatch):
     for name in ("enwik8", "text8"):
-        assert (
-            downloads.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.STANDARD_BYTES == 100_000_000
-        )
+        assert sources.ARCHIVES[name].split_bytes == (90_000_000, 95_000_000) and sources.STANDARD_BYTES == 100_000_000
         (tmp_path / name).write_text("0123\n56789")
-    short = dataclasses.replace(downloads.ARCHIVES["enwik8"], split_bytes=(6, 8))
-    monkeypatch.setitem(downloads.ARCHIVES, "enwik8", short)
+    assert sources.STANDARD_BYTES == 100_000_000
+    short = dataclasses.replace(sources.ARCHIVES["enwik8"], split_bytes=(6, 8))
+    monkeypatch.setitem(sources.ARCHIVES, "enwik8", short)
     monkeypatch.setattr(sources, "STANDARD_BYTES", 10)
     parts = sources.find_text(str(tmp_path / "enwik8"), tmp_path / "cache")
     assert [parts[split].read_text() for split in SPLITS] == ["0123\n5", "67", "89"]

@@ -6,7 +6,7 @@ import torch
 
 from nas.core.errors import RunError
 from nas.core.files import read_jsonl
-from nas.core.run_folder import open_run
+from nas.core.run_folder import RunFolder
 from nas.training.checkpoint import load_checkpoint
 from nas.training.optimizer import lr_ratio
 from nas.training.train_step import Batch
@@ -52,7 +52,7 @@ def test_short_segments_are_the_same_text(small_config):
 def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small_config, tmp_path):
     config = small_config("train.steps=20")
     phase = make_retraining(config, ["dense"])
-    run = open_run(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
+    run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
     run.start(config, {})
     step_of = phase.step
 
@@ -72,7 +72,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small
 
 def test_a_validation_loss_that_is_not_finite_is_reported(small_config, tmp_path, monkeypatch):
     config = small_config("train.evaluate_every=7")
-    run = open_run(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
+    run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
     run.start(config, {})
     figures = {"perplexity": math.nan, "tokens": 9, "nll_per_token": math.nan}
     monkeypatch.setattr("nas.retraining.phase.evaluate_split", lambda *_: figures)
@@ -85,7 +85,7 @@ def test_a_loss_on_valid_that_rises_twice_is_reported(small_config, tmp_path, mo
     phase = make_retraining(small_config("train.evaluate_every=4", "train.steps=24"), ["dense"])
     figures = {"perplexity": 1.0, "tokens": 9}
     monkeypatch.setattr(phase, "evaluate", lambda run, step: figures | {"nll_per_token": next(losses)})
-    run = open_run(tmp_path / "run", phase.config, "retrain", {"pattern": ["dense"]})
+    run = RunFolder(tmp_path / "run", phase.config, "retrain", {"pattern": ["dense"]})
     run.start(phase.config, {})
     Trainer(phase, run).fit()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, mor
     for name, stop_after in (("whole", None), ("stopped", 13)):
         config = small_config("train.checkpoint_every=13", "model.dropout=0.3", *more)
         phase = make_search(config)
-        run = open_run(tmp_path / name, config, "search")
+        run = RunFolder(tmp_path / name, config, "search")
         run.start(config, {})
         if stop_after:
             original = phase.step

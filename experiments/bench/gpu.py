@@ -293,7 +293,7 @@ def main() -> None:
         return
     import torch
 
-    from nas.core.provenance import git_commit, processor
+    from nas.core.run_folder import git_commit, processor
     from nas.training.device import device_context
 
     context = device_context(configure(arguments.options).train)

@@ -19,7 +19,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.config import Config
-from nas.core.config_loading import resolve_defaults
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
 from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, timed_rounds
@@ -46,7 +45,7 @@ def make_config(timing: str, threads: int, blocks: int, source: str) -> Config:
     config.model.blocks, config.model.cutoffs, config.model.ngram_rows = blocks, [250, 2500], []
     config.search.latency.timing, config.search.operations = timing, OPERATIONS
     config.search.latency.source = source
-    resolve_defaults(config)
+    config.resolve_defaults()
     config.train.threads, config.train.device = threads, "cpu"
     config.model.dropout, config.train.weight_decay = 0.0, 0.02
     return config

@@ -22,7 +22,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.config import CANDIDATES, Config, ModelOptions, TrainOptions
-from nas.core.config_loading import resolve_defaults
 from nas.core.errors import run_command
 from nas.core.pattern import interleaved
 
@@ -53,7 +52,7 @@ def make_config(blocks: int, d_model: int):
     config = Config(model=model, train=TrainOptions(segment=192, memory=192, weight_decay=0.02))
     config.search.operations = [*CANDIDATES["gumbel"]]
     config.search.latency.timing = "training"  # FLOPs are counted at the sizes of training
-    resolve_defaults(config)
+    config.resolve_defaults()
     return config
 
 

@@ -63,7 +63,6 @@ def zipf_corpus(tokens: int, words: int = VOCABULARY):
 
 def make_config(segment: int, div_value: int, blocks: int = 6):
     from nas.core.config import CANDIDATES, Config, ModelOptions, TrainOptions
-    from nas.core.config_loading import resolve_defaults
 
     shape = SHAPES[segment]
     model = ModelOptions(
@@ -74,7 +73,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6):
     config.train = TrainOptions(
         steps=10**6, optimizer="adamw", weight_decay=0.1, short_share=0.0, device="cpu", **shape
     )
-    resolve_defaults(config)
+    config.resolve_defaults()
     config.evaluate.batch_size = shape["batch_size"]
     search = config.search
     search.method, search.split, search.warmup_steps = "gumbel", "shared", 0

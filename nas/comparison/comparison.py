@@ -12,13 +12,11 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import read_pattern, shape_options
-from nas.core.provenance import provenance
-from nas.core.run_folder import RESULTS, check_folder, has_run, open_run, run_options
+from nas.core.run_folder import RESULTS, RunFolder, check_folder, has_run, provenance, run_options
 from nas.costs.conditions import device_conditions
 from nas.costs.flops import batch_shape
 from nas.costs.measurement import text_times
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import Task, script_task
 from nas.training.auto import auto_lines, resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device
@@ -42,7 +40,7 @@ class Comparison:
     ):
         self.settings, self.contenders, self.path, self.overrides = settings, contenders, path, overrides
         check_folder(path, has_run(path), "compare")
-        self.run = open_run(path, recipe, "compare")
+        self.run = RunFolder(path, recipe, "compare")
         self.recipe = self.run.resolve_auto(recipe)
         for contender in contenders:
             if self.pattern_file(contender).exists():
@@ -82,7 +80,7 @@ class Comparison:
                 folder = self.path / "runs" / f"{contender.key}-{seed}"
                 if seed not in contender.seeds or folder in tasks:
                     continue
-                open_run(folder, replace(contender.config, seed=seed), "retrain", extra={"pattern": contender.blocks})
+                RunFolder(folder, replace(contender.config, seed=seed), "retrain", extra={"pattern": contender.blocks})
                 arguments = [self.pattern_file(contender), self.settings.retrain, *run_options(folder)]
                 arguments += [*self.overrides, f"seed={seed}"]
                 log = self.path / "logs" / f"{folder.name}.txt"

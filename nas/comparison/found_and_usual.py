@@ -3,16 +3,14 @@
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_loading import load_config
+from nas.core.config_loading import REPORT, load_config
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, interleaved
-from nas.core.plan import REPORT
 from nas.core.run_folder import CHOICE, CONFIG, FOUND, RESULTS, SEARCH, SUMMARY, TRIALS, USUAL
 from nas.costs.baselines import deepest
 from nas.costs.measurement import ROUNDS, SECONDS, text_times
 from nas.costs.printing import TOLERANCE
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.search.network_costs import NetworkCosts
 from nas.search.network_search import COSTS
 from nas.search.space import within_budget

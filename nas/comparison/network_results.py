@@ -9,8 +9,7 @@ import numpy as np
 from nas.comparison.spec import SETTINGS
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.provenance import PROVENANCE
-from nas.core.run_folder import RESULTS
+from nas.core.run_folder import PROVENANCE, RESULTS
 
 LATENCIES = "latencies.yaml"  # {"networks": {key: milliseconds for 1,000 bytes}, "holds_for": conditions}
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_checks import simplify
-from nas.core.config_loading import load_config
+from nas.core.config_loading import load_config, simplify
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache, reduce
 from typing import Annotated, Any, Literal, NamedTuple
 
 from models.operations.registry import Shape
-from nas.core.blocks import MULTIPLE
 from nas.core.option_types import Rule, above, at_least, at_most, below
 
 SHORT_SHARE, SHORT_FROM = 0.85, 128  # default of train.short_share, and of the shortest segment that gets it
@@ -15,6 +14,7 @@ SHORT_PARTS = 2  # short segments that a segment is divided into
 MOST_NGRAMS = 4  # tables of models.transformer_xl.NGramEmbedding
 PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
 LEARNING_RATES = {"muon": 0.01, "adamw": 0.006}  # of AdamW, by train.optimizer
+MULTIPLE = re.compile(r"\d+(\.\d+)?x")  # a size, such as 4x of d_model
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
 
 # Marks of options.
@@ -76,7 +76,8 @@ Share, Dropout = Annotated[float, at_least(0), at_most(1)], Annotated[float, at_
 Multiple = Annotated[str, Rule("a multiple of d_model such as 4x", MULTIPLE.fullmatch)]
 RISING = Rule("{} of increasing whole numbers from 1, such as [250, 2500]", lambda ids: ids == sorted({*ids}))
 FEW = Rule(f"{{}} of up to {MOST_NGRAMS} whole numbers from 1", lambda rows: len(rows) <= MOST_NGRAMS)
-GRID = Rule("rows, columns and channels, such as [32, 32, 3], or []", lambda sizes: len(sizes) in (0, 3))
+IMAGE = Rule("rows, columns and channels, such as [32, 32, 3], or []", lambda sizes: len(sizes) in (0, 3))
+Grid = Annotated[list[Count], IMAGE]
 Operations = Annotated[list[Any], Rule("{} of operations, such as [attention, dense 8x]")]
 Vocabularies = Annotated[list[Two], Rule("{} of different numbers from 2, such as [2000, 4000]", is_set)]
 Widths = Annotated[list[Even], Rule("{} of different even numbers, such as [64, 128]", is_set)]
@@ -116,9 +117,7 @@ class ModelOptions:
     ngram_rows: Annotated[list[Count], FEW] | Auto = option(
         "auto", "rows of hashed embeddings of the last 2, 3, ... tokens; auto: by text; []: none", NETWORK, AUTO
     )
-    grid: Annotated[list[Count], GRID] = option(
-        [], "rows, columns, channels of images, for learned positions; []: relative ones", NETWORK
-    )
+    grid: Grid = option([], "rows, columns, channels of images, for learned positions; []: relative ones", NETWORK)
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time", STEP_COSTS)
     init: Literal["plain", "depth_scaled"] = option("plain", "depth_scaled: last layers times 1 / sqrt(blocks)")
 
@@ -139,9 +138,7 @@ class TrainOptions:
     weight_decay: NotNegative | Auto = option(
         "auto", "weight decay of matrices; auto: 0.02 (adamw: 0.1), or 0.5 if the text is read often", AUTO
     )
-    beta2: Annotated[float, above(0), below(1)] = option(
-        0.999, "AdamW decay rate of squared gradients; rare words need it near 1"
-    )
+    beta2: Annotated[Positive, below(1)] = option(0.999, "AdamW: decay of squared gradients; near 1 for rare words")
     average_share: Share = option(0.2, "last share of the steps, over which weights are averaged")
     short_share: Share | None = option(
         None, f"first share of the steps, on half segments; not for gumbel (null: {SHORT_SHARE} or 0)"
@@ -225,9 +222,7 @@ class EvaluateOptions:
 
 @dataclass
 class Config:
-    seed: Annotated[int, at_least(0), at_most(2**63 - 1)] = option(
-        1, "seed of initialisation, dropout, sampling", SEEDS
-    )
+    seed: Annotated[int, at_least(0), at_most(2**63 - 1)] = option(1, "of initialisation, dropout, sampling", SEEDS)
     data: DataOptions = section(DataOptions)
     model: ModelOptions = section(ModelOptions)
     train: TrainOptions = section(TrainOptions)
@@ -239,6 +234,21 @@ class Config:
         """What the sizes of operations depend on."""
         keys = self.train.segment + self.train.memory
         return Shape(self.model.d_model, self.model.heads, self.model.d_ffn, self.train.segment, keys)
+
+    @property
+    def short_segments_conflict(self) -> str | None:
+        """Why the configuration does not allow short segments, or None."""
+        given, segment = f"train.short_share={self.train.short_share}", self.train.segment
+        if segment % SHORT_PARTS:
+            return f"{given} needs an even train.segment, not {segment}"
+        return f"{given} does not work with model.grid; give 0" if self.model.grid else None
+
+    def resolve_defaults(self) -> None:
+        """Replace null by the value that it stands for, so that config.yaml records values."""
+        if self.train.lr is None:
+            self.train.lr = LEARNING_RATES[self.train.optimizer]
+        if self.data.tokenizer == "bytes":  # there are always 256
+            self.data.vocab_size = None
 
 
 @cache
@@ -267,19 +277,19 @@ def flatten(content: dict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def flat_config(content: dict) -> dict[str, Any]:
-    """{dotted key: value} of every option in a nested mapping, such as config.yaml; missing options have defaults."""
-    given = flatten(content)
+def flat_config(content: Config | dict) -> dict[str, Any]:
+    """{dotted key: value} of every option, also of those that a nested mapping lacks, which have their defaults."""
+    given = flatten(asdict(content) if isinstance(content, Config) else content)
     return {key: given.get(key, default) for key, default in flatten(asdict(Config())).items()}
 
 
-def config_of(values: dict[str, Any], kind=Config, prefix: str = "") -> Config:
-    """The configuration, or a section of it, with these values. values: {dotted key: value} of every option."""
-    given = {}
-    for item in fields(kind):
-        key = prefix + item.name
-        given[item.name] = config_of(values, item.type, f"{key}.") if is_dataclass(item.type) else values[key]
-    return kind(**given)
+def config_of(values: dict[str, Any]) -> Config:
+    """The configuration with these values. values: {dotted key: value} of every option."""
+    config = Config()
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        setattr(reduce(getattr, sections, config), name, value)
+    return config
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], may_differ: Collection[str]) -> list[str]:
@@ -289,10 +299,6 @@ def changes(old: dict[str, Any], new: dict[str, Any], may_differ: Collection[str
 
 
 def known_values(config: Config, values: dict[str, Any]) -> Config:
-    """A configuration with known values in place of auto, which shares other sections. values: {dotted key: value}."""
-    for key in marked(AUTO):
-        section, name = key.split(".")
-        options = getattr(config, section)
-        if key in values and getattr(options, name) == "auto":
-            config = replace(config, **{section: replace(options, **{name: values[key]})})
-    return config
+    """A copy of a configuration with known values in place of auto. values: {dotted key: value}."""
+    own = flat_config(config)
+    return config_of(own | {key: values[key] for key in marked(AUTO) if key in values and own[key] == "auto"})

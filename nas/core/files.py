@@ -18,8 +18,7 @@ EXPECTED = {
     "',' or": "the bracket of line {opened} must be closed before",
     "node content": "a value or a closing bracket is missing",
     "end of stream": "the quote or bracket of line {opened} must be closed",
-    "block end": "lines of one section must begin in the same column",
-    "expected key": "lines of one section must begin in the same column",
+    **dict.fromkeys(("block end", "expected key"), "lines of one section must begin in the same column"),
     "indicator": "a list and keys cannot be in one section",
     "duplicate key": "a key may occur only once in a section",
     "cannot start any token": "put this value in quotes",
@@ -42,10 +41,7 @@ class Loader(yaml.SafeLoader):
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that replaces `path` when the block ends: temporary file, fsync, rename.
-
-    A reader never sees half a file. After an error, a kill or a power cut the previous file is unchanged.
-    """
+    """Open a binary file that replaces `path` when the block ends. A kill or a power cut leaves the old file whole."""
     temporary = path.with_name(path.name + ".part")
     try:
         with open(temporary, "wb") as file:

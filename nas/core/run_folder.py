@@ -1,26 +1,32 @@
-"""The run folder, which holds the configuration, provenance, metrics and log of one run."""
+"""The run folder: configuration, metrics, log, and provenance (command, versions, hardware, seed, digests of data)."""
 
 import fcntl
 import functools
 import json
 import math
 import os
+import platform
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 
 from tqdm import tqdm
 
 from nas.core.config import EVERY_STAGE, ONLY_SEARCH, RESUME, Config, changes, flat_config, known_values, marked
-from nas.core.errors import InputError, nearest, rank
+from nas.core.errors import InputError, nearest, rank, world_size
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
-from nas.core.provenance import PROVENANCE, check_text
 
 LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
 CONFIG, METRICS, PI = "config.yaml", "metrics.jsonl", "pi.jsonl"
-CHECKPOINT = "checkpoint.pt"
+PACKAGES = ("torch", "numpy", "sentencepiece")
+DIGESTS = ("data_sha256", "tokenizer_sha256", "vocab_size")
+PROVENANCE, CHECKPOINT = "provenance.yaml", "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
@@ -50,18 +56,21 @@ def on_rank_0(method):
 class RunFolder:
     """The files of one run. Only rank 0 writes. It appends lines one by one, so a kill loses at most the last line."""
 
-    def __init__(self, path: Path, stage: str, extra: dict, marks: tuple[str, ...]):
-        self.path, self.stage, self.extra, self.checkpoint = path, stage, extra, path / CHECKPOINT
+    def __init__(self, path: Path, config: Config, stage: str, extra: dict | None = None, marks: tuple[str, ...] = ()):
+        """Checks that a run in the folder has this configuration. Writes nothing.
+
+        extra: keys of config.yaml beside options. marks: of options that may differ beside those of --resume.
+        """
+        self.path, self.stage, self.extra, self.checkpoint = path, stage, extra or {}, path / CHECKPOINT
         unused = {*marked(ONLY_SEARCH)} - {*marked(EVERY_STAGE)} if stage != "search" else set()
         self.may_differ = {*marked(RESUME, *marks)} | unused  # options that may have another value than those recorded
         self.recorded = read_yaml(path / CONFIG) if (path / CONFIG).exists() else None  # config.yaml of an earlier call
+        if self.recorded:
+            self.check_config(config)
 
     @on_rank_0
     def start(self, config: Config, provenance: dict) -> None:
-        """Lock the folder for this process; write config.yaml and provenance.yaml, or check them on --resume.
-
-        config: the final configuration, without auto.
-        """
+        """Lock the folder; write config.yaml and provenance.yaml, or check them on --resume. config: without auto."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(self.path)
         if self.recorded:
@@ -79,14 +88,12 @@ class RunFolder:
 
     def resolve_auto(self, config: Config) -> Config:
         """A copy of config with the recorded values in place of auto, if a configuration is recorded."""
-        if not self.recorded:
-            return config
-        return known_values(config, flat_config(self.recorded))
+        return known_values(config, flat_config(self.recorded)) if self.recorded else config
 
     def check_config(self, config: Config) -> None:
         """Raises InputError if the run has other options, which the message lists."""
         old = flat_config(self.recorded) | {key: self.recorded.get(key) for key in self.extra}
-        new = flat_config(asdict(self.resolve_auto(config))) | self.extra
+        new = flat_config(self.resolve_auto(config)) | self.extra
         if different := ", ".join(changes(old, new, self.may_differ)):
             advice = f"use the options of {self.path / CONFIG}, or another folder"
             raise InputError(f"--run {self.path} was started with another configuration: {different}; {advice}")
@@ -128,18 +135,6 @@ class RunFolder:
                 write_jsonl(self.path / name, kept)
 
 
-def open_run(path: str | Path, config: Config, stage: str, extra: dict | None = None, marks: tuple = ()) -> RunFolder:
-    """Check that a run in a folder, if there is one, has this configuration. Nothing is written.
-
-    extra: keys of config.yaml that are not options, such as the pattern. marks: of options that may have another value,
-    besides those that may on --resume.
-    """
-    run = RunFolder(Path(path), stage, extra or {}, marks)
-    if run.recorded:
-        run.check_config(config)
-    return run
-
-
 def check_folder(path: Path, resume: bool, stage: str) -> None:
     """Raises InputError if a run of a stage may neither start nor continue in a folder."""
     if path.exists() and not path.is_dir():
@@ -150,10 +145,9 @@ def check_folder(path: Path, resume: bool, stage: str) -> None:
         other = read_yaml(path / CONFIG).get("stage") if (path / CONFIG).exists() else "search"  # in its trials
         if other != stage:
             raise InputError(f"--run {path} holds a {other or 'foreign'} run, not a {stage} run; use another folder")
-    if has_run(path) and not resume:
-        raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
-    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    if not has_run(path) and names - {".lock", "config.yaml.part", LATENCY}:
+        if not resume:
+            raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
+    elif path.exists() and {entry.name for entry in path.iterdir()} - {LOCK, f"{CONFIG}.part", LATENCY}:
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
     if rank() == 0:
         try_writing(path)
@@ -168,10 +162,8 @@ def check_resume(path: Path, holds_run: Callable[[Path], bool]) -> None:
 
 
 def lock_folder(path: Path) -> int:
-    """Lock a run folder until this process ends. Raises InputError if another process uses it.
-
-    Waits, because trials that a killed search has started save what they have before they end.
-    """
+    """Lock a run folder until this process ends. Raises InputError if another process uses it."""
+    # It waits, because trials that a killed search has started save what they have before they end.
     lock = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY)
     for tenth in range(round(10 * LOCK_S)):
         with suppress(BlockingIOError):
@@ -211,3 +203,74 @@ def run_options(path: Path) -> list:
 def read_metrics(run: Path) -> list[dict]:
     """Lines of metrics.jsonl; empty if the run has not logged any."""
     return read_jsonl(run / METRICS) if (run / METRICS).is_file() else []
+
+
+def git_commit() -> str | None:
+    """Commit of this program, with the suffix "-changed" if tracked files have changed; None outside a checkout."""
+    describe = ["describe", "--always", "--abbrev=40", "--dirty=-changed", "--match="]
+    command = ["git", "-C", str(Path(__file__).parent), *describe]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cpu_info(key: str, path: Path = Path("/proc/cpuinfo")) -> str:
+    """An entry of the first CPU, such as `flags`; "" if the system does not tell. Only Linux does."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def count_cores() -> int:
+    """The CPU cores that this process may use: `taskset` limits them on Linux."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Name of the CPU."""
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def command_line() -> str:
+    """The arguments of `python`, quoted for a shell in the folder of the scripts."""
+    script, *arguments = sys.argv
+    folder, package = Path(script).resolve().parent, Path(__file__).resolve().parents[1]
+    if folder == package:
+        return shlex.join(["-m", f"nas.{Path(script).stem}", *arguments])
+    return shlex.join([Path(script).name if folder == package.parent else script, *arguments])
+
+
+def provenance(config: Config, corpus_meta: dict, context) -> dict:
+    """The content of provenance.yaml. corpus_meta: meta.yaml of the corpus; context: a DeviceContext."""
+    return {
+        "command": command_line(),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "device": context.name,
+        "precision": context.precision,
+        "processor": processor(),
+        "processes": world_size(),
+        "threads": context.threads,
+        "platform": platform.platform(),
+        "seed": config.seed,
+        **data_digests(corpus_meta),
+    }
+
+
+def check_text(run: Path, digests: dict) -> dict:
+    """The recorded provenance of a run. Raises InputError if its text or tokenizer is not that of data_digests()."""
+    recorded, advice = read_yaml(run / PROVENANCE), "restore the text, or give the same data options"
+    for key in DIGESTS:
+        if recorded.get(key) != digests.get(key):
+            raise InputError(f"{run} was trained on another text: {key} differs from its {PROVENANCE}; {advice}")
+    return recorded
+
+
+def data_digests(corpus_meta: dict) -> dict:
+    """The keys of provenance.yaml that identify the text and the tokenizer. corpus_meta: meta.yaml of the corpus."""
+    return {  # the keys of DIGESTS
+        "data_sha256": {split: facts["sha256"] for split, facts in corpus_meta["splits"].items()},
+        "tokenizer_sha256": corpus_meta["tokenizer_sha256"],
+        "vocab_size": corpus_meta["vocab_size"],
+    }

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from nas.core.blocks import kind_of
-from nas.core.config_checks import milliseconds
+from nas.core.config import milliseconds
 from nas.core.errors import InputError
-from nas.core.pattern import abbreviate, interleaved
+from nas.core.pattern import abbreviate, interleaved, kind_of
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.lattice import PatternLattice
 from nas.costs.printing import for_text, least_ratio

@@ -5,10 +5,10 @@ from importlib.metadata import version
 
 import torch
 
-from nas.core.blocks import describe_sizes
 from nas.core.config import Config
 from nas.core.errors import check_onnx
-from nas.core.provenance import processor
+from nas.core.pattern import describe_sizes
+from nas.core.run_folder import processor
 from nas.costs.flops import batch_shape
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config

@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.operations.operation import Segment
 from models.operations.registry import build_operation
 from models.relative_attention import sinusoidal_encodings
-from nas.core.blocks import resolve_block
 from nas.core.config import Config
-from nas.core.pattern import interleaved
+from nas.core.pattern import interleaved, resolve_block
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.data.optimal_cutoffs import cluster_table
 from nas.training.build import block_config, build_fixed

@@ -14,7 +14,7 @@ RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory
 class ContextBatches:
     """An endless reader of a stream. It cuts the stream into B contiguous rows, and reads L tokens of each at a time.
 
-    After the last segment it starts again. It skips tokens at the end that do not fill a row, or a segment of a row.
+    It skips tokens at the end that do not fill a row, or a segment of a row.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class ContextBatches:
         self.segments_per_epoch = (row - 1) // segment
         if self.segments_per_epoch < 1:
             least = batch_size * -(-(segment + 1) // image) * image
-            raise InputError(
-                f"the {name} stream has {len(stream):,} tokens: too short for train.batch_size={batch_size} rows of "
-                f"train.segment={segment} tokens and a target (needs {least:,}); "
-                "make one of them smaller, or use more text"
+            given, advice = (
+                f"the {name} stream has {len(stream):,} tokens",
+                "make one of them smaller, or use more text",
             )
+            rows = f"train.batch_size={batch_size} rows of train.segment={segment} tokens and a target"
+            raise InputError(f"{given}: too short for {rows} (needs {least:,}); {advice}")
         self.device, self.own = torch.device(device), rows or slice(None)
         self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
         self.position = 0  # segments read in this epoch
@@ -62,19 +63,14 @@ class ContextBatches:
         if self.resident is not None:
             return self.resident[:, columns].long()
         window = torch.from_numpy(self.rows[:, columns].astype(np.int64))
-        if self.device.type == "cuda":
-            window = window.pin_memory().to(self.device, non_blocking=True)
-        return window
+        return window.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else window
 
     @cached_property
     def resident(self) -> Tensor | None:
-        """The rows as int32 on the GPU; None on a CPU, or if they need more than RESIDENT_SHARE of the GPU's memory.
-
-        They are copied at the first batch, because some streams are only made to check the length of a text.
-        """
-        if self.device.type != "cuda":
-            return None
-        memory = torch.cuda.get_device_properties(self.device).total_memory
-        if 4 * self.rows.size > RESIDENT_SHARE * memory:
-            return None
-        return torch.from_numpy(self.rows.astype(np.int32)).to(self.device)
+        """The rows as int32 on the GPU; None on a CPU, or if they need more than RESIDENT_SHARE of the GPU's memory."""
+        # They are copied at the first batch, because some streams are only made to check the length of a text.
+        if self.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(self.device).total_memory
+            if 4 * self.rows.size <= RESIDENT_SHARE * memory:
+                return torch.from_numpy(self.rows.astype(np.int32)).to(self.device)
+        return None

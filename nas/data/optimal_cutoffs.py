@@ -5,6 +5,7 @@ N words, most frequent first, are divided into K clusters of consecutive words w
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,10 +15,9 @@ import numpy as np
 class LayerCost:
     """Training time of models.softmax.AdaptiveSoftmax per token in nanoseconds, forward and backward, on one thread.
 
-    Every token computes the head, which has an entry per tail. The tokens of a tail are selected, projected if
-    div_value > 1, and computed. The four constants were measured on an Intel Xeon (Sapphire Rapids, 2.6 GHz). Only
-    their ratios matter for the cutoffs. The arguments of head() and tail() are arrays of one shape: the words of a
-    cluster, and their share of all counted words.
+    Every token computes the head, which has an entry per tail; the tokens of a tail are projected if div_value > 1. The
+    four constants were measured on an Intel Xeon (Sapphire Rapids, 2.6 GHz). Only their ratios matter for the cutoffs.
+    size and share are arrays of one shape: the words of a cluster, and their share of all counted words.
     """
 
     d_model: int = 128
@@ -61,14 +61,13 @@ def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: LayerCost) -> list[
     total = cumulative[-1] or 1.0
     sizes = np.arange(words + 1, dtype=np.float64)  # [N + 1]
 
+    def tail_cost(index, i, j):
+        return cost.tail(index, sizes[j] - sizes[i], (cumulative[j] - cumulative[i]) / total)
+
     best, starts = cost.head(sizes, clusters), []
     for index in range(1, clusters):
-
-        def tail_cost(i, j, index=index):
-            return cost.tail(index, sizes[j] - sizes[i], (cumulative[j] - cumulative[i]) / total)
-
         ends = np.array([words]) if index == clusters - 1 else np.arange(index + 1, words + 1)
-        best, start = add_cluster(best, tail_cost, index, ends)
+        best, start = add_cluster(best, partial(tail_cost, index), index, ends)
         starts.append(start)
     cutoffs, end = [], words
     for start in reversed(starts):
@@ -80,8 +79,7 @@ def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: LayerCost) -> list[
 def add_cluster(best: np.ndarray, tail_cost: Callable, first: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each j in `ends`: the minimum of best[i] + tail_cost(i, j) over first <= i < j, and the first i with it.
 
-    Both are [N + 1] arrays; their entries outside of `ends` are undefined. All intervals of one depth of the divide and
-    conquer are computed at once.
+    Both are [N + 1]; entries outside of `ends` are undefined. All intervals of one depth are computed at once.
     """
     least, start = np.full(len(best), np.inf), np.zeros(len(best), dtype=np.int64)
     # Intervals low <= index < high of `ends`, whose best i lies in left <= i <= right.

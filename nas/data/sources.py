@@ -1,18 +1,54 @@
 """Sources of text: turn a name, a folder or a file into three files, train, valid and test."""
 
+import codecs
 import hashlib
 import os
 import platform
+import shutil
 import sysconfig
+import urllib.request
+import zipfile
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from nas.core.errors import InputError
-from nas.core.files import write_text
-from nas.data.downloads import ARCHIVES, fetch_archive
-from nas.data.text_files import find_splits, is_text_file, next_line_start, sha256_of, write_splits
+from nas.core.errors import InputError, RunError
+from nas.core.files import atomic_write, write_text
 
+SPLITS = ("train", "valid", "test")
+BLOCK = 1 << 20  # bytes read at once
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A zip file to download."""
+
+    urls: tuple[str, ...]  # tried in order
+    sha256: str
+    members: tuple[str, ...]  # train, valid, test; or one file to split
+    split_bytes: tuple[int, int] | None = None  # start of valid and of test in a single member
+
+
+def wikitext(name: str, sha256: str) -> Archive:
+    hosts = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
+    members = tuple(f"{name}/wiki.{split}.tokens" for split in SPLITS)
+    return Archive(tuple(f"{host}/{name}-v1.zip" for host in hosts), sha256, members)
+
+
+def mahoney(name: str, sha256: str) -> Archive:
+    urls = (f"https://mattmahoney.net/dc/{name}.zip", f"https://data.deepai.org/{name}.zip")
+    return Archive(urls, sha256, (name,), (90_000_000, 95_000_000))
+
+
+ARCHIVES = {
+    "wikitext-2": wikitext("wikitext-2", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+    "wikitext-103": wikitext("wikitext-103", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "enwik8": mahoney("enwik8", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+    "text8": mahoney("text8", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
+}
 STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
 # CONTRIBUTING.md lists what else a new source needs.
@@ -23,10 +59,7 @@ HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
 
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
-    """{split: file} of a source. The cache keeps downloads and the parts of split files.
-
-    Raises InputError if the source is not a known name, folder or file, or if a folder lacks a split.
-    """
+    """{split: file} of a source. The cache keeps downloads and parts. Raises InputError if it lacks a split."""
     if source == "pydoc":
         return split_file(write_pydoc(cache), cache)
     if source == "stdlib":
@@ -39,25 +72,19 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
     if path.is_file():
         return split_file(path, cache)
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
-    raise InputError(
-        f"data.source={source}: no such file or folder{where}, and no known name ({', '.join(NAMES)}); "
-        "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
-    )
+    found = f"no such file or folder{where}, and no known name ({', '.join(NAMES)})"
+    needs = "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
+    raise InputError(f"data.source={source}: {found}; {needs}")
 
 
 def write_pydoc(cache: Path) -> Path:
-    """The English language reference in CPython (pydoc_data.topics), in a folder of the cache named by its digest.
-
-    Topics share paragraphs. The file holds each one once, because otherwise training text would appear in the test
-    split.
-    """
+    """The English language reference in CPython (pydoc_data.topics), in a folder of the cache named by its digest."""
     from pydoc_data.topics import topics
 
-    paragraphs = {}
+    paragraphs = {}  # each one once: topics share some, which would be in both train and test
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):
-            content = " ".join(paragraph.split())
-            if content:
+            if content := " ".join(paragraph.split()):
                 paragraphs.setdefault(content, paragraph.strip("\n"))
     text = "\n\n".join(paragraphs.values()) + "\n"
     path = cache / "sources" / f"pydoc-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "pydoc.txt"
@@ -70,8 +97,8 @@ def write_pydoc(cache: Path) -> Path:
 def write_stdlib(cache: Path) -> Path:
     """A folder of the cache with the source files of Python's standard library, without tests and tables.
 
-    A table of a few thousand entities would be a sixth of the test text, and decide its loss. The order of the files is
-    random, because a short training reads only the beginning. The text depends on Python's version and its modules.
+    A table of entities would be a sixth of the test text, and decide its loss. The order of the files is random,
+    because a short training reads only the beginning.
     """
     library, files = Path(sysconfig.get_path("stdlib")), []
     for parent, inner, names in os.walk(library):  # does not enter site-packages, which may be large
@@ -83,20 +110,17 @@ def write_stdlib(cache: Path) -> Path:
     if (folder / "test.txt").exists():  # the last one
         return folder
     np.random.default_rng(1).shuffle(files)
-    texts = {"train": [], "valid": [], "test": []}
-    for index, file in enumerate(files):
-        texts[HELD_OUT.get(index % 20, "train")].append(file.read_text("utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
-    for split, parts in texts.items():
-        write_text(folder / f"{split}.txt", "".join(parts))
+    for split in SPLITS:
+        parts = [file for index, file in enumerate(files) if HELD_OUT.get(index % 20, "train") == split]
+        write_text(folder / f"{split}.txt", "".join(file.read_text("utf-8") for file in parts))
     return folder
 
 
 def split_file(path: Path, cache: Path) -> dict[str, Path]:
-    """Split a file in order, 90/5/5. The parts lie in the cache, in a folder named by the file's digest.
+    """Split a file in order, 90/5/5, into the cache. Raises InputError if a part would be empty.
 
-    Text is split at line ends, other files at bytes. Files with the name and the size of enwik8 or text8 get the
-    standard split. Raises InputError if a part would be empty.
+    Text is split at line ends, other files at bytes. Files with the name and size of enwik8 or text8 get theirs.
     """
     size = path.stat().st_size
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
@@ -110,3 +134,130 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
     if not 0 < valid < test < size:
         raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 (text is split at line ends)")
     return write_splits(path, folder, valid, test)
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """{split: file} of a folder. Raises InputError that names the first split without a file."""
+    files, needs = {}, "it must hold train.txt, valid.txt and test.txt (or .bin for data.tokenizer=bytes)"
+    for split in SPLITS:
+        candidates = [folder / name for name in (f"{split}.txt", f"wiki.{split}.tokens", f"{split}.bin")]
+        if not (found := [path for path in candidates if path.is_file()]):
+            raise InputError(f"data.source={folder} lacks {split}.txt; {needs}")
+        files[split] = found[0]
+    return files
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_text_file(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return is_text(file.read(BLOCK))
+
+
+def is_text(data: bytes) -> bool:
+    """Whether the first block is UTF-8 without zero bytes."""
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(data[:BLOCK])
+    except UnicodeDecodeError:
+        return False
+
+
+def next_line_start(path: Path, offset: int) -> int:
+    """Offset of the next line after `offset`, or of the next character if no line ends within a block."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        block = file.read(BLOCK)
+    character = next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
+    return offset + (block.find(b"\n") + 1 or character)
+
+
+def write_splits(whole: Path, folder: Path, valid: int, test: int) -> dict[str, Path]:
+    """Copy the bytes of a file into train, valid (from byte `valid`) and test (from byte `test`), unless they exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {split: folder / f"{split}.txt" for split in SPLITS}
+    for part, (start, end) in zip(parts.values(), pairwise([0, valid, test, whole.stat().st_size])):
+        if not part.exists():
+            with open(whole, "rb") as source, atomic_write(part) as target:
+                source.seek(start)
+                for place in range(start, end, BLOCK):
+                    target.write(source.read(min(BLOCK, end - place)))
+    return parts
+
+
+def fetch_archive(name: str, archive: Archive, cache: Path) -> dict[str, Path]:
+    """{split: file} in cache/sources/name. Downloads and unpacks the archive if a file is missing."""
+    folder, package = cache / "sources" / name, cache / "downloads" / f"{name}.zip"
+    with suppress(InputError):
+        return find_splits(folder)
+    if not package.exists() or sha256_of(package) != archive.sha256:
+        download_any(archive.urls, package, archive.sha256, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{split}.txt" for split in SPLITS] if archive.split_bytes is None else ["whole"]
+    with zipfile.ZipFile(package) as content:
+        for name, member in zip(names, archive.members, strict=True):
+            with content.open(member) as source, atomic_write(folder / name) as target:
+                shutil.copyfileobj(source, target, BLOCK)
+    if archive.split_bytes:
+        write_splits(folder / "whole", folder, *archive.split_bytes)
+        (folder / "whole").unlink()
+    return find_splits(folder)
+
+
+def download_any(urls: tuple[str, ...], target: Path, sha256: str, name: str) -> None:
+    """Try each address in order. Raises RunError with the reason for each address if all fail."""
+    reasons = []
+    for url in urls:
+        try:
+            return download(url, target, sha256)
+        except (OSError, RunError) as error:
+            reasons.append(f"{url}: {getattr(error, 'reason', None) or error}")
+    advice = "give data.source=FOLDER with train.txt, valid.txt and test.txt instead"
+    raise RunError(f"could not download {name} ({'; '.join(reasons)}); {advice}")
+
+
+def download(url: str, target: Path, sha256: str, attempts: int = 5) -> None:
+    """Download to target.part, resuming after a broken transfer; check the SHA-256; rename. Raises HTTPError at once.
+
+    Raises RunError if the digest is wrong, and deletes the file; or if all attempts break off; a later call resumes.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    for attempt in range(attempts):
+        try:
+            transfer(url, part)
+            break
+        except urllib.error.HTTPError:
+            raise
+        except OSError as error:
+            if attempt == attempts - 1:
+                have = part.stat().st_size if part.exists() else 0
+                raise RunError(f"the transfer broke off after {have} bytes ({error}); run again to resume it") from None
+    if (actual := sha256_of(part)) != sha256:
+        part.unlink()
+        raise RunError(f"wrong content: SHA-256 {actual}, expected {sha256}; the file was deleted")
+    part.replace(target)
+
+
+def transfer(url: str, part: Path) -> None:
+    """Append the missing bytes of the file at url to `part`. Raises OSError if the transfer ends early."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as error:
+        if have and error.code == 416:  # range not satisfiable: all bytes have arrived
+            return
+        raise
+    expected = response.headers.get("Content-Length")
+    with response, open(part, "ab" if response.status == 206 else "wb") as file:  # 206: from the asked byte on
+        start = file.tell()
+        shutil.copyfileobj(response, file, BLOCK)
+        received = file.tell() - start
+    if expected is not None and received < int(expected):
+        raise OSError(f"{received} of {expected} bytes arrived")

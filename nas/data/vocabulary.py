@@ -1,17 +1,196 @@
-"""The vocabulary of a model: a tokenizer, and the ranks that replace its ids."""
+"""The vocabulary of a model: a tokenizer (pieces of BPE or unigram, bytes, or words), and ranks that replace its ids.
 
+encode() of a tokenizer takes a chunk of text. A chunk ends inside a word only if the word is longer than corpus.CHUNK
+bytes. A line end is a token, unless data.newline=drop.
+"""
+
+import io
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 
+from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
-from nas.data.text_files import sha256_of
-from nas.data.tokenizers import load_tokenizer
+from nas.data.sources import sha256_of
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
 VOCABULARY_FILE, TOKENIZER_IDS = "vocabulary.yaml", "ids.npy"
+OPTIONS = {"bpe": {"allow_whitespace_only_pieces": True, "unk_piece": "\u2047"}}  # indentation; <unk> is text
+TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spread evenly over the train split
+DEFAULT_PIECES = 8000
+LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
+UNKNOWN = "<unk>"
+MODEL, WORDS = "tokenizer.model", "words.txt"
+
+
+class ByteTokenizer:
+    """A token per byte. Encodes any file."""
+
+    kind, files, size = "bytes", {}, 256
+
+    def __init__(self, keep_newline: bool = True):
+        self.keep_newline, self.newline = keep_newline, ord("\n") if keep_newline else None
+
+    def encode(self, data: bytes) -> np.ndarray:
+        return np.frombuffer(data if self.keep_newline else data.replace(b"\n", b""), dtype=np.uint8).astype(np.uint32)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        return ids.astype(np.uint8).tobytes()
+
+
+class LineTokenizer:
+    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end, which has the last id."""
+
+    def __init__(self, size: int, keep_newline: bool):
+        self.keep_newline, self.newline = keep_newline, size if keep_newline else None
+        self.size = size + keep_newline
+
+    def encode(self, data: bytes) -> np.ndarray:
+        """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
+        first, *others = self.encode_lines(data.decode("utf-8").split("\n"))
+        end = [] if self.newline is None else [self.newline]
+        ids = itertools.chain(first, *(end + line for line in others))
+        return np.fromiter(ids, dtype=np.uint32)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """ids [tokens] -> UTF-8."""
+        if self.newline is None:
+            return self.decode_line(ids).encode("utf-8")
+        lines = np.split(ids, np.flatnonzero(ids == self.newline))
+        texts = [self.decode_line(line[line != self.newline]) for line in lines]
+        return "\n".join(texts).encode("utf-8")
+
+
+class SentencePieceTokenizer(LineTokenizer):
+    """Pieces of a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226).
+
+    Its unigram training gives no piece to a string that the same character always follows. Where spaces surround every
+    word and mark, as in WikiText, it lacks many words, and needs a quarter more tokens than BPE.
+    """
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes, keep_newline: bool = True):
+        self.files = {MODEL: model}
+        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        super().__init__(self.processor.get_piece_size(), keep_newline)
+
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        return self.processor.encode(lines)
+
+    def decode_line(self, ids: np.ndarray) -> str:
+        return self.processor.decode(ids.tolist())
+
+    @classmethod
+    def train(cls, text: Iterable[str], method: str, vocab_size: int | None, keep_newline: bool) -> LineTokenizer:
+        """Learn a lossless vocabulary: no normalisation, and bytes for characters without a piece.
+
+        vocab_size includes the line end if it is kept; None: DEFAULT_PIECES, or the most that the text allows. Raises
+        InputError if vocab_size is too large for the text, or too small for its bytes and characters.
+        """
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(text),
+                model_writer=model,
+                vocab_size=(vocab_size or DEFAULT_PIECES) - keep_newline,
+                hard_vocab_limit=vocab_size is not None,
+                model_type=method,
+                **OPTIONS.get(method, {}),
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                add_dummy_prefix=False,
+                byte_fallback=True,
+                max_sentence_length=8 * LONGEST_LINE,
+                bos_id=-1,
+                eos_id=-1,
+                num_threads=8,  # fixed because the pieces depend on it
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise InputError(training_message(str(error), vocab_size, keep_newline)) from None
+        return cls(model.getvalue(), keep_newline)
+
+
+def training_message(reason: str, vocab_size: int | None, extra: int) -> str:
+    """Turn a SentencePiece training error into one about options. extra: number of tokens that are not pieces."""
+    if largest := re.search(r"value <= (\d+)", reason):
+        return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+        needed = int(smallest[1]) + extra
+        return f"data.vocab_size={vocab_size} is too small: the 256 bytes and the text's characters need {needed}"
+    return f"the pieces could not be learned from this text: {reason}"
+
+
+class WordTokenizer(LineTokenizer):
+    """Words separated by white space, and in decoded text by single spaces. One outside the vocabulary is <unk>."""
+
+    kind = "words"
+
+    def __init__(self, words: list[str], keep_newline: bool = True):
+        self.words, self.files = words, {WORDS: "\n".join(words).encode("utf-8")}
+        self.ids = {word: index for index, word in enumerate(words)}
+        super().__init__(len(words), keep_newline)
+
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        unknown = self.ids[UNKNOWN]
+        return [[self.ids.get(word, unknown) for word in line.split()] for line in lines]
+
+    def decode_line(self, ids: np.ndarray) -> str:
+        return " ".join(self.words[index] for index in ids)
+
+    @classmethod
+    def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
+        """The most frequent words and <unk>. vocab_size includes the line end if it is kept; None: all words."""
+        counts = Counter(word for line in text for word in line.split())
+        room = None if vocab_size is None else max(0, vocab_size - keep_newline - 1)
+        words = [word for word, _ in counts.most_common() if word != UNKNOWN][:room]
+        return cls([UNKNOWN, *words], keep_newline)
+
+
+def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
+    """Lines of every k-th chunk, about TRAINING_BYTES in all."""
+    every = max(1, -(-total_bytes // TRAINING_BYTES))
+    for index, chunk in enumerate(text):
+        if index % every == 0:
+            for line in chunk.decode("utf-8").split("\n"):
+                yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
+
+
+def make_tokenizer(text: Iterator[bytes], total_bytes: int, options: DataOptions):
+    """The tokenizer of data.tokenizer, trained on the text if necessary. Raises InputError if there is none."""
+    keep_newline = options.newline == "keep"
+    if options.tokenizer == "bytes":
+        return ByteTokenizer(keep_newline)
+    if options.tokenizer == "words":
+        return WordTokenizer.train((chunk.decode("utf-8") for chunk in text), options.vocab_size, keep_newline)
+    if options.tokenizer in PIECES:
+        lines = training_lines(text, total_bytes)
+        return SentencePieceTokenizer.train(lines, options.tokenizer, options.vocab_size, keep_newline)
+    path, named = Path(options.tokenizer).expanduser(), f"data.tokenizer={options.tokenizer}"
+    if not path.is_file():
+        allowed = "bpe, unigram, bytes, words, a .model file or a vocabulary folder that exists"
+        raise InputError(f"{named} must be {allowed}")
+    try:
+        return SentencePieceTokenizer(path.read_bytes(), keep_newline)
+    except RuntimeError:
+        raise InputError(f"{named} is not a SentencePiece model") from None
+
+
+def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
+    """The tokenizer whose `files` lie in a folder."""
+    if kind == "bytes":
+        return ByteTokenizer(keep_newline)
+    if kind == "words":
+        return WordTokenizer((folder / WORDS).read_text(encoding="utf-8").split("\n"), keep_newline)
+    return SentencePieceTokenizer((folder / MODEL).read_bytes(), keep_newline)
 
 
 def normalise(data: bytes, kind: str, lowercase: bool) -> bytes:
@@ -28,23 +207,16 @@ def split_words(text: bytes) -> list[str]:
 
 
 def count_words(text: bytes) -> int:
-    """The number of words as in WikiText: white space separates them, and each line adds one for its end.
-
-    The end of a last line without a line feed does not count.
-    """
+    """The number of words as in WikiText: white space separates them, and each line feed counts as one."""
     return len(split_words(text)) + text.count(b"\n")
 
 
 class Vocabulary:
     """Translates between text and token ids. The ids of models are ranks: 0 is the most frequent token of train.
 
-    Args:
-        tokenizer: from nas.data.tokenizers.
-        ids: [V], the tokenizer's id of each id of the model.
-        lowercase: whether encode() lowercases the text first.
-
-    kind: sentencepiece, words or bytes. newline: as data.newline. line_end: the id of the line end; None if the tokens
-    leave out line ends. keeps_text: whether encode() drops neither line ends nor the case of letters.
+    ids [V]: the tokenizer's id of each id of the model. lowercase: whether encode() lowercases the text first. kind:
+    sentencepiece, words or bytes. newline: as data.newline. line_end: the id of the line end; None if tokens leave it
+    out. keeps_text: whether encode() drops neither line ends nor the case of letters.
     """
 
     def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):

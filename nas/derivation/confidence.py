@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from nas.core.pi_history import MARGIN, entropy, undecided_message
+from nas.core.outcome import MARGIN, entropy, undecided_message
 
 SIGNIFICANCE = 0.05  # of the one-tailed t-tests
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from models.operations.registry import Shape
-from nas.core.blocks import resolve_block
-from nas.core.pattern import FORMAT, shape_of
+from nas.core.pattern import FORMAT, resolve_block, shape_of
 from nas.costs.budget import log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.derivation.confidence import block_confidence

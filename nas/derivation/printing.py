@@ -4,8 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from nas.core.blocks import kind_of
-from nas.core.pattern import abbreviate, abbreviate_network
+from nas.core.pattern import abbreviate, abbreviate_network, kind_of
 from nas.costs.budget import likeliest_path
 from nas.costs.cost_table import CostTable
 from nas.costs.printing import for_text, latency_report

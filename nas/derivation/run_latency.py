@@ -4,11 +4,9 @@ from pathlib import Path
 
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
-from nas.core.provenance import check_text, data_digests
-from nas.core.run_folder import CONFIG, LATENCY, TRIALS
+from nas.core.run_folder import CONFIG, LATENCY, TRIALS, check_text, data_digests
 from nas.costs.measurement import measure_pattern
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.search.candidate_costs import Candidates, find_costs, in_milliseconds, reference_network
 from nas.search.network_costs import NetworkCosts
 from nas.training.device import set_up_device

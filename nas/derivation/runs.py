@@ -9,8 +9,8 @@ import numpy as np
 from nas.core.config import SEEDS, LatencyOptions, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
+from nas.core.outcome import TIED_MARGIN, read_pi
 from nas.core.pattern import read_pattern
-from nas.core.pi_history import TIED_MARGIN, read_pi
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
 from nas.costs.budget import as_ratio, likeliest_path
 from nas.costs.cost_table import CostTable

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import Config, SearchOptions
 from nas.core.errors import InputError
+from nas.core.outcome import entropy
 from nas.core.pattern import abbreviate
-from nas.core.pi_history import entropy
 from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.data.corpus import Corpus

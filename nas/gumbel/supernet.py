@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from models.operations.operation import BlockConfig, Segment, State, extend, limit
 from models.operations.registry import build_operation
 from models.transformer_xl import TransformerXL
-from nas.core.blocks import resolve_block
 from nas.core.config import Config
+from nas.core.pattern import resolve_block
 from nas.data.corpus import Corpus
 from nas.training.build import backbone_options, block_config
 

@@ -7,16 +7,13 @@ from pathlib import Path
 import jinja2
 from safetensors.torch import save
 
-from nas.core.blocks import resolve_block
 from nas.core.config import flat_config
 from nas.core.errors import InputError, check_onnx
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
-from nas.core.pattern import FORMAT, abbreviate, shape_of
-from nas.core.provenance import PROVENANCE, check_text, data_digests
-from nas.core.run_folder import PATTERN, RESULTS
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
-from nas.data.text_files import sha256_of
+from nas.core.pattern import FORMAT, abbreviate, resolve_block, shape_of
+from nas.core.run_folder import PATTERN, PROVENANCE, RESULTS, check_text, data_digests
+from nas.data.corpus import Corpus, prepare
+from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
@@ -86,7 +83,7 @@ def exported_config(model: LanguageModel, digest: str) -> dict:
 
 def pattern_record(model: LanguageModel) -> dict:
     """The content of the pattern file, with the sizes that other configurations may have other defaults for."""
-    own, shape = shape_of(flat_config(asdict(model.config))), model.config.shape
+    own, shape = shape_of(flat_config(model.config)), model.config.shape
     sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}
     return {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes}
 

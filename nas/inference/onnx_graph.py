@@ -11,7 +11,7 @@ from models.stream import StreamModel, export_graph, open_graph, quiet
 from nas.core.errors import InputError, RunError, check_onnx
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
-from nas.data.text_files import sha256_of
+from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.inference.language_model import LanguageModel
 from nas.retraining.weights import GRAPH

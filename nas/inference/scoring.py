@@ -8,7 +8,7 @@ import numpy as np
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.text_files import is_text
+from nas.data.sources import is_text
 from nas.data.vocabulary import Vocabulary, count_words, split_words
 from nas.training.device import DeviceContext
 from nas.training.evaluation import figures, reading_lengths, token_nll

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from nas.core.provenance import count_cores
+from nas.core.run_folder import count_cores
 from nas.jobs.forks import start_command, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts

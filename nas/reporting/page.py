@@ -11,13 +11,11 @@ from models.operations.registry import OPERATIONS
 from nas.comparison.claims import read_claims, spread_notice, training_warning
 from nas.comparison.network_results import read_results
 from nas.comparison.spec import SETTINGS
-from nas.core.blocks import unit_of
 from nas.core.config import LEARNING_RATES, RESUME, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
-from nas.core.pattern import abbreviate, read_pattern
-from nas.core.pi_history import read_pi
-from nas.core.provenance import PROVENANCE, git_commit
+from nas.core.outcome import read_pi
+from nas.core.pattern import abbreviate, read_pattern, unit_of
 from nas.core.run_folder import (
     CHOICE,
     CONFIG,
@@ -26,10 +24,12 @@ from nas.core.run_folder import (
     OUTCOME,
     PATTERN,
     PLAN,
+    PROVENANCE,
     RESULTS,
     SEARCH,
     SUMMARY,
     USUAL,
+    git_commit,
     read_metrics,
 )
 from nas.costs.cost_table import MILLISECONDS

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from models.operations.registry import OPERATIONS
-from nas.core.blocks import unit_of
-from nas.core.pi_history import TIED_MARGIN, entropy
+from nas.core.outcome import TIED_MARGIN, entropy
+from nas.core.pattern import unit_of
 from nas.reporting.style import colours_of, new_figure, save, tidy
 
 MAX_FRAMES = 150  # more frames make a larger file but no smoother motion

@@ -1,14 +1,12 @@
 """A training that goes on from its trial."""
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import TRIAL, Config, changes, flat_config, marked
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate
-from nas.core.provenance import DIGESTS, PROVENANCE
-from nas.core.run_folder import CHECKPOINT, CONFIG, METRICS, RunFolder
+from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, PROVENANCE, RunFolder
 from nas.retraining.phase import BEST
 from nas.training.distributed import is_main
 
@@ -27,7 +25,7 @@ def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: d
         print(f"{anew} {f'its {CHECKPOINT} is missing' if trial.exists() else missing}")
         return
     recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
-    old, new = flat_config(recorded), flat_config(asdict(config))
+    old, new = flat_config(recorded), flat_config(config)
     different = changes(old, new, run.may_differ | {*marked(TRIAL)})
     if recorded["pattern"] != pattern_file["blocks"]:
         different.append(f"blocks ({abbreviate(recorded['pattern'])} -> {abbreviate(pattern_file['blocks'])})")

@@ -1,19 +1,18 @@
 """The weights of trained models: of a run folder of retrain.py, or of an exported folder."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nas.core.blocks import describe_sizes
 from nas.core.config import NETWORK, Config, flat_config, known_values, marked
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, read_blocks
+from nas.core.pattern import abbreviate, describe_sizes, read_blocks
 from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME, SUMMARY
-from nas.data.text_files import sha256_of
+from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
 from nas.training.checkpoint import load_checkpoint
@@ -78,7 +77,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
     if origin.pattern != pattern:
         raise InputError(f"{prefix} has the pattern {abbreviate(origin.pattern)}, not {abbreviate(pattern)}")
     config = with_vocabulary(config, origin.config, str(folder / VOCABULARY))
-    old, new = flat_config(asdict(origin.config)), flat_config(asdict(config))
+    old, new = flat_config(origin.config), flat_config(config)
     for key in marked(NETWORK):
         if old[key] != new[key]:
             raise InputError(f"{prefix} has {key}={old[key]}, not {new[key]}; give the options of that model")
@@ -91,7 +90,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
 
 def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
     """The configuration with another tokenizer, and with the origin's values of the model in place of auto."""
-    own = flat_config(asdict(origin))
+    own = flat_config(origin)
     config = known_values(config, {key: own[key] for key in marked(NETWORK)})
     return replace(config, data=replace(config.data, tokenizer=tokenizer))
 

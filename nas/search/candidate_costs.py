@@ -11,8 +11,7 @@ from nas.core.pattern import interleaved
 from nas.costs.conditions import device_conditions, size_conditions, work_conditions
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.measurement import measure_tables
-from nas.data.corpus import Corpus, bytes_per_token
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, bytes_per_token, prepare
 from nas.search.network_costs import NetworkCosts
 from nas.search.space import Network, candidate_sizes, make_network, with_sizes
 from nas.training.auto import resolve_auto

@@ -3,15 +3,12 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from nas.core.config import Config
-from nas.core.config_checks import milliseconds
+from nas.core.config import Config, milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
-from nas.core.provenance import provenance
-from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, open_run
+from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, provenance
 from nas.costs.printing import for_text, least_ratio
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import workers
 from nas.search.candidate_costs import Candidates, count_costs, find_costs, open_candidates
 from nas.search.choice import choice_record, networks_table, overfit_warning, pi_lines
@@ -33,7 +30,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
     within the budget or another process runs the trials, and RunError if every trial of a rung fails.
     """
-    opened = open_run(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
+    opened = RunFolder(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
     config = opened.resolve_auto(config)
     if not (run / CHOICE).exists():
         record, history = search_networks(config, opened, context)

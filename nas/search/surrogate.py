@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from nas.core.blocks import kind_of, parse_block
+from nas.core.pattern import kind_of, parse_block
 from nas.search.space import BYTES_PER_PIECE, Network
 
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a

@@ -8,9 +8,8 @@ from pathlib import Path
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
-from nas.core.provenance import data_digests
-from nas.data.corpus import Corpus
-from nas.data.preprocess import prepare
+from nas.core.run_folder import data_digests
+from nas.data.corpus import Corpus, prepare
 from nas.search.halving import LONG_ENOUGH
 from nas.search.network_search import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps

@@ -2,9 +2,9 @@
 
 from models.operations.operation import BlockConfig
 from models.transformer_xl import TransformerXL, build_pattern
-from nas.core.blocks import resolve_block
 from nas.core.config import Config
 from nas.core.errors import InputError
+from nas.core.pattern import resolve_block
 
 
 def block_config(config: Config) -> BlockConfig:

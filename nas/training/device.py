@@ -9,7 +9,7 @@ import torch
 
 from nas.core.config import TrainOptions
 from nas.core.errors import InputError, local_rank
-from nas.core.provenance import count_cores, cpu_info
+from nas.core.run_folder import count_cores, cpu_info
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 

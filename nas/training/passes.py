@@ -3,7 +3,6 @@
 import math
 
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config
-from nas.core.config_checks import short_segments_conflict
 from nas.data.corpus import Corpus
 
 # From how many passes, and from which square of them times parameters per token: dropout and weight decay. The last row
@@ -37,7 +36,7 @@ def short_share(config: Config) -> float:
     train = config.train
     if train.short_share is not None:
         return train.short_share
-    return SHORT_SHARE if train.segment >= SHORT_FROM and not short_segments_conflict(config) else 0.0
+    return SHORT_SHARE if train.segment >= SHORT_FROM and not config.short_segments_conflict else 0.0
 
 
 def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
