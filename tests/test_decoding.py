@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from models.decoding import Decoder
+from models.stream import Decoder
 from tests.making import BLOCKS, generator, streaming_model
 
 VOCAB, STREAM = 23, 40
