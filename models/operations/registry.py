@@ -124,7 +124,7 @@ OPERATIONS = {
         "l", "#8ab17d", "delta_net:GatedDeltaNet", "linear attention (gated delta rule)", HEADS | CHUNK, True, True),
     "conv": Kind("c", "#d4a5a5", "convolution:ShortConvolution", "gated short convolution", KERNEL),
     "dense": Kind("d", "#2f6690", "dense:Dense", "feed-forward network", D_FFN),
-    "identity": Kind("i", "#b9bfc7", "identity:Identity", "nothing"),
+    "identity": Kind("i", "#b9bfc7", "dense:Identity", "nothing"),
 }
 # fmt: on
 
