@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from models.fused import shifted_view
 from models.relative_attention import (
     attend,
     causal_mask,
     plain_attend,
     relative_shift,
+    shifted_view,
     sinusoidal_encodings,
 )
 from tests import reference
