@@ -20,8 +20,8 @@ from nas.costs.measurement import text_times
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import Task, script_task
-from nas.training.auto import auto_lines, resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device
+from nas.training.passes import auto_lines, resolve_auto
 
 ROUNDS = 60  # of the latencies
 
