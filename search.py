@@ -67,9 +67,9 @@ def search_by_gumbel(given, folder: Path, context) -> None:
     from nas.data.preprocess import prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.gumbel.supernet import build_supernet
+    from nas.training.build import open_streams
     from nas.training.distributed import broadcast_from_main, first_on_each_node, is_main
     from nas.training.passes import auto_lines, resolve_auto
-    from nas.training.streams import open_streams
     from nas.training.trainer import Trainer
 
     run = open_run(folder, given, "search")

@@ -15,9 +15,9 @@ from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
 from nas.search.network_costs import NetworkCosts
 from nas.search.space import Network, candidate_sizes, make_network, with_sizes
+from nas.training.build import open_streams
 from nas.training.device import DeviceContext
 from nas.training.passes import resolve_auto
-from nas.training.streams import open_streams
 
 Shape = tuple[int, int]  # vocabulary and width
 

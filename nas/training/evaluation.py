@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from nas.core.config import MOST_NGRAMS, Config
 from nas.data.corpus import Corpus
 from nas.training import distributed
+from nas.training.build import image_size
 from nas.training.device import DeviceContext
-from nas.training.streams import image_size
 
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
