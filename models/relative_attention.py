@@ -1,7 +1,8 @@
 """The mathematics of multi-head attention with relative positions (Transformer-XL, Dai et al. 2019, arXiv 1901.02860).
 
 Shape letters, here and in the other files of models/:
-B batch, L segment (queries), M memory, K = M + L keys, D model width, H heads, E = D / H head width. HB, BL and LK are products: two dimensions flattened into one.
+B batch, L segment (queries), M memory, K = M + L keys, D model width, H heads, E = D / H head width.
+HB, BL and LK are products: two dimensions flattened into one.
 """
 
 from collections.abc import Callable
