@@ -7,10 +7,9 @@ import torch
 from nas.core.errors import RunError
 from nas.core.files import read_jsonl
 from nas.core.run_folder import open_run
-from nas.training.checkpoint import load_checkpoint
 from nas.training.optimizer import lr_ratio
 from nas.training.train_step import Batch
-from nas.training.trainer import Trainer
+from nas.training.trainer import Trainer, load_checkpoint
 from tests.golden import GOLDEN
 from tests.making import STAGES, assert_same_state, losses_of, make_retraining, make_search
 
