@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.operations.registry import OPERATIONS
-from nas.training import compile
+from nas.training import device
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, tensors
 from tests.making import make_retraining, make_search
 
@@ -22,7 +22,7 @@ def losses(phase, steps=12):
 @pytest.fixture
 def traced(monkeypatch):
     """Use only the front end of torch.compile, because it needs no C++ compiler."""
-    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    monkeypatch.setattr(device, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
 
@@ -68,7 +68,7 @@ def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkey
         raise RuntimeError("no compiler here\nand many lines more")
 
     plain = losses(make_retraining(small_config(), ["attention", "dense"]))
-    monkeypatch.setattr(compile, "try_operation", fail)
+    monkeypatch.setattr(device, "try_operation", fail)
     found = losses(make_retraining(small_config("train.compile=always"), ["attention", "dense"]))
     assert torch.equal(torch.stack(found), torch.stack(plain))
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out

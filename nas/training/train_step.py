@@ -13,8 +13,7 @@ from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
 from nas.training import distributed
-from nas.training.compile import WORTH_STEPS, compile_operations
-from nas.training.device import DeviceContext
+from nas.training.device import WORTH_STEPS, DeviceContext, compile_operations
 from nas.training.optimizer import TailAverage, WeightsOptimizer
 
 
