@@ -29,11 +29,7 @@ def traced(monkeypatch):
 ALL = f"search.operations=[{','.join(OPERATIONS)},dense 4x]"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [[ALL], ["search.method=gumbel", "search.split=shared"]],
-    ids=["weights", "soft"],
-)
+@pytest.mark.parametrize("options", [[ALL], ["search.method=gumbel", "search.split=shared"]], ids=["weights", "soft"])
 def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):
     """Each kind of operation is compiled once for all blocks and paths, and once more for passes without gradients."""
     options = [*options, "model.dropout=0"]

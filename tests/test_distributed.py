@@ -83,11 +83,7 @@ SEARCHES = {
         "train.grad_accum_steps=2",
     ],
     "shared": ["search.split=shared", "model.cutoffs=[5,20]"],
-    "hard, latency": [
-        "search.sampling=hard",
-        "search.latency.source=flops",
-        "search.latency.target=0.3",
-    ],
+    "hard, latency": ["search.sampling=hard", "search.latency.source=flops", "search.latency.target=0.3"],
 }
 
 
