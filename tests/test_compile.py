@@ -11,7 +11,7 @@ import torch
 
 from models.operations.registry import OPERATIONS
 from nas.training import device
-from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, tensors
+from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep
 from tests.making import make_retraining, make_search
 
 
@@ -29,6 +29,7 @@ def traced(monkeypatch):
 ALL = f"search.operations=[{','.join(OPERATIONS)},dense 4x]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[ALL], ["search.method=gumbel", "search.split=shared"]], ids=["weights", "soft"])
 def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):
     """Each kind of operation is compiled once for all blocks and paths, and once more for passes without gradients."""
@@ -42,6 +43,7 @@ def test_a_search_has_the_same_losses_with_compiled_operations(options, small_co
     assert "compiled Attention, Dense" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [["attention", "dense"], ["linear", "linear"]], ids=str)
 def test_steps_with_cut_segments_are_compiled_too(blocks, small_config, traced):
     options = ["model.dropout=0", "train.steps=12", "train.short_share=0.5"]
@@ -114,7 +116,7 @@ class ImitatedGraph:
     def replay(self):
         nll, memories = self.step(self.inputs)
         self.nll.copy_(nll)
-        for own, new in zip(tensors(self.inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=False):
+        for own, new in zip(self.inputs.tensors()[2:], memories.tensors() if memories else (), strict=False):
             own.copy_(new)
 
 

@@ -26,15 +26,8 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
     model = config.model
     if model.cutoffs and model.cutoffs[-1] >= vocab_size:
         raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
-    return {
-        "cutoffs": model.cutoffs,
-        "tie_embeddings": model.tie_embeddings,
-        "div_value": model.div_value,
-        "ngram_rows": model.ngram_rows,
-        "grid": model.grid,
-        "recompute": model.recompute,
-        "depth_scaled": model.init == "depth_scaled",
-    }
+    same = "cutoffs", "tie_embeddings", "div_value", "ngram_rows", "grid", "recompute"
+    return {name: getattr(model, name) for name in same} | {"depth_scaled": model.init == "depth_scaled"}
 
 
 def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> TransformerXL:
@@ -75,9 +68,7 @@ def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name
 
 def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tuple[Stream, Stream | None]:
     """The training text that the weights read and, with search.split=heldout, its end, which the logits of a SuperNet
-    read.
-
-    Raises InputError if a text is too short.
+    read. Raises InputError if a text is too short.
     """
     check_splits(config, corpus)
     tokens, image = corpus.tokens("train"), image_size(config)

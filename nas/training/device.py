@@ -7,7 +7,7 @@ import ctypes
 import os
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -93,13 +93,11 @@ def choose_device(option: str) -> torch.device:
 
 def choose_precision(option: str, device: torch.device) -> str:
     """fp32 or bf16. Raises InputError if train.precision=bf16 and the GPU does not support bf16."""
-    if device.type != "cuda" or option == "fp32":
-        return "bf16" if option == "bf16" else "fp32"
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        return "bf16"
-    if option == "bf16":
+    on_gpu = device.type == "cuda"
+    has_bf16 = on_gpu and option != "fp32" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if on_gpu and option == "bf16" and not has_bf16:
         raise InputError("train.precision=bf16: this GPU has no bf16; give fp32 or auto")
-    return "fp32"
+    return "bf16" if has_bf16 or option == "bf16" else "fp32"
 
 
 def device_context(options: TrainOptions) -> DeviceContext:
@@ -111,7 +109,7 @@ def device_context(options: TrainOptions) -> DeviceContext:
     if device.type == "cpu":  # Muon needs few digits, and such a CPU is faster in bf16 (experiments/bench/LOG.md)
         has_bf16 = {"avx512_bf16", "amx_bf16"} & set(cpu_info("flags").split())
         muon_bf16 = options.precision != "fp32" and bool(has_bf16)
-    muon_bf16 = muon_bf16 and options.optimizer == "muon"
+    muon_bf16 &= options.optimizer == "muon"
     return DeviceContext(device, precision, compiled, torch.get_num_threads(), muon_bf16)
 
 
@@ -135,12 +133,10 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
 
 def keep_freed_memory() -> None:
     """Let glibc, if there is one, reuse large freed blocks. Page faults of fresh ones halve the speed on a CPU."""
-    try:
+    with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-    except (OSError, AttributeError):
-        pass
 
 
 BACKEND = "inductor"
@@ -149,9 +145,8 @@ RECOMPILE_LIMIT = 128  # an operation compiles once per kind, shape and mode, an
 
 
 def compile_operations(network: TransformerXL, options: TrainOptions, context: DeviceContext, rows: int) -> None:
-    """Compile the operations of a network for batches of `rows` rows.
-
-    One operation of each kind runs first. If that fails, nothing is compiled, and a notice gives the reason.
+    """Compile the operations of a network for batches of `rows` rows. One operation of each kind runs first. If that
+    fails, nothing is compiled, and a notice gives the reason.
     """
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = 8 * RECOMPILE_LIMIT

@@ -30,9 +30,8 @@ FORMAT = "par-checkpoint/5"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
-    """Write a state to `path`. After a crash at any moment the file holds either the previous or the new state.
-
-    Raises RunError if the file cannot be written, on a full disk for example.
+    """Write a state to `path`. After a crash at any moment the file holds either the previous or the new state. Raises
+    RunError if the file cannot be written, on a full disk for example.
     """
     try:
         with atomic_write(path) as file:
@@ -45,9 +44,8 @@ def save_checkpoint(path: Path, state: dict) -> None:
 
 
 def load_checkpoint(path: Path, key: str) -> dict:
-    """Read a state that has `key` onto the CPU, without running code from the file.
-
-    Raises InputError if the file is missing or damaged, or holds something else.
+    """Read a state that has `key` onto the CPU, without running code from the file. Raises InputError if the file is
+    missing or damaged, or holds something else.
     """
     if not path.exists():
         raise InputError(f"{path} is missing; the stage that writes it has not finished, or the file was removed")
@@ -66,10 +64,7 @@ def load_checkpoint(path: Path, key: str) -> dict:
 
 
 class Phase:
-    """The base class of phases. The state_dict holds everything that an exact continuation needs.
-
-    parts: what has a state_dict of its own, by its name in the checkpoint.
-    """
+    """The base class of phases. parts: what has a state_dict of its own, by its name in the checkpoint."""
 
     total_steps: int
     config: Config
@@ -78,9 +73,8 @@ class Phase:
     parts: dict
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
-        """Run training step `step`, from 1; return the mean nll in nats and the number of tokens read by all ranks.
-
-        The nll is None if the weights did not train. Errors as those of TrainStep.
+        """Run step `step`, from 1; return the mean nll in nats, or None if the weights did not train, and the number of
+        tokens read by all ranks. Errors as those of TrainStep.
         """
         raise NotImplementedError
 
@@ -108,7 +102,7 @@ class Phase:
         return {"the sums of the weights": self.train_weights.optimizer.parameter_sums()}
 
     def state_dict(self) -> dict:
-        """The whole state, complete on rank 0; every rank calls it."""
+        """All that an exact continuation needs, complete on rank 0; every rank calls it."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict) -> None:
@@ -129,9 +123,8 @@ class Trainer:
         self.valid: dict | None = None
 
     def fit(self, until: int | None = None) -> None:
-        """Train to the last step, evaluate and save; or to the step `until`, without an evaluation for it.
-
-        Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
+        """Train to the last step, evaluate and save; or to the step `until`, without an evaluation for it. Raises
+        RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
         """
         processes = distributed.world_size()
         self.run.say(f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
@@ -230,9 +223,8 @@ class Trainer:
 
     def failure(self, step: int, reason: str) -> RunError:
         saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
-        return RunError(
-            f"step {step}: {reason}; {saved}; start anew with a smaller train.lr or more train.warmup_steps"
-        )
+        advice = "start anew with a smaller train.lr or more train.warmup_steps"
+        return RunError(f"step {step}: {reason}; {saved}; {advice}")
 
     def save(self) -> None:
         self.check_window()
