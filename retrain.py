@@ -128,10 +128,9 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     from nas.retraining.phase import RetrainPhase
     from nas.retraining.results import evaluate_best
     from nas.retraining.weights import set_weights
-    from nas.training.auto import auto_lines, resolve_auto
     from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
-    from nas.training.passes import passes_warning, warmup_warning
+    from nas.training.passes import auto_lines, passes_warning, resolve_auto, warmup_warning
 
     data = config.data
     if config.train.init_from and not origin:  # the run goes on, and the folder of the origin may be gone

@@ -40,7 +40,7 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.core.run_folder import OUTCOME, RunFolder
     from nas.data.corpus import Corpus, prepare
     from nas.search.network_search import choose_network, chosen_costs
-    from nas.training.auto import auto_lines, resolve_auto
+    from nas.training.passes import auto_lines, resolve_auto
 
     interrupt_on_signals()
     given, (sized, choice) = config, choose_network(config, folder, context)
@@ -63,9 +63,9 @@ def search_by_gumbel(given, folder: Path, context) -> None:
     from nas.data.corpus import Corpus, prepare
     from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.gumbel.supernet import build_supernet
-    from nas.training.auto import auto_lines, resolve_auto
+    from nas.training.build import open_streams
     from nas.training.distributed import broadcast_from_main, first_on_each_node, is_main
-    from nas.training.streams import open_streams
+    from nas.training.passes import auto_lines, resolve_auto
     from nas.training.trainer import Trainer
 
     run = RunFolder(folder, given, "search")

@@ -105,8 +105,8 @@ def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[s
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:
     """(configuration, corpus, device context) of a configuration file. Sets the seed and the device."""
     from nas.data.corpus import Corpus, prepare
-    from nas.training.auto import resolve_auto
     from nas.training.device import set_up_device
+    from nas.training.passes import resolve_auto
 
     config = load_config(path, overrides)
     context = set_up_device(config.seed, config.train)

@@ -41,11 +41,7 @@ STAGES = {
 
 # Options of the trained models of the fixture `trained`
 TRAIN = ["train.steps=12", "model.cutoffs=[5,20]", "model.tie_embeddings=true", "model.ngram_rows=[13,11]"]
-KINDS = {
-    "words": [],
-    "bytes": ["data.tokenizer=bytes"],
-    "sentencepiece": ["data.tokenizer=bpe", "data.vocab_size=310"],
-}
+KINDS = {"words": [], "bytes": ["data.tokenizer=bytes"], "sentencepiece": ["data.tokenizer=bpe", "data.vocab_size=310"]}
 
 # {operation: a block of it with small sizes}, for streams of a few positions
 SIZES = {

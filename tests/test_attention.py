@@ -1,14 +1,8 @@
 import pytest
 import torch
 
-from models.fused import shifted_view
-from models.relative_attention import (
-    attend,
-    causal_mask,
-    plain_attend,
-    relative_shift,
-    sinusoidal_encodings,
-)
+from models.relative_attention import attend, causal_mask, plain_attend, relative_shift, shifted_view
+from models.transformer_xl import sinusoidal_encodings
 from tests import reference
 from tests.making import generator
 
@@ -75,25 +69,15 @@ def test_encodings_are_in_descending_order_of_distance():
 
 
 def test_log_sum_exps_join_disjoint_sets_of_keys():
-    """Attention to two halves of the keys, weighed by log-sum-exps, equals attention to all keys.
-    So do the gradients.
-    """
+    """Attention to two halves of the keys, weighed by log-sum-exps, equals attention to all keys in all gradients."""
     query, key_value, position, *biases = random_inputs(3, requires_grad=True)
     mask = causal_mask(5, 8, torch.float64)
     odd = torch.arange(8) % 2 == 1
     results = []
-    for split in (False, True):
-        if split:
-            halves = [mask.masked_fill(~chosen, -1e30) for chosen in (odd, ~odd)]
-            (one, one_lse), (two, two_lse) = (
-                attend(query, key_value, position, *biases, half, with_lse=True) for half in halves
-            )
-            lse = torch.stack([one_lse, two_lse])
-            mixed = (torch.stack([one, two]) * lse.softmax(dim=0)).sum(dim=0)
-        else:
-            mixed, lse = attend(query, key_value, position, *biases, mask, with_lse=True)
-            lse = lse[None]
-        total = lse.logsumexp(dim=0)
+    for masks in ([mask], [mask.masked_fill(~chosen, -1e30) for chosen in (odd, ~odd)]):
+        parts = [attend(query, key_value, position, *biases, part, with_lse=True) for part in masks]
+        mixed, lse = map(torch.stack, zip(*parts, strict=True))
+        mixed, total = (mixed * lse.softmax(dim=0)).sum(dim=0), lse.logsumexp(dim=0)
         inputs = [query, key_value, position, *biases]
         gradients = torch.autograd.grad(mixed.square().sum() + total.sin().sum(), inputs)
         results.append([mixed, total, *gradients])

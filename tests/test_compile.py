@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from models.operations.registry import OPERATIONS
-from nas.training import compile
-from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, tensors
+from nas.training import device
+from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep
 from tests.making import make_retraining, make_search
 
 
@@ -22,18 +22,15 @@ def losses(phase, steps=12):
 @pytest.fixture
 def traced(monkeypatch):
     """Use only the front end of torch.compile, because it needs no C++ compiler."""
-    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    monkeypatch.setattr(device, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
 
 ALL = f"search.operations=[{','.join(OPERATIONS)},dense 4x]"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [[ALL], ["search.method=gumbel", "search.split=shared"]],
-    ids=["weights", "soft"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[ALL], ["search.method=gumbel", "search.split=shared"]], ids=["weights", "soft"])
 def test_a_search_has_the_same_losses_with_compiled_operations(options, small_config, traced, capsys):
     """Each kind of operation is compiled once for all blocks and paths, and once more for passes without gradients."""
     options = [*options, "model.dropout=0"]
@@ -46,6 +43,7 @@ def test_a_search_has_the_same_losses_with_compiled_operations(options, small_co
     assert "compiled Attention, Dense" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [["attention", "dense"], ["linear", "linear"]], ids=str)
 def test_steps_with_cut_segments_are_compiled_too(blocks, small_config, traced):
     options = ["model.dropout=0", "train.steps=12", "train.short_share=0.5"]
@@ -68,7 +66,7 @@ def test_an_operation_that_does_not_compile_runs_uncompiled(small_config, monkey
         raise RuntimeError("no compiler here\nand many lines more")
 
     plain = losses(make_retraining(small_config(), ["attention", "dense"]))
-    monkeypatch.setattr(compile, "try_operation", fail)
+    monkeypatch.setattr(device, "try_operation", fail)
     found = losses(make_retraining(small_config("train.compile=always"), ["attention", "dense"]))
     assert torch.equal(torch.stack(found), torch.stack(plain))
     assert "NOTICE: train.compile is off: RuntimeError: no compiler here\n" in capsys.readouterr().out
@@ -118,7 +116,7 @@ class ImitatedGraph:
     def replay(self):
         nll, memories = self.step(self.inputs)
         self.nll.copy_(nll)
-        for own, new in zip(tensors(self.inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=False):
+        for own, new in zip(self.inputs.tensors()[2:], memories.tensors() if memories else (), strict=False):
             own.copy_(new)
 
 

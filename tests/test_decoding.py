@@ -3,10 +3,10 @@ import itertools
 import pytest
 import torch
 
-from models.decoding import Decoder
+from models.stream import Decoder
 from tests.making import BLOCKS, generator, streaming_model
 
-VOCAB, STREAM = 23, 40
+VOCAB, STREAM = 7, 40
 PIECES = {
     "one by one": [1] * STREAM,
     "a prompt, then one by one": [17, 9, *[1] * 14],
@@ -43,32 +43,21 @@ def by_the_decoder(model, tokens, pieces, context):
     return torch.stack(read).movedim(-1, 0)  # [V, P, B]
 
 
+MIXED = [*BLOCKS.values(), "attention key_heads=1"]
+OPTIONS = {"norm": "post"}, {"grid": (2, 3, 1)}, {"cutoffs": (2, 5)}, {"ngram_rows": (13, 11)}
+CASES = [
+    ([block, "dense", block], {}, pieces, context)
+    for block, pieces, context in itertools.product(BLOCKS.values(), PIECES, (STREAM, 24))
+] + [(MIXED, options, "unequal", 24) for options in OPTIONS]
+
+
 @pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("context", [STREAM, 24])
-@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("pattern", [[block, "dense", block] for block in BLOCKS.values()], ids=BLOCKS)
+@pytest.mark.parametrize(("pattern", "options", "pieces", "context"), CASES, ids=str)
 @torch.no_grad()
-def test_the_decoder_equals_the_model_for_the_same_pieces(pattern, pieces, context):
-    model, tokens = model_of(pattern), stream()
+def test_the_decoder_equals_the_model_for_the_same_pieces(pattern, options, pieces, context):
+    model, tokens, pieces = model_of(pattern, **options), stream(), PIECES[pieces]
     expected = by_the_model(model, tokens, pieces, context)
     torch.testing.assert_close(by_the_decoder(model, tokens, pieces, context), expected, rtol=0, atol=1e-10)
-
-
-OTHERS = {
-    "post": {"norm": "post"},
-    "images": {"grid": (2, 3, 1)},
-    "adaptive softmax": {"cutoffs": (4, 11)},
-    "n-grams": {"ngram_rows": (13, 11)},
-}
-
-
-@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
-@torch.no_grad()
-def test_the_decoder_equals_the_model_with_other_options(options):
-    model, tokens = model_of([*BLOCKS.values(), "attention key_heads=1"], **options), stream()
-    pieces = PIECES["unequal"]
-    expected = by_the_model(model, tokens, pieces, 24)
-    torch.testing.assert_close(by_the_decoder(model, tokens, pieces, 24), expected, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()

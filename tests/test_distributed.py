@@ -50,10 +50,10 @@ def succeed(launcher, script, *arguments) -> str:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, small_yaml) -> Path:
-    """A configuration of 50 steps, each logged. It has no dropout, because each rank draws its own random numbers."""
+    """A configuration of 40 steps, each logged. It has no dropout, because each rank draws its own random numbers."""
     content = yaml.safe_load(small_yaml.read_text())
     content["model"]["dropout"] = 0.0
-    content["train"] |= {"steps": 50, "log_every": 1, "evaluate_every": 25}
+    content["train"] |= {"steps": 40, "log_every": 1, "evaluate_every": 20}
     path = tmp_path_factory.mktemp("ranks") / "small.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -77,41 +77,33 @@ def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
 
 
 SEARCHES = {
+    "four": [],
     "sizes, parts": [
         "search.operations=[attention,window 6,dense,conv,dense 4x]",
         "model.ngram_rows=[13,11]",
         "train.grad_accum_steps=2",
     ],
     "shared": ["search.split=shared", "model.cutoffs=[5,20]"],
-    "hard, latency": [
-        "search.sampling=hard",
-        "search.latency.source=flops",
-        "search.latency.target=0.3",
-    ],
+    "hard, latency": ["search.sampling=hard", "search.latency.source=flops", "search.latency.target=0.3"],
 }
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
-def test_a_search_on_two_processes_equals_that_on_one(options, config, tmp_path):
+def test_a_search_on_two_or_four_processes_equals_that_on_one(options, config, tmp_path):
     alone = [option for option in options if not option.startswith("train.grad_accum_steps")]
+    processes = 2 if options else 4
     succeed(ALONE, "search", config, "--run", tmp_path / "one", *alone)
-    shown = succeed(torchrun(2), "search", config, "--run", tmp_path / "two", *options)
+    shown = succeed(torchrun(processes), "search", config, "--run", tmp_path / "several", *options)
     assert shown.count("with the SuperNet's weights on valid: ") == 1
-    assert_same_run(tmp_path / "one", tmp_path / "two")
-    assert yaml.safe_load((tmp_path / "two" / "provenance.yaml").read_text())["processes"] == 2
-
-
-def test_a_search_on_four_processes_equals_that_on_one(config, tmp_path):
-    succeed(ALONE, "search", config, "--run", tmp_path / "one")
-    succeed(torchrun(4), "search", config, "--run", tmp_path / "four")
-    assert_same_run(tmp_path / "one", tmp_path / "four")
+    assert_same_run(tmp_path / "one", tmp_path / "several")
+    assert yaml.safe_load((tmp_path / "several" / "provenance.yaml").read_text())["processes"] == processes
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ["model.cutoffs=[5,20]", "model.tie_embeddings=true", "model.ngram_rows=[13,11]"],
-        ["model.cutoffs=[5,20]", "model.div_value=2", "train.short_share=0.5", "train.steps=40"],
+        ["model.cutoffs=[5,20]", "model.div_value=2", "train.short_share=0.5"],
     ],
     ids=["tied", "divided, short segments"],
 )
@@ -119,7 +111,7 @@ def test_a_retraining_on_two_processes_equals_that_on_one(options, config, tmp_p
     """A single row often has no token of the last tail. Its parameters still need a gradient on each rank.
 
     Training enlarges rounding errors in fp32: a linear block after attention to 2e-5, so it comes first here, and 50
-    steps with short segments to 1.2e-5, so there are 40.
+    steps with short segments to 1.2e-5.
     """
     pattern = tmp_path / "pattern.yaml"
     pattern.write_text("format: par-pattern/2\nblocks: [linear, dense, window, attention]\n")
@@ -133,11 +125,8 @@ def test_a_retraining_on_two_processes_equals_that_on_one(options, config, tmp_p
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
     """Fails after three minutes: other work may slow the processes."""
     for _ in range(1800):
-        if (
-            (folder / "metrics.jsonl").exists()
-            and lines(folder, "metrics.jsonl")[-1:]
-            and (lines(folder, "metrics.jsonl")[-1]["step"] >= step)
-        ):
+        logged = lines(folder, "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+        if logged and logged[-1]["step"] >= step:
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
@@ -196,10 +185,8 @@ def test_a_killed_process_ends_the_run_which_can_be_resumed(config, tmp_path):
     begun = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and time.monotonic() - begun < 40
-    assert (
-        "Signal 9 (SIGKILL)" in err
-        and 'Traceback (most recent call last):\n  File "' + str(ROOT / "search.py") not in err
-    )
+    assert "Signal 9 (SIGKILL)" in err
+    assert f'Traceback (most recent call last):\n  File "{ROOT / "search.py"}' not in err
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] >= 40
 
 
@@ -209,13 +196,25 @@ def test_bad_input_is_reported_once_and_writes_nothing(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-BROKEN = """
-import sys
+HEAD = """
+import os, signal, sys
 sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "search.method=gumbel", "--run", {folder!r}]
-import search, torch
-from nas.core.errors import rank, run_command
+import search, torch, nas.gumbel.supernet
+from nas.core.errors import Interrupted, rank, run_command
 from nas.gumbel.gumbel_phase import GumbelPhase
+"""
+
+
+def run_program(text: str, folder: Path, config="", **more) -> subprocess.CompletedProcess:
+    """Run a program on two ranks, with the names in braces replaced. Its search writes to folder / "run"."""
+    names = {"root": str(ROOT), "config": str(config), "folder": str(folder / "run")}
+    (folder / "program.py").write_text(text.format(**names, **more))
+    command, environment = [*torchrun(2), str(folder / "program.py")], {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+BROKEN = """
 original = GumbelPhase.step
 def step(self, number):
     if number == 20 and rank() == 1:
@@ -235,19 +234,13 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_rank_that_differs_or_fails_ends_the_run(fault, config, tmp_path):
     """At step 20, the weights, the logits or the sampler of one rank change, or the rank fails."""
-    program = tmp_path / "broken.py"
-    program.write_text(BROKEN.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run"), fault=fault))
-    process = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
+    process = run_program(HEAD + BROKEN, tmp_path, config, fault=fault)
     assert process.returncode == 1 and FAULTS[fault] in process.stderr, process.stderr
     assert lines(tmp_path / "run", "metrics.jsonl")[-1]["step"] < 20
 
 
 APART = """
-import sys
-sys.path.insert(0, {root!r})
-sys.argv = ["search.py", {config!r}, "train.steps=22", "--run", {folder!r}]
-import search, torch, nas.gumbel.supernet
-from nas.core.errors import rank, run_command
+sys.argv.append("train.steps=22")
 original = nas.gumbel.supernet.build_supernet
 def build(*arguments):
     torch.manual_seed(rank())
@@ -258,10 +251,7 @@ run_command(search.main)
 
 
 def test_ranks_begin_with_equal_weights_from_different_seeds(config, tmp_path):
-    """Ranks build networks from different seeds."""
-    program = tmp_path / "apart.py"
-    program.write_text(APART.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run")))
-    done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
+    done = run_program(HEAD + APART, tmp_path, config)
     assert done.returncode == 0, done.stderr
 
 
@@ -271,7 +261,6 @@ sys.path.insert(0, {root!r})
 import torch
 from torch import nn
 from nas.training import distributed
-from tests.processes import ROOT, run_command
 with distributed.process_group(torch.device("cpu")):
     me = distributed.rank()
     parameters = [nn.Parameter(torch.zeros(n)) for n in (4, 12, 3, 6, 2)]
@@ -300,9 +289,7 @@ if me == 0:
 
 
 def test_collectives_and_shares_of_rows_on_two_ranks(tmp_path):
-    program = tmp_path / "functions.py"
-    program.write_text(FUNCTIONS.format(root=str(ROOT)))
-    done = subprocess.run([*torchrun(2), str(program)], capture_output=True, text=True, timeout=120)
+    done = run_program(FUNCTIONS, tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = ast.literal_eval(done.stdout)
     for found in (first, second):
@@ -315,24 +302,14 @@ def test_collectives_and_shares_of_rows_on_two_ranks(tmp_path):
 
 def test_collectives_do_nothing_in_a_single_process():
     x = torch.tensor([1.0, 2.0])
-    assert (
-        distributed.world_size() == 1
-        and distributed.is_main()
-        and distributed.all_reduce_mean(x) is x
-        and distributed.gather_rows(x) is x
-    )
+    assert distributed.world_size() == 1 and distributed.is_main()
+    assert distributed.all_reduce_mean(x) is x and distributed.gather_rows(x) is x
     assert distributed.rank_rows(6, 3) == slice(0, 6) and distributed.broadcast_from_main(lambda: 5) == 5
     with pytest.raises(InputError, match=r"multiple of the 1 processes times train.grad_accum_steps=4"):
         distributed.rank_rows(6, 4)
 
 
 THREADS = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-sys.argv = ["search.py", {config!r}, "--run", {folder!r}]
-import search, torch
-from nas.core.errors import Interrupted, rank
-from nas.gumbel.gumbel_phase import GumbelPhase
 original = GumbelPhase.step
 def step(self, number):
     if number == {stop} and rank() == 1:
@@ -355,8 +332,5 @@ assert ended == {stop}
 @pytest.mark.parametrize("stop", [0, 20], ids=["finished", "interrupted"])
 def test_no_thread_of_the_process_group_outlives_it(stop, config, tmp_path):
     """A thread of gloo that still runs when the interpreter ends may abort the process."""
-    script = tmp_path / "threads.py"
-    script.write_text(THREADS.format(root=str(ROOT), config=str(config), folder=str(tmp_path / "run"), stop=stop))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun(2), script], env=environment, capture_output=True, text=True, timeout=120)
+    done = run_program(HEAD + THREADS, tmp_path, config, stop=stop)
     assert done.returncode == 0, done.stderr

@@ -48,17 +48,29 @@ def kill_at_random(command, folder: Path, seconds: tuple[float, float], number=s
 
 
 LONG = ["train.steps=700", "train.checkpoint_every=20", "train.evaluate_every=150", "train.log_every=7"]
+LONG += ["model.dropout=0.2"]
+
+
+@pytest.fixture(scope="module")
+def whole_search(tmp_path_factory, small_yaml) -> Path:
+    """The run folder of a long search that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    succeed("search", small_yaml, "--run", folder, *LONG)
+    return folder
 
 
 @pytest.mark.parametrize("stage", ["search", "retrain"])
-def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern):
+def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern, request):
     first = ["search"] if stage == "search" else ["retrain", str(pattern)]
 
     def command(folder):
-        return [*first, str(small_yaml), *map(str, run_options(folder)), "model.dropout=0.2", *LONG]
+        return [*first, str(small_yaml), *map(str, run_options(folder)), *LONG]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    succeed(*command(whole))
+    if stage == "search":
+        whole = request.getfixturevalue("whole_search")
+    else:
+        succeed(*command(whole))
     for _ in range(2):
         status, _ = kill_at_random(command(killed), killed, (0.0, 0.7))
         assert status == -signal.SIGKILL
@@ -92,17 +104,15 @@ def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    more = [*LONG, "train.checkpoint_every=100000"]
-    succeed("search", small_yaml, "--run", whole, *more)
+def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number, whole_search):
+    stopped, more = tmp_path / "stopped", [*LONG, "train.checkpoint_every=100000"]
     command = ["search", str(small_yaml), "--run", str(stopped), *more]
     status, errors = kill_at_random(command, stopped, (0.0, 0.3), number)
     assert status == 130
     assert "progress is saved; rerun the same command with --resume to continue" in errors
     assert len(errors.strip().splitlines()) == 1
     succeed("search", small_yaml, "--run", stopped, "--resume", *more)
-    assert_same_run(whole, stopped, "supernet")
+    assert_same_run(whole_search, stopped, "supernet")
 
 
 def test_only_a_second_ctrl_c_interrupts_at_once():

@@ -59,35 +59,24 @@ def test_decays_begin_between_a_thousandth_and_a_tenth():
     torch.testing.assert_close(decays, torch.tensor([0.001, 0.00464159, 0.0215443, 0.1]))
 
 
-def model_of(pattern, config=CONFIG, dtype=torch.float64, **options):
-    torch.manual_seed(3)
-    return build_pattern(sized(pattern), config, VOCAB, **options).to(dtype).eval()
-
-
-def stream(length, batch=2):
-    generator = torch.Generator().manual_seed(5)
-    tokens = torch.randint(VOCAB, (batch, length + 1), generator=generator, device="cpu").to(torch.get_default_device())
-    return tokens[:, :-1], tokens[:, 1:]
-
-
 def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does():
     """With a memory of all previous positions. No gradient reaches what earlier segments wrote to the state."""
     torch.manual_seed(1)
     supernet = supernet_of(3, [LINEAR, "dense"], CONFIG, VOCAB).double()
     set_path(supernet, [0, 1, 0])
-    fixed, index = model_of([LINEAR, "dense", LINEAR]).train(), "010"
+    fixed, index = build_pattern(sized([LINEAR, "dense", LINEAR]), CONFIG, VOCAB).double(), "010"
     chosen = [block.candidates[place] for block, place in zip(supernet.blocks, [0, 1, 0], strict=True)]
     assert count_memory_blocks(chosen) == 2  # no state, which would limit evaluation to one row
     assert count_memory_blocks(fixed.blocks) is None
 
     def name_in_supernet(name):
         return re.sub(
-            r"blocks.(.).operation", lambda match: f"blocks.{match[1]}.candidates.{index[int(match[1])]}", name
+            r"(blocks.)(.).operation", lambda found: f"{found[1]}{found[2]}.candidates.{index[int(found[2])]}", name
         )
 
     weights = supernet.state_dict()
     fixed.load_state_dict({name: weights[name_in_supernet(name)] for name in fixed.state_dict()})
-    (tokens, targets), results = stream(25), []
+    (tokens, targets), results = torch.randint(VOCAB, (2, 2, 25)), []
     for network in (supernet, fixed):
         first, memories = network(tokens[:, :12], targets[:, :12], None, 30)
         second, _ = network(tokens[:, 12:], targets[:, 12:], memories, 30)

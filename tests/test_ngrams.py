@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from experiments.helpers import ArrayCorpus
-from models.decoding import Decoder
 from models.operations.operation import BlockConfig
+from models.stream import Decoder
 from models.transformer_xl import HASH_FACTOR, HASH_PRIME, NGramEmbedding, build_pattern
-from nas.training.auto import resolve_auto
 from nas.training.evaluation import total_nll
+from nas.training.passes import resolve_auto
 from tests.making import generator, sized
 
 ROWS = [7, 5, 11]

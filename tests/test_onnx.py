@@ -12,8 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
-from models.decoding import Decoder
-from models.stream import StreamModel
+from models.stream import Decoder, StreamModel
 from nas import load_model
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx

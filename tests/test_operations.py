@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.decoding import Decoder
 from models.operations.operation import BlockConfig, Operation, Segment
 from models.operations.registry import OPERATIONS, Kind, build_operation
 from models.relative_attention import sinusoidal_encodings
+from models.stream import Decoder
 from models.transformer_xl import build_pattern
 from nas.costs.flops import SOLVER
 from nas.gumbel.supernet import set_path

@@ -5,9 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from models import softmax
-from models.fused import cast_inputs
 from models.operations.operation import BlockConfig, Segment
-from models.relative_attention import attend, causal_mask, plain_attend, sinusoidal_encodings
+from models.relative_attention import attend, cast_inputs, causal_mask, plain_attend, sinusoidal_encodings
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
 from nas.gumbel.supernet import StochasticBlock

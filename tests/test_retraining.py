@@ -12,11 +12,9 @@ from nas.core.files import write_yaml
 from nas.core.run_folder import RunFolder, read_metrics
 from nas.retraining.phase import BEST
 from nas.retraining.results import evaluate_best
-from nas.training.auto import auto_lines, resolve_auto
-from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, total_nll
-from nas.training.passes import passes_warning, warmup_warning
-from nas.training.trainer import Trainer
+from nas.training.passes import auto_lines, passes_warning, resolve_auto, warmup_warning
+from nas.training.trainer import Trainer, load_checkpoint
 from tests.making import make_retraining
 
 

@@ -15,7 +15,7 @@ from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
 from nas.core.outcome import read_pi
 from nas.core.run_folder import RunFolder, check_folder
-from nas.training.checkpoint import load_checkpoint, save_checkpoint
+from nas.training.trainer import load_checkpoint, save_checkpoint
 
 
 def start(path, config, stage="search", **more):

@@ -1,4 +1,3 @@
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from models.operations import sparse
 from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import sinusoidal_encodings
-from models.transformer_xl import build_pattern
 from tests import reference
-from tests.making import operation_of, sized
+from tests.making import operation_of
 
 KINDS = ("strided", "fixed", "window")
 SHAPES = [  # stride or window, segment, memory, positions of the stream before the segment
@@ -126,24 +124,6 @@ def test_two_blocks_reach_every_earlier_position_and_no_later_one(kind, monkeypa
         (gradient,) = torch.autograd.grad(y[0, i].sum(), x, retain_graph=True)
         touched = gradient[0].abs().sum(dim=-1) > 0
         assert touched.tolist() == [True] * (i + 1) + [False] * (length - i - 1)
-
-
-@pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize("border", [0, sparse.DENSE_UP_TO])
-@pytest.mark.parametrize("kind", KINDS[:2])
-def test_division_into_segments_does_not_change_results(kind, border, monkeypatch):
-    monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
-    torch.manual_seed(0)
-    blocks = sized([f"sparse_{kind} 5", "dense", f"sparse_{kind} 5"], d_model=8)
-    model = build_pattern(blocks, BlockConfig(8), 11).double()
-    tokens, targets = torch.randint(11, (2, 2, 30))
-    uncut, _ = model(tokens, targets, None, 30)
-    pieces, memories = [], None
-    for start, end in itertools.pairwise([0, 7, 8, 14, 23, 30]):
-        nll, memories = model(tokens[:, start:end], targets[:, start:end], memories, 30)
-        pieces.append(nll)
-        assert memories.offset == end
-    torch.testing.assert_close(torch.cat(pieces, dim=1), uncut, rtol=0, atol=1e-10)
 
 
 @pytest.mark.usefixtures("each_device")

@@ -7,19 +7,16 @@ import torch
 from nas.core.errors import RunError
 from nas.core.files import read_jsonl
 from nas.core.run_folder import RunFolder
-from nas.training.checkpoint import load_checkpoint
 from nas.training.optimizer import lr_ratio
 from nas.training.train_step import Batch
-from nas.training.trainer import Trainer
+from nas.training.trainer import Trainer, load_checkpoint
 from tests.golden import GOLDEN
 from tests.making import STAGES, assert_same_state, losses_of, make_retraining, make_search
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_golden_losses(stage, small_config):
-    """The first 15 losses of each stage; a refactoring must not change them. `python -m tests.golden` records them
-    again.
-    """
+    """The first 15 losses of each stage; a refactoring keeps them. `python -m tests.golden` records them again."""
     expected = json.loads(GOLDEN.read_text())[stage]
     assert losses_of(stage, small_config(*STAGES[stage])) == pytest.approx(expected, rel=1e-4)
 
@@ -49,11 +46,21 @@ def test_short_segments_are_the_same_text(small_config):
     assert torch.equal(batch.tokens, torch.arange(24).reshape(4, 6)) and torch.equal(batch.targets, batch.tokens + 1)
 
 
-def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small_config, tmp_path):
-    config = small_config("train.steps=20")
-    phase = make_retraining(config, ["dense"])
-    run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
-    run.start(config, {})
+@pytest.fixture
+def start_retraining(small_config, tmp_path):
+    """start(*options) -> the phase of a dense block, and its run folder"""
+
+    def start(*options):
+        config = small_config(*options)
+        run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
+        run.start(config, {})
+        return make_retraining(config, ["dense"]), run
+
+    return start
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(start_retraining):
+    phase, run = start_retraining("train.steps=20")
     step_of = phase.step
 
     def poisoned(step):
@@ -70,23 +77,18 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoint(small
     assert all(torch.isfinite(tensor).all() for tensor in state["phase"]["model"].values())
 
 
-def test_a_validation_loss_that_is_not_finite_is_reported(small_config, tmp_path, monkeypatch):
-    config = small_config("train.evaluate_every=7")
-    run = RunFolder(tmp_path / "run", config, "retrain", {"pattern": ["dense"]})
-    run.start(config, {})
+def test_a_validation_loss_that_is_not_finite_is_reported(start_retraining, monkeypatch):
     figures = {"perplexity": math.nan, "tokens": 9, "nll_per_token": math.nan}
     monkeypatch.setattr("nas.retraining.phase.evaluate_split", lambda *_: figures)
     with pytest.raises(RunError, match="step 7: the validation loss is nan; the checkpoint of step 5 is usable"):
-        Trainer(make_retraining(config, ["dense"]), run).fit()
+        Trainer(*start_retraining("train.evaluate_every=7")).fit()
 
 
-def test_a_loss_on_valid_that_rises_twice_is_reported(small_config, tmp_path, monkeypatch, capsys):
+def test_a_loss_on_valid_that_rises_twice_is_reported(start_retraining, monkeypatch, capsys):
     losses = iter([2.0, 1.5, 1.6, 1.7, 1.65, 1.9])
-    phase = make_retraining(small_config("train.evaluate_every=4", "train.steps=24"), ["dense"])
+    phase, run = start_retraining("train.evaluate_every=4", "train.steps=24")
     figures = {"perplexity": 1.0, "tokens": 9}
     monkeypatch.setattr(phase, "evaluate", lambda run, step: figures | {"nll_per_token": next(losses)})
-    run = RunFolder(tmp_path / "run", phase.config, "retrain", {"pattern": ["dense"]})
-    run.start(phase.config, {})
     Trainer(phase, run).fit()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
     assert "the loss on valid rises, 1.5000 -> 1.6000 -> 1.7000, so the model overfits; give fewer train.epochs" in line

@@ -46,8 +46,8 @@ def new_decoder(short: str, length: int):
     """A decoder of the regime's model whose context is full."""
     import torch
 
-    from models.decoding import Decoder
     from models.operations.operation import BlockConfig
+    from models.stream import Decoder
     from models.transformer_xl import build_pattern
     from nas.core.pattern import expand
 

@@ -32,7 +32,7 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     from nas.data.corpus import bytes_per_token
     from nas.search.space import with_sizes
     from nas.search.trials import RUNGS
-    from nas.training.auto import resolve_auto
+    from nas.training.passes import resolve_auto
 
     config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
     networks, folder = draw_networks(config, costs, shapes, RUNGS[0].networks), out / f"random-{seed}" / TRIALS

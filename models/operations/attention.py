@@ -1,6 +1,6 @@
 """Attention to all positions (Transformer-XL, Dai et al. 2019, arXiv 1901.02860), and its cache of keys and values.
 
-Shape letters as in models/relative_attention.py. Below, G is the number of heads of keys and values.
+Shape letters as in models/relative_attention.py, and G heads of keys and values.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ class AttentionReader(BareReader):
 
     def __init__(self, cached: "CachedAttention"):
         self.buffer, self.end = None, 0  # [2, B, G, room, E], and the number of filled places
-        super().__init__(cached.operation)
+        super().__init__(cached)
         self.attention, self.position = cached.operation.attention, cached.position
         # One product gives the queries of keys and of distances with their biases, scaled, and the new key and value.
         query, key_value = self.attention.query.weight, self.attention.key_value.weight
@@ -149,9 +149,7 @@ class AttentionReader(BareReader):
 
 
 class CachedAttention(nn.Module):
-    """An attention in a stream, with fixed weights. Its state holds the keys and values [B, G, M, E] of earlier
-    positions, instead of inputs, so that each position is projected once.
-    """
+    """An attention in a stream. Its state holds the keys and values [B, G, M, E] of earlier positions, not inputs."""
 
     Reader = AttentionReader
 

@@ -13,10 +13,8 @@ def new_kernel(taps: int, channels: int) -> nn.Parameter:
 
 
 def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
-    """The causal convolution [B, L, C] of each channel, for the last L = `length` positions of x [B, K, C].
-
-    Positions before x are zeros. Sums of slices are faster than F.conv1d, which needs the channels before positions.
-    """
+    """The causal convolution of each channel [B, L, C], for the last L = `length` positions of x [B, K, C]."""
+    # Sums of slices are faster than F.conv1d, which needs the channels before positions.
     missing = length + len(kernel) - 1 - x.shape[1]
     if torch.compiler.is_exporting() or missing:
         x = F.pad(x, (0, 0, missing, 0))  # [B, T + L, C]
@@ -27,10 +25,7 @@ def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
 
 
 class ShortConvolution(Operation):
-    """Gated short convolution (LFM2, arXiv 2511.23404): output(b * convolve(a * value)), with a, b, value = project(x).
-
-    The convolution is causal and has a kernel for each channel.
-    """
+    """Gated short convolution (LFM2, arXiv 2511.23404): output(b * convolve(a * value)); a, b, value = project(x)."""
 
     def __init__(self, config, kernel: int):
         super().__init__(config)
@@ -56,9 +51,6 @@ class ShortConvolution(Operation):
 
 
 class ConvolutionReader(BareReader):
-    def __init__(self, cached: "CachedConvolution"):
-        super().__init__(cached.operation)
-
     def branch(self, x, segment):
         operation = self.operation
         a, b, value = F.linear(x, operation.project.weight).chunk(3, dim=-1)

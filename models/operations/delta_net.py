@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.fused import autocast_device
 from models.operations.convolution import convolve, new_kernel
 from models.operations.operation import Operation, last
-from models.relative_attention import join_heads, split_heads
+from models.relative_attention import autocast_device, join_heads, split_heads
 
 TAPS = 4  # positions that the short convolution reads, the current one included
 SLOWEST, FASTEST = 0.001, 0.1  # -log_decay per position of the first and the last head, before training

@@ -1,10 +1,10 @@
-"""The position-wise feed-forward network."""
+"""Operations of each position alone: the feed-forward network and the empty branch."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.operations.operation import BareReader, BlockConfig, Operation
+from models.operations.operation import BareReader, BlockConfig, Operation, TokenReader
 
 
 class SquaredReLU(nn.Module):
@@ -37,3 +37,20 @@ class Dense(Operation):
 
     def branch(self, context, length, segment):
         return self.output(self.dropout(self.activation(self.expand(context))))
+
+
+class IdentityReader(TokenReader):
+    def __call__(self, x, segment):
+        return x
+
+
+class Identity(Operation):
+    """An empty branch. A search can choose it to leave out a block."""
+
+    Reader = IdentityReader
+
+    def __init__(self, config: BlockConfig):
+        nn.Module.__init__(self)  # without norm and dropout
+
+    def forward(self, x, state, segment):
+        return x.new_zeros(()), state  # broadcasts over [B, L, D]

@@ -63,6 +63,18 @@ def limit(count: int, reach: int | None) -> int:
     return count if reach is None else torch.sym_min(count, reach)
 
 
+class TokenReader:
+    """Reads a stream position by position with the cached form of an operation. state: after the last position."""
+
+    def __init__(self, operation: nn.Module):
+        self.operation, self.state = operation, {}
+
+    def __call__(self, x: Tensor, segment: Segment) -> Tensor:
+        """What a block makes of the next position x [B, D]. segment: of one position."""
+        branch, self.state = self.operation(x[:, None], self.state, segment)
+        return x + branch[:, 0]
+
+
 class Operation(nn.Module):
     """A residual branch with its own normalisation and dropout: (x, state) -> (branch, state).
 
@@ -85,7 +97,7 @@ class Operation(nn.Module):
     reach: int | None = 0
     period = stride = 1
     carries_state = reads_tokens = False
-    restarts = True
+    restarts, Reader = True, TokenReader
 
     def __init__(self, config: BlockConfig):
         super().__init__()
@@ -140,17 +152,13 @@ class Operation(nn.Module):
 
     def cached(self, encodings: Tensor | None, context: int) -> nn.Module:
         """The same function with fixed weights, for a stream in which a position sees at most `context` positions,
-        itself included. It has begin(), forward(), Reader and restarts, and may keep other things than inputs.
-
-        encodings: of `context` distances.
+        itself included. It has begin(), forward(), Reader and restarts. encodings: of `context` distances.
         """
         return self
 
     def initialise(self, scale: float) -> None:
         """Draw the weights of linear layers with standard deviation 1 / sqrt(inputs), which keeps the size of
-        activations. Other parameters keep what the constructor gave them.
-
-        scale: factor of the last layer's weights.
+        activations; of the last layer, times `scale`. Other parameters keep what the constructor gave them.
         """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -174,25 +182,11 @@ class Operation(nn.Module):
         return ""
 
 
-class TokenReader:
-    """Reads a stream position by position with the cached form of an operation. state: after the last position."""
-
-    def __init__(self, operation: nn.Module):
-        self.operation, self.state = operation, {}
-
-    def __call__(self, x: Tensor, segment: Segment) -> Tensor:
-        """What a block makes of the next position x [B, D]. segment: of one position."""
-        branch, self.state = self.operation(x[:, None], self.state, segment)
-        return x + branch[:, 0]
-
-
 class BareReader(TokenReader):
-    """Uses functions of the bare weights, because calls of modules take longer than the products of one position.
+    """Uses functions of the bare weights, because calls of modules take longer than the products of one position."""
 
-    operation: whose norm and place of the norm it takes; None: those of the cached form.
-    """
-
-    def __init__(self, operation: nn.Module):
+    def __init__(self, cached: nn.Module):
+        operation = getattr(cached, "operation", cached)
         super().__init__(operation)
         norm, self.post_norm = operation.norm, operation.post_norm
         self.options = norm.normalized_shape, norm.weight, norm.bias, norm.eps
@@ -205,6 +199,3 @@ class BareReader(TokenReader):
     def branch(self, x: Tensor, segment: Segment) -> Tensor:
         """The branch [B, D] of the next position, whose normalised input is x [B, D]."""
         raise NotImplementedError
-
-
-Operation.Reader = TokenReader

@@ -24,16 +24,23 @@ class Size(NamedTuple):
     """A size of an operation, which is an argument of its constructor.
 
     letter: stands before the value in a short form. The main size has none, and its value may stand without its name.
-    default: of a shape and the sizes before this one. fits: whether a value fits the shape and the sizes before it; if
-    not, `rule` tells what would. multiple: whether a value may be a multiple of d_model, such as 4x.
+    default: of a shape and the sizes before this one. bound: the entry of the shape, or the size before this one, that
+    the value must not exceed or, with `divides`, must divide; `rule` says so. multiple: whether a value may be a
+    multiple of d_model, such as 4x.
     """
 
     letter: str
     help: str
     default: Callable[[Shape, dict[str, int]], int | str]
-    fits: Callable[[int, Shape, dict[str, int]], bool] = lambda value, shape, sizes: True
+    bound: str = ""
     rule: str = ""
+    divides: bool = False
     multiple: bool = False
+
+    def fits(self, value: int, shape: Shape, sizes: dict[str, int]) -> bool:
+        """Whether a value fits the shape and the sizes before it."""
+        bound = (shape._asdict() | sizes).get(self.bound, value)
+        return bound % value == 0 if self.divides else value <= bound
 
 
 class Kind(NamedTuple):
@@ -60,71 +67,48 @@ def default_stride(keys: int) -> int:
     return lower if root - lower <= 2 * lower - root else 2 * lower
 
 
-HEADS = {
-    "heads": Size(
-        "h",
-        "heads (model.heads)",
-        lambda shape, _: shape.heads,
-        lambda heads, shape, _: shape.d_model % heads == 0,
-        "must divide d_model={d_model}",
-    )
-}
-KEY_HEADS = {
-    "key_heads": Size(
-        "k",
-        "heads of keys and values (heads)",
-        lambda _, sizes: sizes["heads"],
-        lambda key_heads, _, sizes: sizes["heads"] % key_heads == 0,
-        "must divide heads={heads}",
-    )
-}
-WINDOW = {
-    "window": Size(
-        "",
-        "earlier positions seen (a quarter of segment + memory)",
-        lambda shape, _: max(1, shape.keys // 4),
-        lambda window, shape, _: window <= shape.keys,
-        "must be at most train.segment + train.memory, which is {keys}",
-    )
-}
-STRIDE = {
-    "stride": Size("", "positions of a row (2^k nearest sqrt(segment + memory))", lambda s, _: default_stride(s.keys))
-}
-SUMMARY = {
-    "summary": Size(
-        "m",
-        "last columns of all rows that are seen (4)",
-        lambda _, sizes: min(4, sizes["stride"]),
-        lambda summary, _, sizes: summary <= sizes["stride"],
-        "must be at most stride={stride}",
-    )
-}
-CHUNK = {"chunk": Size("n", "positions computed at once, which changes the speed only (64)", lambda *_: 64)}
-KERNEL = {
-    "kernel": Size(
-        "",
-        "positions seen, with the current one (4)",
-        lambda *_: 4,
-        lambda kernel, shape, _: kernel <= shape.segment,
-        "must be at most train.segment={segment}",
-    )
-}
-D_FFN = {"d_ffn": Size("", "inner width (model.d_ffn)", lambda shape, _: shape.d_ffn, multiple=True)}
-ATTENTION = HEADS | KEY_HEADS
-
 # fmt: off
+SIZES = {
+    "stride": Size("", "positions of a row (2^k nearest sqrt(segment + memory))", lambda s, _: default_stride(s.keys)),
+    "window": Size(
+        "", "earlier positions seen (a quarter of segment + memory)", lambda s, _: max(1, s.keys // 4),
+        "keys", "must be at most train.segment + train.memory, which is {keys}"),
+    "kernel": Size(
+        "", "positions seen, with the current one (4)", lambda *_: 4,
+        "segment", "must be at most train.segment={segment}"),
+    "d_ffn": Size("", "inner width (model.d_ffn)", lambda s, _: s.d_ffn, multiple=True),
+    "summary": Size(
+        "m", "last columns of all rows that are seen (4)", lambda _, sizes: min(4, sizes["stride"]),
+        "stride", "must be at most stride={stride}"),
+    "heads": Size("h", "heads (model.heads)", lambda s, _: s.heads, "d_model", "must divide d_model={d_model}", True),
+    "key_heads": Size(
+        "k", "heads of keys and values (heads)", lambda _, sizes: sizes["heads"],
+        "heads", "must divide heads={heads}", True),
+    "chunk": Size("n", "positions computed at once, which changes the speed only (64)", lambda *_: 64),
+}
+
+
+def sizes(names: str) -> dict[str, Size]:
+    return {name: SIZES[name] for name in names.split()}
+
+
 OPERATIONS = {
-    "attention": Kind("a", "#c8553d", "attention:Attention", "attention to all positions", ATTENTION, True),
+    "attention": Kind(
+        "a", "#c8553d", "attention:Attention", "attention to all positions", sizes("heads key_heads"), True),
     "sparse_strided": Kind(
-        "s", "#e09f3e", "sparse:SparseStrided", "attention to a window and a strided column", STRIDE | ATTENTION, True),
+        "s", "#e09f3e", "sparse:SparseStrided", "attention to a window and a strided column",
+        sizes("stride heads key_heads"), True),
     "sparse_fixed": Kind(
-        "f", "#7b6d8d", "sparse:SparseFixed", "attention to a row and summaries", STRIDE | SUMMARY | ATTENTION, True),
-    "window": Kind("w", "#2a9d8f", "sparse:Window", "attention to a sliding window", WINDOW | ATTENTION, True),
+        "f", "#7b6d8d", "sparse:SparseFixed", "attention to a row and summaries",
+        sizes("stride summary heads key_heads"), True),
+    "window": Kind(
+        "w", "#2a9d8f", "sparse:Window", "attention to a sliding window", sizes("window heads key_heads"), True),
     "linear": Kind(
-        "l", "#8ab17d", "delta_net:GatedDeltaNet", "linear attention (gated delta rule)", HEADS | CHUNK, True, True),
-    "conv": Kind("c", "#d4a5a5", "convolution:ShortConvolution", "gated short convolution", KERNEL),
-    "dense": Kind("d", "#2f6690", "dense:Dense", "feed-forward network", D_FFN),
-    "identity": Kind("i", "#b9bfc7", "identity:Identity", "nothing"),
+        "l", "#8ab17d", "delta_net:GatedDeltaNet", "linear attention (gated delta rule)",
+        sizes("heads chunk"), True, True),
+    "conv": Kind("c", "#d4a5a5", "convolution:ShortConvolution", "gated short convolution", sizes("kernel")),
+    "dense": Kind("d", "#2f6690", "dense:Dense", "feed-forward network", sizes("d_ffn")),
+    "identity": Kind("i", "#b9bfc7", "dense:Identity", "nothing"),
 }
 # fmt: on
 

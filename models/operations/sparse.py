@@ -16,7 +16,6 @@ models/relative_attention.py, and R rows of queries, S rows of keys (the queries
 and N keys.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -115,9 +114,8 @@ class SummaryColumns(KeySet):
 
 
 class Layout(NamedTuple):
-    """`before` and `after` positions pad a context [B, K, D] to `rows` whole rows of l positions.
-
-    The last `query_rows` rows contain the queries; the first query is in column `first`.
+    """`before` and `after` positions pad a context [B, K, D] to `rows` whole rows of l positions. The last `query_rows`
+    contain the queries; the first query is in column `first`.
     """
 
     before: int
@@ -128,12 +126,9 @@ class Layout(NamedTuple):
 
 
 def lay_out(keys: int, length: int, start: int, stride: int) -> Layout:
-    """Layout whose rows begin where the stream's rows begin. start: positions of the stream before the segment.
-
-    At least one row precedes the queries' rows, because LocalWindow reads the previous row.
-    """
+    """Layout whose rows begin where the stream's rows begin. start: positions of the stream before the segment."""
     before = (start + length - keys) % stride
-    if before + keys - length < stride:
+    if before + keys - length < stride:  # LocalWindow reads the row before the queries' rows
         before += stride
     rows = -(-(before + keys) // stride)
     first_row, first = divmod(before + keys - length, stride)
@@ -173,34 +168,30 @@ def dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int, place: int,
     return additive_mask(allowed, dtype)
 
 
-def is_window(key_sets: tuple[KeySet, ...]) -> bool:
-    return len(key_sets) == 1
-
-
-def uses_dense_mask(key_sets: tuple[KeySet, ...], keys: int, length: int) -> bool:
+def uses_dense_mask(is_window: bool, stride: int, keys: int, length: int) -> bool:
     """Whether dense attention under a mask is faster than attention in groups."""
-    return keys <= DENSE_UP_TO or (is_window(key_sets) and length <= key_sets[0].stride)
+    return keys <= DENSE_UP_TO or (is_window and length <= stride)
 
 
 class SparseAttention(RelativeAttention):
-    """Attention to a window of keys, or to the union of two sets of keys."""
+    """Attention to one set of keys, a window, or to the union of two sets."""
 
     def __init__(self, d_model: int, heads: int, key_heads: int, relative: bool, key_sets: tuple[KeySet, ...]):
         super().__init__(d_model, heads, key_heads, relative)
         self.key_sets, self.stride = key_sets, key_sets[0].stride
-        self.last_sees_all = is_window(key_sets)  # of a context that is no longer than the window
+        self.last_sees_all = len(key_sets) == 1  # a window, of a context that is no longer than the window
 
     def forward(self, context: Tensor, length: int, segment: Segment) -> Tensor:
-        if is_window(self.key_sets):
+        if self.last_sees_all:
             # It moves with the query, so rows may begin anywhere: one layout fits all segments.
             context = context[:, -(self.stride + length) :]
             segment = segment._replace(start=context.shape[1] - length)
-        if uses_dense_mask(self.key_sets, context.shape[1], length):
+        if uses_dense_mask(self.last_sees_all, self.stride, context.shape[1], length):
             return super().forward(context, length, segment)
         return self.blocked(context, length, segment)
 
     def mask(self, length: int, keys: int, start: int, dtype, device) -> Tensor:
-        place = 0 if is_window(self.key_sets) else (start + length - keys) % self.stride
+        place = 0 if self.last_sees_all else (start + length - keys) % self.stride
         return dense_mask(self.key_sets, keys, length, place, dtype, device)
 
     def blocked(self, context: Tensor, length: int, segment: Segment) -> Tensor:
@@ -239,16 +230,12 @@ class SparseAttention(RelativeAttention):
         return mixed, lse
 
 
-def to_sets(*key_sets: KeySet) -> Callable:
-    """The attention to these sets, as Attention takes it."""
-    return partial(SparseAttention, key_sets=key_sets)
-
-
 class SparseStrided(Attention):
     """Strided sparse attention (arXiv 1904.10509, section 4.3): a local window and a strided column."""
 
     def __init__(self, config, stride: int, heads: int, key_heads: int):
-        super().__init__(config, heads, key_heads, to_sets(LocalWindow(stride), StridedColumn(stride)))
+        key_sets = LocalWindow(stride), StridedColumn(stride)
+        super().__init__(config, heads, key_heads, partial(SparseAttention, key_sets=key_sets))
         self.stride = stride
 
 
@@ -256,7 +243,8 @@ class SparseFixed(Attention):
     """Fixed sparse attention (arXiv 1904.10509, section 4.3): the query's block, and the last columns of all rows."""
 
     def __init__(self, config, stride: int, summary: int, heads: int, key_heads: int):
-        super().__init__(config, heads, key_heads, to_sets(LocalBlock(stride), SummaryColumns(stride, summary)))
+        key_sets = LocalBlock(stride), SummaryColumns(stride, summary)
+        super().__init__(config, heads, key_heads, partial(SparseAttention, key_sets=key_sets))
         self.stride = self.period = stride  # the keys of a query depend on its column
 
 
@@ -264,5 +252,5 @@ class Window(Attention):
     """Sliding-window attention (arXiv 2004.05150, section 3.1)."""
 
     def __init__(self, config, window: int, heads: int, key_heads: int):
-        super().__init__(config, heads, key_heads, to_sets(LocalWindow(window)))
+        super().__init__(config, heads, key_heads, partial(SparseAttention, key_sets=(LocalWindow(window),)))
         self.reach = window

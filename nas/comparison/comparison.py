@@ -18,8 +18,8 @@ from nas.costs.flops import batch_shape
 from nas.costs.measurement import text_times
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import Task, script_task
-from nas.training.auto import auto_lines, resolve_auto
 from nas.training.device import count_cores, device_context, set_up_device
+from nas.training.passes import auto_lines, resolve_auto
 
 ROUNDS = 60  # of the latencies
 

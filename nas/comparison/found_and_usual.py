@@ -15,8 +15,8 @@ from nas.search.network_costs import NetworkCosts
 from nas.search.network_search import COSTS
 from nas.search.space import within_budget
 from nas.search.strategy import EQUAL_LOSS
-from nas.training.auto import resolve_auto
 from nas.training.device import set_up_device
+from nas.training.passes import resolve_auto
 
 NAMES = FOUND, USUAL
 

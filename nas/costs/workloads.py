@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decoding import Decoder
-from models.stream import StreamModel, export_graph, open_graph
+from models.stream import Decoder, StreamModel, export_graph, open_graph
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import check_onnx

@@ -29,7 +29,7 @@ from nas.data.vocabulary import (
     split_words,
 )
 
-FORMAT = "par-tokens/3"
+FORMAT = "par-tokens/4"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
 
 

@@ -32,10 +32,10 @@ from nas.data.corpus import Corpus
 from nas.gumbel.gumbel_softmax import gumbel_like, relax, straight_through
 from nas.gumbel.supernet import set_mixture, set_path
 from nas.training import distributed
+from nas.training.build import open_streams
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 from nas.training.passes import count_steps
-from nas.training.streams import open_streams
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decoding import Decoder
+from models.stream import Decoder
 from models.transformer_xl import TransformerXL
 from nas.data.vocabulary import Vocabulary
 from nas.inference.sampling import Sampling

@@ -10,14 +10,13 @@ from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
 from nas.training import distributed
-from nas.training.checkpoint import save_checkpoint
+from nas.training.build import check_splits, open_stream
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split, evaluation_lengths
 from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
-from nas.training.streams import check_splits, open_stream
 from nas.training.train_step import TrainStep
-from nas.training.trainer import Phase
+from nas.training.trainer import Phase, save_checkpoint
 
 BEST = "best.pt"
 TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged

@@ -11,9 +11,9 @@ from nas.costs.measurement import measure_pattern
 from nas.data.corpus import Corpus
 from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
-from nas.training.checkpoint import load_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split, evaluation_lengths
+from nas.training.trainer import load_checkpoint
 
 RESULTS_FORMAT = "par-results/1"
 

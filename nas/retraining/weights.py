@@ -15,7 +15,7 @@ from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME, SUMMARY
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
-from nas.training.checkpoint import load_checkpoint
+from nas.training.trainer import load_checkpoint
 
 WEIGHTS, EXPORT_CONFIG, GRAPH = "model.safetensors", "config.json", "model.onnx"  # of exported folders
 EXPORT_FORMAT = "par-model/3"

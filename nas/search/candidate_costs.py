@@ -14,9 +14,9 @@ from nas.costs.measurement import measure_tables
 from nas.data.corpus import Corpus, bytes_per_token, prepare
 from nas.search.network_costs import NetworkCosts
 from nas.search.space import Network, candidate_sizes, make_network, with_sizes
-from nas.training.auto import resolve_auto
+from nas.training.build import open_streams
 from nas.training.device import DeviceContext
-from nas.training.streams import open_streams
+from nas.training.passes import resolve_auto
 
 Shape = tuple[int, int]  # vocabulary and width
 

@@ -17,9 +17,8 @@ from nas.search.network_costs import NetworkCosts
 from nas.search.space import cheapest, first_candidates, read_network, with_sizes
 from nas.search.strategy import Strategy
 from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches
-from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
-from nas.training.passes import passes_warning
+from nas.training.passes import passes_warning, resolve_auto
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
 

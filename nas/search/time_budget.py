@@ -13,9 +13,8 @@ from nas.data.corpus import Corpus, prepare
 from nas.search.halving import LONG_ENOUGH
 from nas.search.network_search import COSTS, ESTIMATE, open_search, trial_estimate
 from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
-from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
-from nas.training.passes import most_passes
+from nas.training.passes import most_passes, resolve_auto
 
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung

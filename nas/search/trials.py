@@ -23,10 +23,9 @@ from nas.jobs.tasks import Task, run_tasks, script_task, workers
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
-from nas.training.auto import resolve_auto
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
-from nas.training.passes import count_passes, count_steps
+from nas.training.passes import count_passes, count_steps, resolve_auto
 
 LOGS = "logs"  # folder of the output of trials
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search

@@ -63,9 +63,6 @@ def leave_group() -> None:
     gc.collect()  # DistributedDataParallel is in a reference cycle, and keeps the group
 
 
-# --- rows of a batch
-
-
 def rank_rows(rows: int, grad_accum_steps: int) -> slice:
     """The rows of a batch that this rank reads. Raises InputError if ranks and parts do not divide the batch."""
     if rows % (world_size() * grad_accum_steps):
@@ -84,9 +81,6 @@ def gather_rows(own: Tensor) -> Tensor | None:
     parts = [torch.empty_like(own) for _ in range(world_size())] if is_main() else None
     dist.gather(own.contiguous(), parts)
     return torch.cat(parts) if is_main() else None
-
-
-# --- collectives
 
 
 def all_reduce_mean(x: Tensor) -> Tensor:
@@ -151,9 +145,6 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
     return all_gather(work() if is_main() else None)[0]
 
 
-# --- gradients
-
-
 def wrap_ddp(model: nn.Module) -> nn.Module:
     """Wrap a model in DistributedDataParallel. All parameters must get a gradient in each backward pass."""
     if world_size() == 1:
@@ -173,10 +164,9 @@ def broadcast_parameters(model: nn.Module) -> None:
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace the gradients of a sampled path by their means over the ranks.
+    """Replace the gradients of a path, which all ranks sample alike, by their means over the ranks.
 
-    Only the sampled operations have gradients, and all ranks sample the same operations. DistributedDataParallel would
-    expect a gradient of every parameter, or search the graph in each step.
+    DistributedDataParallel would expect a gradient of every parameter, or search the graph in each step.
     """
     if world_size() == 1:
         return

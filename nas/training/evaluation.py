@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from nas.core.config import MOST_NGRAMS, Config
 from nas.data.corpus import Corpus
 from nas.training import distributed
+from nas.training.build import image_size
 from nas.training.device import DeviceContext
-from nas.training.streams import image_size
 
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
@@ -55,8 +55,7 @@ def read_stream(
     """For each step of the evaluation: the nll of the counted tokens [n] in nats, and their places in `tokens` [n].
 
     model: as TransformerXL.forward. memory_blocks, period: those of count_memory_blocks() and period_of(). The ranks of
-    a run divide the rows. The mode of the model (train or eval) is restored at the end. Raises ValueError if there are
-    fewer than two tokens.
+    a run divide the rows. Raises ValueError if there are fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -75,8 +74,7 @@ def read_stream(
     padded = torch.zeros((rows * per_row + warmup) * segment + 1, dtype=torch.int64)
     padded[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
     own = torch.arange(rows).tensor_split(distributed.world_size())[distributed.rank()]
-    offsets = torch.arange(segment + 1)[None, :]
-    padded, own, offsets = padded.to(device), own.to(device), offsets.to(device)
+    padded, own, offsets = padded.to(device), own.to(device), torch.arange(segment + 1, device=device)[None, :]
 
     was_training, memories = model.training, None
     model.eval()
@@ -127,9 +125,8 @@ def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, 
 
 
 def figures(total: float, counted: int, original: dict) -> dict:
-    """The figures of a text with a summed nll in nats. Word perplexity and bits per byte refer to the original text.
-
-    original: `words` and `bytes`, and whether the tokens keep its words (`words_kept`) and itself (`lossless`).
+    """The figures of a text with a summed nll in nats. original: the numbers of its `words` and `bytes`, and whether
+    the tokens keep its words (`words_kept`) and itself (`lossless`).
     """
     return {
         "nll": total,
@@ -146,8 +143,5 @@ def figures(total: float, counted: int, original: dict) -> dict:
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll), where nll is in nats per token or per word; infinity on overflow."""
-    try:
-        return math.exp(nll)
-    except OverflowError:
-        return math.inf
+    """exp(nll), where nll is in nats per token or per word; infinity if it is not a float."""
+    return math.inf if nll > 709.7 else math.exp(nll)

@@ -19,9 +19,8 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def lr_ratio(step: int, total: int, warmup: int, schedule: str) -> float:
-    """The learning rate as a ratio to its peak.
-
-    It rises linearly to 1 at step `warmup`. Then it falls to 0 (cosine) or to LINEAR_END (linear) at step `total`.
+    """The learning rate as a ratio to its peak: it rises linearly to 1 at step `warmup`, and falls to 0 (cosine) or to
+    LINEAR_END (linear) at step `total`.
     """
     if step < warmup:
         return step / warmup
@@ -93,9 +92,8 @@ def parameters_within(network: nn.Module, kind: type[nn.Module]) -> list[nn.Para
 
 
 class WeightsOptimizer:
-    """AdamW (arXiv 1711.05101), or Muon for the weights of linear layers in operations and AdamW for the rest.
-
-    These weights, and the matrices outside of operations, decay.
+    """AdamW (arXiv 1711.05101), or Muon for the weights of linear layers in operations and AdamW for the rest. These
+    weights, and the matrices outside of operations, decay.
     """
 
     def __init__(self, network: nn.Module, options: TrainOptions, total_steps: int, muon_bf16: bool = False):
@@ -112,10 +110,10 @@ class WeightsOptimizer:
                 decayed.append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
-        self.muon = None
+        self.muon, self.optimizers = None, {"adam": self.adam}
         if orthogonal:
             self.muon = Muon(orthogonal, options.muon_lr, MOMENTUM, options.weight_decay, muon_bf16)
-        self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
+            self.optimizers["muon"] = self.muon
         self.lr = options.lr
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")  # graphs come later
         self.place_rates()
@@ -143,10 +141,7 @@ class WeightsOptimizer:
             parameter.grad = None
 
     def step(self) -> Tensor:
-        """Update the weights and return the norm of the gradients, without waiting for a GPU.
-
-        If the norm is not finite, the weights stay.
-        """
+        """Update the weights, if the norm of the gradients is finite, and return it, without waiting for a GPU."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         finite, clip = norm.isfinite(), self.options.clip
         scale = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)

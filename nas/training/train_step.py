@@ -13,8 +13,7 @@ from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
 from nas.training import distributed
-from nas.training.compile import WORTH_STEPS, compile_operations
-from nas.training.device import DeviceContext
+from nas.training.device import WORTH_STEPS, DeviceContext, compile_operations
 from nas.training.optimizer import TailAverage, WeightsOptimizer
 
 
@@ -33,15 +32,14 @@ class Batch:
         memories = [None] * parts if self.memories is None else self.memories.split(parts)
         return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), memories))
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors, those of the memories at last."""
+        return [self.tokens, self.targets, *(self.memories.tensors() if self.memories else [])]
+
     def shorten(self) -> "Batch":
         """Short segments without memories, SHORT_PARTS of each row (arXiv 2012.15832, section 3)."""
         length = self.tokens.shape[1] // SHORT_PARTS
         return Batch(self.tokens.reshape(-1, length), self.targets.reshape(-1, length), None)
-
-
-def tensors(batch: Batch) -> list[Tensor]:
-    """All tensors of a batch and its memories."""
-    return [batch.tokens, batch.targets, *(batch.memories.tensors() if batch.memories else [])]
 
 
 class Stream:
@@ -76,9 +74,8 @@ def can_replay(network: TransformerXL, options: TrainOptions, context: DeviceCon
 
 
 class ReplayedStep:
-    """A step as a CUDA graph (torch.cuda.CUDAGraph), which a GPU runs without waiting for Python.
-
-    A graph belongs to the shapes of a batch. A step runs as usual until the same shapes came REPEATS times in turn.
+    """A step as a CUDA graph (torch.cuda.CUDAGraph), which a GPU runs without waiting for Python. A graph belongs to
+    the shapes of a batch. A step runs as usual until the same shapes came REPEATS times in turn.
     """
 
     REPEATS = 3
@@ -92,15 +89,12 @@ class ReplayedStep:
         self.graphs, self.pool, self.last, self.repeats = {}, None, None, 0
 
     def __call__(self, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories]:
-        """Return what step(batch) returns. The next call overwrites the memories.
-
-        variant: tells apart steps that do not do the same with a batch.
-        """
+        """Return what step(batch) returns. The next call overwrites the memories. variant: tells apart unlike steps."""
         if not self.possible:
             return self.step(batch)
         offset = batch.memories.offset if batch.memories else 0
         # Masks of sparse attention depend on the place of a segment; operations are compiled once memories are full.
-        key = variant, *(x.shape for x in tensors(batch)), offset % self.stride, offset >= self.memory
+        key = variant, *(x.shape for x in batch.tensors()), offset % self.stride, offset >= self.memory
         self.repeats, self.last = self.repeats + 1 if key == self.last else 1, key
         if key not in self.graphs:
             if self.repeats > self.REPEATS:
@@ -108,7 +102,7 @@ class ReplayedStep:
             if key not in self.graphs:
                 return self.run_once(batch)
         graph, inputs, nll = self.graphs[key]
-        for own, given in zip(tensors(inputs), tensors(batch), strict=True):
+        for own, given in zip(inputs.tensors(), batch.tensors(), strict=True):
             if own is not given:
                 own.copy_(given)
         graph.replay()
@@ -142,7 +136,7 @@ class ReplayedStep:
         with torch.cuda.graph(graph, pool=self.pool):
             nll, memories = self.step(inputs)
             if inputs.memories:
-                for own, new in zip(tensors(inputs)[2:], tensors(Batch(None, None, memories))[2:], strict=True):
+                for own, new in zip(inputs.memories.tensors(), memories.tensors(), strict=True):
                     own.copy_(new)
         self.pool = graph.pool()
         return graph, inputs, nll

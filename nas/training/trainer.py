@@ -1,33 +1,70 @@
 """The training loop: steps, logs, evaluations, checkpoints, interruption and exact resume.
 
-The phases are in nas/retraining/phase.py and nas/gumbel/gumbel_phase.py.
+The phases are in nas/retraining/phase.py and nas/gumbel/gumbel_phase.py. Checkpoints are dictionaries of tensors and
+plain values, written atomically and read without running code.
 """
 
 import math
+import pickle
 import sys
 import time
+import zipfile
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from nas.core.config import Config
-from nas.core.errors import Interrupted, RunError, StopSignal
+from nas.core.errors import InputError, Interrupted, RunError, StopSignal
+from nas.core.files import atomic_write
 from nas.core.run_folder import RunFolder, read_metrics
 from nas.training import distributed
-from nas.training.checkpoint import load_checkpoint, save_checkpoint
 from nas.training.device import DeviceContext
 from nas.training.evaluation import perplexity
 from nas.training.passes import rising_warning
 from nas.training.train_step import TrainStep
 
+FORMAT = "par-checkpoint/5"
+
+
+def save_checkpoint(path: Path, state: dict) -> None:
+    """Write a state to `path`. After a crash at any moment the file holds either the previous or the new state. Raises
+    RunError if the file cannot be written, on a full disk for example.
+    """
+    try:
+        with atomic_write(path) as file:
+            torch.save({"format": FORMAT, **state}, file)
+    except (OSError, RuntimeError) as error:
+        causes = error, error.__context__  # PyTorch hides the error of the disk behind its own
+        reason = next((one.strerror for one in causes if isinstance(one, OSError)), str(error).splitlines()[0])
+        kept = "the previous one is unchanged" if path.exists() else "there is no earlier one"
+        raise RunError(f"cannot write {path}: {reason}; {kept}; free space and continue with --resume") from None
+
+
+def load_checkpoint(path: Path, key: str) -> dict:
+    """Read a state that has `key` onto the CPU, without running code from the file. Raises InputError if the file is
+    missing or damaged, or holds something else.
+    """
+    if not path.exists():
+        raise InputError(f"{path} is missing; the stage that writes it has not finished, or the file was removed")
+    damaged = OSError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError
+    with open(path, "rb") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (*damaged, pickle.UnpicklingError, zipfile.BadZipFile):
+            raise InputError(
+                f"{path} is damaged or not a checkpoint of this program; move it away and repeat the command with "
+                "--resume, which writes best.pt from checkpoint.pt, and starts anew without checkpoint.pt"
+            ) from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT or key not in state:
+        raise InputError(f"{path} is not a {FORMAT} with `{key}`; another program, version or stage wrote it")
+    return state
+
 
 class Phase:
-    """The base class of phases. The state_dict holds everything that an exact continuation needs.
-
-    parts: what has a state_dict of its own, by its name in the checkpoint.
-    """
+    """The base class of phases. parts: what has a state_dict of its own, by its name in the checkpoint."""
 
     total_steps: int
     config: Config
@@ -36,9 +73,8 @@ class Phase:
     parts: dict
 
     def step(self, step: int) -> tuple[Tensor | None, int]:
-        """Run training step `step`, from 1; return the mean nll in nats and the number of tokens read by all ranks.
-
-        The nll is None if the weights did not train. Errors as those of TrainStep.
+        """Run step `step`, from 1; return the mean nll in nats, or None if the weights did not train, and the number of
+        tokens read by all ranks. Errors as those of TrainStep.
         """
         raise NotImplementedError
 
@@ -66,7 +102,7 @@ class Phase:
         return {"the sums of the weights": self.train_weights.optimizer.parameter_sums()}
 
     def state_dict(self) -> dict:
-        """The whole state, complete on rank 0; every rank calls it."""
+        """All that an exact continuation needs, complete on rank 0; every rank calls it."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict) -> None:
@@ -87,9 +123,8 @@ class Trainer:
         self.valid: dict | None = None
 
     def fit(self, until: int | None = None) -> None:
-        """Train to the last step, evaluate and save; or to the step `until`, without an evaluation for it.
-
-        Raises RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
+        """Train to the last step, evaluate and save; or to the step `until`, without an evaluation for it. Raises
+        RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
         """
         processes = distributed.world_size()
         self.run.say(f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
@@ -160,7 +195,7 @@ class Trainer:
         left = (self.phase.total_steps - self.step) * self.train_seconds / self.step
         self.run.say(
             f"step {self.step}/{self.phase.total_steps}  nll {nll:.4f}  perplexity {perplexity(nll):.2f}  "
-            f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left",
+            f"{'  '.join(filter(None, shown))}  {tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
         self.window_nll, self.window_tokens, self.rate_tokens, self.rate_seconds = 0.0, 0, 0, 0.0
 
@@ -188,9 +223,8 @@ class Trainer:
 
     def failure(self, step: int, reason: str) -> RunError:
         saved = f"the checkpoint of step {self.saved_step} is usable" if self.saved_step else "no checkpoint yet"
-        return RunError(
-            f"step {step}: {reason}; {saved}; start anew with a smaller train.lr or more train.warmup_steps"
-        )
+        advice = "start anew with a smaller train.lr or more train.warmup_steps"
+        return RunError(f"step {step}: {reason}; {saved}; {advice}")
 
     def save(self) -> None:
         self.check_window()
