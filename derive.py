@@ -12,9 +12,8 @@ from nas.core.files import check_parent, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN, PLAN
 from nas.costs.budget import as_ratio, read_budgets
-from nas.derivation.pattern_record import pattern_record
 from nas.derivation.printing import pareto_table, print_choice, print_notices, trials_table
-from nas.derivation.runs import check_seeds, read_run
+from nas.derivation.runs import check_seeds, pattern_record, read_run
 
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
@@ -63,8 +62,7 @@ def main() -> None:
     files = [out.with_stem(f"{out.stem}-{name}") for name in names] if arguments.pareto else [out]
     check_files(files, arguments.force)
 
-    from nas.derivation.run_latency import RunLatency  # imported only now, because it needs torch
-    from nas.derivation.selection import likeliest_choice, tried_choice
+    from nas.derivation.selection import RunLatency, likeliest_choice, tried_choice  # only now, because it needs torch
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
     latency = RunLatency(measured) if measured else None

@@ -14,7 +14,7 @@ from nas.core.files import read_yaml
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, shape_of, shape_options
 from nas.core.provenance import PROVENANCE
 from nas.core.run_folder import CONFIG, RESULTS, trial_file
-from nas.costs.printing import latency_report
+from nas.costs.cost_table import latency_report
 
 SIMILAR = 1.15  # vocabularies shorten training and test text differently
 

@@ -28,7 +28,7 @@ def main() -> None:
     # Imported only now, because --help and errors in the configuration need no torch.
     from nas.core.files import write_yaml
     from nas.core.provenance import processor
-    from nas.costs.printing import cost_text
+    from nas.costs.cost_table import cost_text
     from nas.search.candidate_costs import in_milliseconds, measure_costs, open_candidates
     from nas.training.device import set_up_device
 

@@ -71,8 +71,7 @@ def run_stage(result: Path, command: str, *arguments) -> None:
 
     Raises RunError if it fails.
     """
-    from nas.jobs.forks import start_command, wait_for
-    from nas.jobs.tasks import ROOT
+    from nas.jobs.tasks import ROOT, start_command, wait_for
 
     given = [ROOT / command] if command.endswith(".py") else ["-m", command]
     if not result.exists() and wait_for(start_command([*given, *arguments])):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from nas.core.errors import InputError
-from nas.costs.budget import as_ratio, describe_budget, likeliest_path, read_budgets
+from nas.costs.budget import PatternLattice, as_ratio, describe_budget, likeliest_path, read_budgets
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
-from nas.costs.lattice import PatternLattice
 from tests.making import COSTS, NAMES
 
 

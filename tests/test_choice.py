@@ -10,8 +10,8 @@ from nas.core.files import write_yaml
 from nas.core.pattern import expand
 from nas.costs.cost_table import MILLISECONDS
 from nas.derivation import selection as choice
-from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.printing import print_choice, print_notices, trials_table
+from nas.derivation.runs import Choice, pattern_record
 from tests.making import COSTS, one_hot, search_run
 
 

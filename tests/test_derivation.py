@@ -11,11 +11,9 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, expand, interleaved, read_pattern
-from nas.derivation.confidence import confidence_warnings
-from nas.derivation.pattern_record import Choice, pattern_record
 from nas.derivation.printing import confidence_table, pareto_table
-from nas.derivation.runs import check_seeds, current_pattern, read_run
-from nas.search.network_costs import NetworkCosts
+from nas.derivation.runs import Choice, check_seeds, confidence_warnings, current_pattern, pattern_record, read_run
+from nas.search.space import NetworkCosts
 from tests.making import COSTS, NAMES, plain, search_run
 
 

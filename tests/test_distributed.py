@@ -246,13 +246,13 @@ APART = """
 import sys
 sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "train.steps=22", "--run", {folder!r}]
-import search, torch, nas.gumbel.supernet
+import search, torch, nas.gumbel.gumbel_phase
 from nas.core.errors import rank, run_command
-original = nas.gumbel.supernet.build_supernet
+original = nas.gumbel.gumbel_phase.build_supernet
 def build(*arguments):
     torch.manual_seed(rank())
     return original(*arguments)
-nas.gumbel.supernet.build_supernet = build
+nas.gumbel.gumbel_phase.build_supernet = build
 run_command(search.main)
 """
 

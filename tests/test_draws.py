@@ -10,8 +10,8 @@ import pytest
 from experiments.versus.draws import random_networks, random_patterns, sample_paths
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, abbreviate_network
+from nas.costs.budget import PatternLattice
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
-from nas.costs.lattice import PatternLattice
 from tests.making import NAMES
 from tests.test_lattice import BLOCKS, LIMIT, LOGITS, probabilities
 from tests.test_lattice import COSTS as LATTICE_COSTS

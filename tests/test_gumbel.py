@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nas.core.errors import InputError
-from nas.gumbel.gumbel_softmax import gumbel_like
+from nas.gumbel.gumbel_phase import gumbel_like
 from tests.making import assert_same_state, make_search
 from tests.reference import expected_loss
 

@@ -10,11 +10,9 @@ from experiments.versus.draws import random_networks
 from nas.core.errors import RunError
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.search import strategy as strategies
-from nas.search.choice import choice_record, overfit_warning, pi_lines
-from nas.search.halving import successive_halving
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import Network, first_candidates, neighbours
-from nas.search.strategy import Strategy
+from nas.search.network_search import choice_record, overfit_warning, pi_lines
+from nas.search.space import Network, NetworkCosts, first_candidates, neighbours
+from nas.search.strategy import Strategy, successive_halving
 from nas.search.surrogate import TERMS, Point, Text
 from nas.search.time_budget import AFTER_S, whole_seconds
 from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, Trials, rung_steps

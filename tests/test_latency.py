@@ -11,12 +11,17 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import measurement
-from nas.costs.conditions import device_conditions, size_conditions
-from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, least_ratio
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.measurement import measure_pattern, measure_tables, text_times, timed_rounds
-from nas.costs.printing import latency_report, least_ratio
-from nas.costs.workloads import new_works
+from nas.costs.measurement import (
+    device_conditions,
+    measure_pattern,
+    measure_tables,
+    new_works,
+    size_conditions,
+    text_times,
+    timed_rounds,
+)
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.retraining.results import valid_prediction

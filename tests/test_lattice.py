@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nas.costs.lattice import PatternLattice
+from nas.costs.budget import PatternLattice
 
 COSTS, BLOCKS, LIMIT = [3.0, 1.0, 0.1], 4, 6.15
 LOGITS = np.random.default_rng(0).normal(size=(BLOCKS, 3))

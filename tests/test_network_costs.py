@@ -11,18 +11,19 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.costs import conditions
+from nas.costs import measurement
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
 from nas.costs.flops import count_flops
 from nas.search import candidate_costs
 from nas.search.candidate_costs import Candidates, count_costs, find_costs, measure_costs
-from nas.search.network_costs import NetworkCosts, read_table
 from nas.search.space import (
     Network,
+    NetworkCosts,
     candidate_sizes,
     first_candidates,
     neighbours,
     options_of,
+    read_table,
     with_sizes,
 )
 from nas.training.device import device_context
@@ -202,7 +203,7 @@ def test_costs_hold_for_the_device_text_sizes_operations_and_source_that_they_we
         assert reason(*options).removeprefix("it was measured with ").startswith(other)
     other = {40: text_of(40, tokens=8001, bytes=24_000)}  # another tokenizer
     assert reason(corpora=other) == "it was measured with train_tokens 8000"
-    monkeypatch.setattr(conditions, "processor", lambda: "another")
+    monkeypatch.setattr(measurement, "processor", lambda: "another")
     assert reason().startswith("it was measured with processor ") and reason(keep=True) == ""
 
 
@@ -226,7 +227,7 @@ def test_a_search_keeps_its_costs_but_not_those_of_another_runtime(known):
 def test_a_given_table_is_of_any_device_but_not_for_other_sizes(small_config, measured, tmp_path, monkeypatch):
     network, file = plain(40, 16, 3), tmp_path / "given.yaml"
     write_yaml(file, measure_costs(Candidates(small_config(*OWN), CORPORA, [], network), CPU).to_dict())
-    monkeypatch.setattr(conditions, "processor", lambda: "another")
+    monkeypatch.setattr(measurement, "processor", lambda: "another")
     given = f"search.latency.source={file}", "data.vocab_size=40"
     where = tmp_path / "none.yaml", CPU, True
     found = find_costs(Candidates(small_config(*given), CORPORA, [], network), *where)

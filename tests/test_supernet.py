@@ -3,7 +3,7 @@ import torch
 
 from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import sinusoidal_encodings
-from nas.gumbel.supernet import set_mixture, set_path
+from nas.gumbel.gumbel_phase import set_mixture, set_path
 from tests.making import generator, supernet_of
 
 CONFIG = BlockConfig(d_model=8)

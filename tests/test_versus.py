@@ -6,7 +6,7 @@ import pytest
 
 from nas.comparison.spec import read_contenders, read_settings
 from nas.costs.cost_table import FLOPS, CostTable
-from nas.search.network_costs import NetworkCosts
+from nas.search.space import NetworkCosts
 from tests.making import load_script, plain
 
 

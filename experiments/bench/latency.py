@@ -22,8 +22,7 @@ from nas.core.config import Config
 from nas.core.config_loading import resolve_defaults
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, timed_rounds
-from nas.costs.workloads import new_works
+from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, new_works, timed_rounds
 from nas.training.device import set_up_device
 
 VOCABULARY = 8000

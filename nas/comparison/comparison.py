@@ -14,9 +14,8 @@ from nas.core.files import write_yaml
 from nas.core.pattern import read_pattern, shape_options
 from nas.core.provenance import provenance
 from nas.core.run_folder import RESULTS, check_folder, has_run, open_run, run_options
-from nas.costs.conditions import device_conditions
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import text_times
+from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import Task, script_task

@@ -7,11 +7,8 @@ import numpy as np
 from nas.core.blocks import kind_of
 from nas.core.pattern import abbreviate, abbreviate_network
 from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import CostTable
-from nas.costs.printing import for_text, latency_report
-from nas.derivation.confidence import confidence_warnings
-from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun
+from nas.costs.cost_table import CostTable, for_text, latency_report
+from nas.derivation.runs import Choice, SearchRun, confidence_warnings
 
 TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
 

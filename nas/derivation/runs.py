@@ -1,20 +1,25 @@
-"""Search runs: how derivation reads them, and the check that several are seeds of one search."""
+"""Search runs: how derivation reads them, how certain a choice from them is, and the pattern file that it becomes.
 
-from dataclasses import dataclass
+S runs (seeds of one search), N blocks, O candidate operations."""
+
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from models.operations.registry import Shape
+from nas.core.blocks import resolve_block
 from nas.core.config import SEEDS, LatencyOptions, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.pattern import read_pattern
-from nas.core.pi_history import TIED_MARGIN, read_pi
+from nas.core.pattern import FORMAT, read_pattern, shape_of
+from nas.core.pi_history import MARGIN, TIED_MARGIN, entropy, read_pi, undecided_message
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
-from nas.costs.budget import as_ratio, likeliest_path
+from nas.costs.budget import as_ratio, likeliest_path, log_pi, patterns_within
 from nas.costs.cost_table import CostTable
-from nas.search.network_costs import read_table
+from nas.search.space import read_table
 
 
 @dataclass(frozen=True)
@@ -117,3 +122,124 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
         if run.options["seed"] == first.options["seed"]:
             notices.append(f"{run.path} has the same seed as {first.path}, so it adds no evidence")
     return notices
+
+
+SIGNIFICANCE = 0.05  # of the one-tailed t-tests
+
+
+def critical_t(samples: int) -> float:
+    """The number of standard errors above zero at which a mean is significant; 0 for one sample.
+
+    It is the quantile of Student's t with samples - 1 degrees of freedom.
+    """
+    if samples < 2:
+        return 0.0
+    from scipy import stats  # imported here because it takes half a second
+
+    return float(stats.t.ppf(1 - SIGNIFICANCE, samples - 1))
+
+
+def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict:
+    """How certain pi is about the choice for one block, in the form of pattern files.
+
+    pi [S, O], one row per seed; chosen: index of the operation.
+
+    margin: mean pi of the chosen operation minus that of the likeliest other, `second`. margin_error: its standard
+    error over the seeds. agreement: share of the seeds whose likeliest operation is the chosen one. A lead is doubtful
+    if it is below MARGIN, or not significant over the seeds. The block is undecided if the lead over some operation,
+    `as_good`, is doubtful, unless pi clearly prefers another operation to the chosen one.
+    """
+    mean, seeds = pi.mean(axis=0), len(pi)
+    record = {
+        "operation": operations[chosen],
+        "pi": {name: round(float(p), 6) for name, p in zip(operations, mean, strict=True)},
+        "margin": round(float(mean[chosen]), 6),
+        "entropy": round(float(entropy(mean)), 6),
+    }
+    if seeds > 1:
+        record["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)
+    others = sorted((index for index in range(len(operations)) if index != chosen), key=lambda index: -mean[index])
+    if not others:
+        return record | {"undecided": False}
+    leads = pi[:, [chosen]] - pi[:, others]  # [S, O - 1], over the likeliest first
+    margins = leads.mean(axis=0)
+    errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(others))
+    doubtful = np.abs(margins) < np.maximum(MARGIN, critical_t(seeds) * errors)
+    record |= {"margin": round(float(margins[0]), 6), "second": operations[others[0]]}
+    if seeds > 1:
+        record["margin_error"] = round(float(errors[0]), 6)
+    if not doubtful.any() or (margins[0] < 0 and not doubtful[0]):
+        return record | {"undecided": False}
+    return record | {"undecided": True, "as_good": operations[others[int(doubtful.argmax())]]}
+
+
+def confidence_warnings(pattern: dict) -> list[str]:
+    """One message for each undecided block of a pattern file."""
+    messages = []
+    for number, record in enumerate(pattern["confidence"], start=1):
+        if not record["undecided"]:
+            continue
+        first, second = sorted([record["operation"], record["as_good"]], key=lambda name: -record["pi"][name])
+        message = undecided_message(number, first, second, record["pi"][first] - record["pi"][second])
+        error = record.get("margin_error", 0.0)
+        if error > 0 and record["as_good"] == record["second"]:
+            message += f" (standard error of the lead over the seeds: {error:.3f})"
+        messages.append(message)
+    return messages
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen pattern, and what it was chosen from.
+
+    Args:
+        blocks: the operation of each block.
+        budget: a ratio to the reference's cost; None: none.
+        runs: the runs, with the pi of this budget.
+        trials: of choice.yaml, if the search made trials.
+        trial: the run folder of the pattern's trial, which retrain.py continues; None: it had none.
+    """
+
+    blocks: list[str]
+    budget: float | None
+    runs: list[SearchRun]
+    trials: list[dict] = field(default_factory=list)
+    trial: Path | None = None
+
+
+def pattern_record(choice: Choice, costs: CostTable) -> dict:
+    """The content of the pattern file: the operation of each block, how certain it is, and where it comes from.
+
+    costs: of the budget. The certainty is that of patterns drawn from pi within the budget.
+    """
+    first, blocks = choice.runs[0], choice.blocks
+    options = first.options
+    model = (options[f"model.{key}"] for key in ("d_model", "heads", "d_ffn"))
+    shape = Shape(*model, options["train.segment"], options["train.segment"] + options["train.memory"])
+    drawn = [run.pi for run in choice.runs]
+    if choice.budget is not None and not choice.trials:  # pi of trials is that of networks within the budget
+        lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
+        drawn = [lattice.marginals(log_pi(pi)) for pi in drawn]
+    pi = np.stack(drawn)  # [runs, N, O]
+    confidence = [
+        block_confidence(first.operations, rows, first.operations.index(name))
+        for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=False)  # blocks leave identity out
+    ]
+    origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
+    if choice.budget is not None:
+        origin["latency_budget"] = choice.budget
+    if choice.trials:
+        origin["trials"] = choice.trials
+    if choice.trial:
+        origin["trial"] = str(choice.trial)
+    return {
+        "format": FORMAT,
+        **shape_of(options),
+        "blocks": blocks,
+        "sizes": {name: resolve_block(name, shape)[1] for name in dict.fromkeys(blocks)},
+        "confidence": confidence,
+        "flops_ratio_to_interleaved": round(first.flops.ratio_to_interleaved(blocks), 4),
+        "model": first.content.get("model"),
+        "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
+        "derived_from": origin,
+    }

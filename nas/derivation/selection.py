@@ -1,4 +1,4 @@
-"""The choice of a pattern: by the trials of a search, or by pi."""
+"""The choice of a pattern, by the trials of a search or by pi, and its latency at the settings of the search."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,17 +6,21 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.config_loading import load_config
-from nas.core.errors import InputError
-from nas.core.run_folder import CONFIG
+from nas.core.errors import InputError, RunError
+from nas.core.provenance import check_text, data_digests
+from nas.core.run_folder import CONFIG, LATENCY, TRIALS
 from nas.costs.budget import likeliest_path
-from nas.costs.cost_table import CostTable
-from nas.costs.printing import least_ratio
-from nas.derivation.pattern_record import Choice
-from nas.derivation.runs import SearchRun
-from nas.search.choice import block_probabilities
-from nas.search.space import cheapest, first_candidates, read_network, within_budget
+from nas.costs.cost_table import CostTable, least_ratio
+from nas.costs.measurement import measure_pattern
+from nas.data.corpus import Corpus
+from nas.data.preprocess import prepare
+from nas.derivation.runs import Choice, SearchRun
+from nas.search.candidate_costs import Candidates, find_costs, in_milliseconds, reference_network
+from nas.search.network_search import block_probabilities
+from nas.search.space import NetworkCosts, cheapest, first_candidates, read_network, within_budget
 from nas.search.strategy import with_neighbours
 from nas.search.surrogate import Point, Surrogate, Text
+from nas.training.device import set_up_device
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
@@ -50,3 +54,48 @@ def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | No
     pi = np.mean([run.pi for run in runs], axis=0)
     path = likeliest_path(pi, runs[0].operations, costs, budget)
     return Choice([runs[0].operations[index] for index in path], budget, runs)
+
+
+class RunLatency:
+    """The latency table of a search run, which predicts patterns, and measurements of patterns on this device.
+
+    Nothing is measured if the run's text is missing or has changed, or if the table is of another device.
+    """
+
+    def __init__(self, run: Path):
+        self.config, self.corpus = load_config(run / CONFIG, []), None
+        self.context = set_up_device(self.config.seed, self.config.train)
+        self.measured: dict[tuple[str, ...], dict] = {}
+        sizes, file = (self.config.data.vocab_size, self.config.model.d_model), run / LATENCY
+        try:
+            corpus = Corpus(prepare(self.config.data))
+            check_text(run, data_digests(corpus.meta))
+            self.table = self.current_costs(run, corpus).table(*sizes)
+            self.corpus = None if self.config.search.latency.table else corpus
+        except (InputError, RunError) as error:
+            print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
+            self.table = NetworkCosts.read(file).table(*sizes)
+
+    def current_costs(self, run: Path, corpus: Corpus) -> NetworkCosts:
+        """The costs of the run, measured again if they are from another device or for other sizes."""
+        trials = run / TRIALS / CONFIG  # its values of auto are for any size
+        config = load_config(trials if trials.exists() else run / CONFIG, [])
+        if not config.search.latency.in_milliseconds:
+            config = in_milliseconds(config)
+        first, size = Corpus(prepare(config.data)), self.config.data.vocab_size or corpus.vocab_size
+        reference = reference_network(config, config.data.vocab_size or first.vocab_size)
+        corpora, shape = {reference.vocab_size: first, size: corpus}, (size, self.config.model.d_model)
+        return find_costs(Candidates(config, corpora, [shape], reference), run / LATENCY, self.context)
+
+    def of(self, pattern: list[str]) -> dict:
+        """Predicted and measured latency, and the conditions of both, in the form of pattern files."""
+        key = tuple(pattern)
+        if key not in self.measured:
+            latency = {
+                "predicted_ms_per_1000_bytes": self.table.cost(pattern),
+                "predicted_ratio_to_interleaved": self.table.ratio_to_interleaved(pattern),
+            }
+            if self.corpus:
+                latency = measure_pattern(pattern, self.config, self.corpus, self.context, latency)
+            self.measured[key] = latency | {"holds_for": self.table.holds_for}
+        return dict(self.measured[key])

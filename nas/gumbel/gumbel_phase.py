@@ -21,7 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.operations.operation import BlockConfig, Segment, State, extend, limit
+from models.operations.registry import build_operation
 from models.transformer_xl import Memories, TransformerXL
+from nas.core.blocks import resolve_block
 from nas.core.config import Config, SearchOptions
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate
@@ -29,15 +32,120 @@ from nas.core.pi_history import entropy
 from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.data.corpus import Corpus
-from nas.gumbel.gumbel_softmax import gumbel_like, relax, straight_through
-from nas.gumbel.supernet import set_mixture, set_path
 from nas.training import distributed
+from nas.training.build import backbone_options, block_config
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 from nas.training.passes import count_steps
 from nas.training.streams import open_streams
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Standard Gumbel noise -log(-log u) of float64 draws u in [0, 1]; finite for every u.
+
+    u is clamped to the smallest normal float64 and to the largest below 1, so the noise is in [-6.6, 36.8]. Raises
+    ValueError if u is not float64.
+    """
+    if uniform.dtype != torch.float64:
+        raise ValueError(f"gumbel needs float64 draws, got {uniform.dtype}: float32 rounds draws to exactly 0 and 1")
+    uniform = uniform.clamp(torch.finfo(torch.float64).tiny, 1 - torch.finfo(torch.float64).eps / 2)
+    return -torch.log(-torch.log(uniform))
+
+
+def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise of the shape and type of the logits, which are on the CPU."""
+    uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
+    return gumbel(uniform).to(logits.dtype)
+
+
+def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    """The relaxed sample softmax((log pi + g) / temperature), [N, O] (arXiv 1611.01144, equation 2)."""
+    return ((logits.log_softmax(dim=-1) + noise) / temperature).softmax(dim=-1)
+
+
+def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
+    """The sampled path, and gates [N] 1 + w_i - stop_gradient(w_i) of value 1, which pass gradients to the logits."""
+    weights = relax(logits, noise, temperature)  # [N, O]
+    path = weights.detach().argmax(dim=-1)  # [N]
+    chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
+    return path.tolist(), 1 + (chosen - chosen.detach())
+
+
+Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
+
+
+class StochasticBlock(nn.Module):
+    """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
+
+    The block keeps its inputs and tokens with every choice, because the next segment may choose an operation that reads
+    them. So no operation carries a state: linear attention reads the inputs again, from an empty state. Raises
+    RuntimeError if `choice` is not set.
+    """
+
+    def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
+        """operations: names and sizes."""
+        super().__init__()
+        self.candidates = nn.ModuleList(build_operation(name, config, **sizes) for name, sizes in operations)
+        for candidate in self.candidates:
+            candidate.carries_state = False
+        self.carries_state = False
+        self.d_model = config.d_model
+        reaches = [candidate.reach for candidate in self.candidates]
+        self.reach = None if None in reaches else max(reaches)
+        self.period = math.lcm(*(candidate.period for candidate in self.candidates))
+        self.stride = math.lcm(*(candidate.stride for candidate in self.candidates))
+        self.choice: Branches | None = None  # None until the SuperNet sets a mixture or a path
+
+    def begin(self, rows: int) -> State:
+        weight = next(self.parameters())
+        memory = weight.new_zeros(rows, 0, self.d_model)
+        return {"memory": memory, "tokens": memory.new_zeros(rows, 0, dtype=torch.int64)}
+
+    def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
+        if self.choice is None:
+            raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
+        (chosen, weights), past = self.choice, segment._replace(tokens=state["tokens"])
+        branches = []
+        for candidate in (self.candidates[index] for index in chosen):
+            branch, _ = candidate(x, candidate.remember(state["memory"], past), segment)
+            branches.append(branch)
+        kept = limit(segment.kept, self.reach)
+        new = {"memory": x, "tokens": segment.tokens}
+        state = {name: extend(state[name], value, kept) for name, value in new.items()}
+        if weights is None:
+            return sum(branches, start=x), state
+        for weight, branch in zip(weights, branches, strict=True):
+            x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
+        return x, state
+
+
+def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
+    """The SuperNet of a configuration."""
+    operations, block = [resolve_block(name, config.shape) for name in config.search.operations], block_config(config)
+    layers = [StochasticBlock(operations, block) for _ in range(config.model.blocks)]
+    return TransformerXL(layers, block, corpus.vocab_size, **backbone_options(config, corpus.vocab_size))
+
+
+def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
+    """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+    weights = weights.to(supernet.embedding.weight.device)
+    for block in supernet.blocks:
+        block.choice = None  # old rows would keep the weights' gradient on the stream of an earlier step
+    for block, row in zip(supernet.blocks, weights, strict=True):
+        block.choice = list(range(len(row))), row
+
+
+def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = None) -> None:
+    """Make the next forward passes run one operation per block.
+
+    gates [N]: factors of the branches, which pass gradients to the logits in straight-through estimation.
+    """
+    rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
+    for block, index, row in zip(supernet.blocks, path, rows, strict=True):
+        block.choice = [index], row
+
 
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes

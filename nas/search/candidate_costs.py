@@ -8,13 +8,11 @@ from pathlib import Path
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
-from nas.costs.conditions import device_conditions, size_conditions, work_conditions
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.measurement import measure_tables
+from nas.costs.measurement import device_conditions, measure_tables, size_conditions, work_conditions
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.data.preprocess import prepare
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import Network, candidate_sizes, make_network, with_sizes
+from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
 from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
 from nas.training.streams import open_streams

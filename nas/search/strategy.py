@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from nas.core.config import Config
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import Network, neighbours, within_budget
+from nas.core.errors import RunError
+from nas.search.space import Network, NetworkCosts, neighbours, within_budget
 from nas.search.surrogate import TERMS, Surrogate, average_sizes
-from nas.search.trials import Rung, Trials
+from nas.search.trials import BATCH, Rung, Trials, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
 EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
@@ -140,3 +141,46 @@ def with_neighbours(
         near = [other for network in best for other in neighbours(network, operations, most)]
         networks = list(dict.fromkeys([*networks, *(one for one in near if affordable[one[:2]](one.blocks))]))
     return networks
+
+
+LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
+NONE_LEFT = "no network is left, because trials failed; the notices above say why"
+
+
+def successive_halving(strategy: Strategy) -> Network:
+    """The network that a strategy chooses after the last rung. Raises RunError if all trials of a rung fail."""
+    trials, rungs = strategy.trials, strategy.trials.rungs
+    first, count, _ = rungs[0]
+    steps, warmup = rung_steps(first, min(trials.steps.values())), trials.config.train.warmup_steps
+    if steps < LONG_ENOUGH * warmup:
+        told = f"WARNING: the first trials have {steps} steps, and the warm-up {warmup}"
+        print(f"{told}; give a smaller train.warmup_steps")
+    networks = strategy.propose_first(min(BATCH, count))
+    while networks:
+        if not train(trials, networks, first) and not trials.points:
+            raise RunError(NONE_LEFT)
+        networks = strategy.propose(min(BATCH, count - len(trials.tried)))
+    for before, rung in pairwise(rungs):
+        train_rung(strategy, before, rung)
+    return strategy.choose(trials.finished(rungs[-1]))
+
+
+def train_rung(strategy: Strategy, before: Rung, rung: Rung) -> None:
+    """Train the promoted networks of the rung before; if the trials of all of them fail, the next best ones."""
+    waiting = strategy.trials.finished(before)
+    while waiting:
+        promoted = strategy.promote(waiting, before, rung)
+        if train(strategy.trials, promoted, rung.share):
+            return
+        waiting = [network for network in waiting if network not in promoted]
+    raise RunError(NONE_LEFT)
+
+
+def train(trials: Trials, networks: list[Network], share: float) -> bool:
+    """Train networks until a share of their steps. False, with a notice, if the trials of all fail."""
+    try:
+        trials.run(networks, share)
+    except RunError as error:
+        print(f"NOTICE: {error}", flush=True)
+        return False
+    return True

@@ -11,8 +11,8 @@ from nas.core.files import read_yaml, write_yaml
 from nas.core.provenance import data_digests
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.search.halving import LONG_ENOUGH
 from nas.search.network_search import COSTS, ESTIMATE, open_search, trial_estimate
+from nas.search.strategy import LONG_ENOUGH
 from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, batches, rung_steps
 from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext

@@ -18,8 +18,7 @@ from nas.core.pattern import FORMAT
 from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
-from nas.jobs.forks import start_server
-from nas.jobs.tasks import Task, run_tasks, script_task, workers
+from nas.jobs.tasks import Task, run_tasks, script_task, start_server, workers
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
