@@ -178,7 +178,7 @@ def test_the_surrogate_finds_better_networks_than_random_search(known_search):
 def test_neighbours_of_the_best_join_until_none_is_new_and_proposals_differ(known_search):
     strategy = known_search()
     strategy.networks = plain_ones = [network for network in strategy.networks if network.is_interleaved]
-    strategy.trials.run(strategy.propose_first(4), 1 / 8)
+    strategy.trials.run(strategy.propose(4), 1 / 8)
     strategy.add_neighbours()
     assert len(strategy.networks) > len({*plain_ones}) and {*plain_ones} < {*strategy.networks}
     order = strategy.fit().predict(strategy.networks).argsort()

@@ -96,9 +96,6 @@ class GivenStrategy(Strategy):
 class RandomStrategy(GivenStrategy):
     """Networks in their order, of which those with the lowest losses go on, without a surrogate."""
 
-    def propose_first(self, count):
-        return self.propose(count)
-
     def propose(self, count):
         return self.untried()[:count]
 

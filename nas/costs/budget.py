@@ -1,7 +1,8 @@
 """Budgets, and the patterns within one, as a lattice.
 
-N blocks, O candidate operations, K samples. The nodes of level n are the sums of cost that n blocks can have; an edge
-adds the operation of the next block."""
+N blocks, O candidate operations. The nodes of level n are the sums of cost that n blocks can have; an edge
+adds the operation of the next block.
+"""
 
 import math
 
@@ -99,10 +100,7 @@ def read_budgets(text: str) -> list[float | str]:
 
 
 def as_ratio(budget: float | str, costs: CostTable, blocks: int) -> float:
-    """A budget, which may be such as 2.5ms, as a ratio to the reference's cost.
-
-    costs: for 1,000 bytes of text. Raises InputError if they are not in milliseconds.
-    """
+    """A budget, also such as 2.5ms, as a ratio to the reference's cost. Raises InputError if costs are in FLOPs."""
     time = milliseconds(budget)
     if time is None:
         return budget
@@ -112,10 +110,7 @@ def as_ratio(budget: float | str, costs: CostTable, blocks: int) -> float:
 
 
 def patterns_within(budget: float, blocks: int, operations: list[str], costs: CostTable) -> PatternLattice:
-    """The patterns whose cost is at most `budget`, a ratio to the reference's cost.
-
-    Raises InputError, which names the lowest possible budget, if there are none.
-    """
+    """The patterns of at most a ratio to the reference's cost. Raises InputError, with the lowest ratio, if none."""
     limit = budget * costs.reference(blocks) - costs.overhead
     try:
         return PatternLattice([costs.blocks[name] for name in operations], blocks, limit)
@@ -128,10 +123,7 @@ def patterns_within(budget: float, blocks: int, operations: list[str], costs: Co
 
 
 def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
-    """The likeliest operation of each block under pi [N, O]; with a budget, the likeliest path within it.
-
-    budget: a ratio to the reference's cost. Raises InputError if no pattern is within it.
-    """
+    """The likeliest operations of blocks under pi [N, O], in all or within a budget. Raises InputError if none is."""
     if budget is None:
         return pi.argmax(axis=1).tolist()
     return patterns_within(budget, len(pi), operations, costs).best(log_pi(pi))
@@ -143,10 +135,7 @@ def log_pi(pi: np.ndarray) -> np.ndarray:
 
 
 def describe_budget(budget: float, blocks: int, operations: list[str], costs: CostTable) -> list[str]:
-    """Sentences about what a budget leaves for the blocks.
-
-    Raises InputError if fewer than two patterns are within it.
-    """
+    """Sentences on what a budget leaves for the blocks. Raises InputError if fewer than two patterns are within it."""
     patterns_within(budget, blocks, operations, costs)
     cheapest = costs.cheapest(operations, blocks)
     others = [name for name in operations if name != cheapest[0]]

@@ -105,14 +105,16 @@ def latency_report(latency: dict) -> list[str]:
     shape = f"{latency['batch_size']} x {latency['segment']} tokens, memory {latency['memory']}"
     line = f"latency ({latency['timing']}, {shape}): measured {for_text(measured, 'ms')}, {ratio:.2f} of interleaved"
     low, high = latency.get("quartiles_ms", (measured, measured))
-    warning = f"WARNING: the latency varies too much, quartiles {low:.4g} and {high:.4g} ms: stop other programs."
-    unsteady = [warning] if high - low > UNSTEADY * measured else []
-    if predicted is None:
-        return [line, *unsteady]
-    predicted_ratio = latency["predicted_ratio_to_interleaved"]
-    lines = [f"{line}; predicted {predicted:.4g} ms, {predicted_ratio:.2f}", *unsteady]
-    difference = ratio / predicted_ratio - 1  # milliseconds depend on what else runs, ratios less
-    if abs(difference) > TOLERANCE and not unsteady:
+    difference = 0.0
+    if predicted is not None:
+        line += f"; predicted {predicted:.4g} ms, {latency['predicted_ratio_to_interleaved']:.2f}"
+        difference = ratio / latency["predicted_ratio_to_interleaved"] - 1  # milliseconds depend on what else runs
+    lines = [line]
+    if high - low > UNSTEADY * measured:
+        lines.append(
+            f"WARNING: the latency varies too much, quartiles {low:.4g} and {high:.4g} ms: stop other programs."
+        )
+    elif abs(difference) > TOLERANCE:
         lines.append(
             f"WARNING: the measured ratio differs from the prediction by {difference:+.0%}. Measure again on an idle "
             "machine, or trust the measured one."

@@ -30,11 +30,8 @@ def batch_shape(config: Config) -> tuple[int, int, int]:
 def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None = None) -> CostTable:
     """FLOPs per token of a forward pass, also with search.latency.timing=generation; a multiply-add counts as two.
 
-    They depend on sizes only, not on the device.
-
-    operations: those of the table, besides attention and dense; None: those of the search.
-    counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent
-    tokens.
+    counts [V]: of tokens in the training text; an adaptive output layer costs less for frequent ones. operations: those
+    of the table, besides attention and dense; None: those of the search.
     """
     if config.search.latency.timing == "generation":
         latency = replace(config.search.latency, timing="inference")

@@ -16,16 +16,25 @@ from models.decoding import Decoder
 from models.stream import StreamModel, export_graph, open_graph
 from models.transformer_xl import TransformerXL
 from nas.core.blocks import describe_sizes
-from nas.core.config import Config
+from nas.core.config import NETWORK, STEP_COSTS, Config, flatten, marked
 from nas.core.errors import InputError, check_onnx
 from nas.core.pattern import interleaved
 from nas.core.provenance import processor
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape
 from nas.data.corpus import Corpus, bytes_per_token
-from nas.training.build import backbone_options, block_config, build_fixed
+from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 from nas.training.optimizer import WeightsOptimizer
+
+ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
+WARM_UP = 3  # unmeasured rounds
+ATTEMPTS = 3  # measurements of a table before its values are refused
+TIMED_BLOCKS = 8  # of the networks that give the time of a block
+# Options that only the sizes of operations depend on, which are conditions themselves
+OF_OPERATIONS = "model.heads", "model.d_ffn"
+
+Sizes = tuple[int, int]  # vocabulary and width
 
 
 def work_conditions(config: Config) -> dict:
@@ -46,18 +55,20 @@ def device_conditions(config: Config, context: DeviceContext) -> dict:
 
 def size_conditions(config: Config, corpus: Corpus, operations: list[str]) -> dict:
     """The text, the options of the model and the sizes of these operations. config: without auto."""
-    batch, segment, memory = batch_shape(config)
-    model = asdict(block_config(config)) | backbone_options(config, corpus.vocab_size)
-    unused, own = ["depth_scaled"], {}
-    if config.search.latency.timing == "training":
-        own = {"optimizer": config.train.optimizer}
-    else:
-        unused += ["recompute", "dropout"]
-    own |= {key: value for key, value in model.items() if key not in unused}
-    own |= {name: describe_sizes(name, config.shape) for name in operations}
-    text = corpus.meta["splits"]["train"]
-    own |= {"train_sha256": text.get("sha256"), "train_tokens": text["tokens"]}
-    return {"batch_size": batch, "segment": segment, "memory": memory, "vocab_size": corpus.vocab_size, **own}
+    marks = [NETWORK, STEP_COSTS] if config.search.latency.timing == "training" else [NETWORK]
+    values, text = flatten(asdict(config)), corpus.meta["splits"]["train"]
+    return {
+        **shape_conditions(config),
+        "vocab_size": corpus.vocab_size,
+        **{key.split(".")[1]: values[key] for key in marked(*marks) if key not in OF_OPERATIONS},
+        **{name: describe_sizes(name, config.shape) for name in operations},
+        "train_sha256": text.get("sha256"),
+        "train_tokens": text["tokens"],
+    }
+
+
+def shape_conditions(config: Config) -> dict[str, int]:
+    return dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
 
 
 class SegmentWork:
@@ -82,12 +93,11 @@ class SegmentWork:
             return self.model(*self.inputs, self.memories, self.memory_length)
 
     def __call__(self) -> None:
-        if self.optimizer:
-            self.optimizer.zero_grad()
         nll, _ = self.forward()
         if self.optimizer:
             nll.mean().backward()
             self.optimizer.step()
+            self.optimizer.zero_grad()
         self.context.synchronize()
 
 
@@ -139,14 +149,6 @@ def new_works(
         check_onnx()
         work = GraphWork
     return [work(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]
-
-
-ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
-WARM_UP = 3  # unmeasured rounds
-ATTEMPTS = 3  # measurements of a table before its values are refused
-TIMED_BLOCKS = 8  # of the networks that give the time of a block
-
-Sizes = tuple[int, int]  # vocabulary and width
 
 
 def work_of(config: Config) -> str:
@@ -208,9 +210,8 @@ def measure_pattern(
     networks = {name: (name, config, corpus) for name in (tuple(interleaved(len(pattern))), tuple(pattern))}
     measured = text_times(networks, context, ROUNDS, SECONDS)[tuple(pattern)]
     measured["ratio_to_interleaved"] = measured.pop("ratio")
-    batch, segment, memory = batch_shape(config)
-    shape = {"batch_size": batch, "segment": segment, "memory": memory}
-    return measured | predicted | {"timing": work_of(config), **shape, "threads": context.threads}
+    conditions = {"timing": work_of(config), **shape_conditions(config), "threads": context.threads}
+    return measured | predicted | conditions
 
 
 def measure_tables(
@@ -220,7 +221,7 @@ def measure_tables(
 
     Whole models are timed, because an operation alone would find other data in the caches. Blocks are measured once for
     each width. configs: without auto, of each vocabulary and width. counts [V]: of each token in the training text, in
-    each vocabulary. Raises InputError as measure_steadily(). Restores the random state.
+    each vocabulary. Raises InputError, which names the cost, if one is unusable ATTEMPTS times. Restores random state.
     """
     config = next(iter(configs.values()))
     print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)
@@ -234,19 +235,24 @@ def measure_tables(
                 works[sizes, name] = work
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {sizes[0]} pieces, width {sizes[1]}: exported", flush=True)
-
-        def measure() -> dict[Sizes, CostTable]:
+        for attempt in range(1, ATTEMPTS + 1):
             times = timed_rounds(works, ROUNDS, SECONDS)
-            return {sizes: table_of(times, sizes, one_of[sizes[1]], names) for sizes in configs}
-
-        return measure_steadily(measure, config)
+            tables = {sizes: table_of(times, sizes, one_of[sizes[1]], names) for sizes in configs}
+            reason = unusable_cost(tables)
+            if not reason:
+                return tables
+            if attempt < ATTEMPTS:
+                print(f"NOTICE: {reason}; measuring again", flush=True)
+    section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
+    larger = f", or give a larger {section}.batch_size," if section else ""
+    raise InputError(
+        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
+        "the command; or count FLOPs instead: search.latency.source=flops"
+    )
 
 
 def table_of(times: dict, sizes: Sizes, own: Sizes, names: list[str]) -> CostTable:
-    """The medians and quartiles of the overhead and each operation, in milliseconds.
-
-    times: seconds of each work in each round [R]. own: the sizes of the timed blocks.
-    """
+    """Medians and quartiles in ms. times: seconds of each work in each round [R]. own: sizes of the timed blocks."""
     none = times[own, "none"]
     rounds = {"overhead": times[sizes, "none"]}
     rounds |= {name: (times[own, name] - none) / TIMED_BLOCKS for name in names}
@@ -256,26 +262,6 @@ def table_of(times: dict, sizes: Sizes, own: Sizes, names: list[str]) -> CostTab
         low, blocks[name], high = np.maximum(0.0, np.quantile(1e3 * taken, [0.25, 0.5, 0.75])).tolist()
         quartiles[name] = [low, high]
     return CostTable(MILLISECONDS, blocks.pop("overhead"), blocks, quartiles)
-
-
-def measure_steadily(measure: Callable[[], dict[Sizes, CostTable]], config: Config) -> dict[Sizes, CostTable]:
-    """Measure tables, again if a cost is unusable, ATTEMPTS times in all.
-
-    Raises InputError, which names the cost, if one is still unusable.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        tables = measure()
-        reason = unusable_cost(tables)
-        if not reason:
-            return tables
-        if attempt < ATTEMPTS:
-            print(f"NOTICE: {reason}; measuring again", flush=True)
-    section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
-    larger = f", or give a larger {section}.batch_size," if section else ""
-    raise InputError(
-        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
-        "the command; or count FLOPs instead: search.latency.source=flops"
-    )
 
 
 def unusable_cost(tables: dict[Sizes, CostTable]) -> str:

@@ -35,10 +35,7 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
 
 
 def trials_table(trials: list[dict]) -> str:
-    """A line per network, those with the longest trials first: bits per byte on valid after each trial.
-
-    trials: of choice.yaml.
-    """
+    """Bits per byte after each trial, a line per network, the longest trials first. trials: of choice.yaml."""
     shares, losses = sorted({one["share"] for one in trials}), {}
     for one in trials:
         losses.setdefault(one["name"], {})[one["share"]] = one["bits_per_byte"]

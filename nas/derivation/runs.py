@@ -1,6 +1,7 @@
 """Search runs: how derivation reads them, how certain a choice from them is, and the pattern file that it becomes.
 
-S runs (seeds of one search), N blocks, O candidate operations."""
+S runs (seeds of one search), N blocks, O candidate operations.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -9,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.operations.registry import Shape
 from nas.core.blocks import resolve_block
-from nas.core.config import SEEDS, LatencyOptions, flat_config, marked
+from nas.core.config import SEEDS, Config, config_of, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import FORMAT, read_pattern, shape_of
@@ -24,12 +24,7 @@ from nas.search.space import read_table
 
 @dataclass(frozen=True)
 class SearchRun:
-    """The results of a search.
-
-    Args:
-        content: of config.yaml.
-        pi: [N, O] at the last logged step.
-    """
+    """The results of a search. content: of config.yaml. pi: [N, O] at the last logged step."""
 
     path: Path
     content: dict
@@ -43,6 +38,10 @@ class SearchRun:
     def options(self) -> dict:
         """{dotted key: value}"""
         return flat_config(self.content)
+
+    @property
+    def config(self) -> Config:
+        return config_of(self.options)
 
     @property
     def target(self) -> float | None:
@@ -59,14 +58,12 @@ class SearchRun:
     @property
     def costs(self) -> CostTable:
         """The costs that the search used: milliseconds if it measured them, else FLOPs."""
-        measured = LatencyOptions(source=self.options["search.latency.source"]).in_milliseconds
+        measured = self.config.search.latency.in_milliseconds
         return read_table(self.path / LATENCY, self.options, self.operations) if measured else self.flops
 
 
 def read_run(path: Path) -> SearchRun:
-    """Read a search run. Raises InputError if the folder is not a search run, or is damaged, or if its logits have not
-    learned.
-    """
+    """Read a search run. Raises InputError if it is none, or is damaged, or if its logits have not learned."""
     last = read_pi(path)[-1]
     pi, of_steps = np.array(last["pi"]), last.get("of_steps", 0)
     finished = (path / OUTCOME).exists()  # then a uniform pi has learned that no pattern is better than another
@@ -92,7 +89,7 @@ def current_pattern(run: Path) -> list[str]:
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
-    """Check that runs are seeds of one search; returns notices about unfinished runs and options that differ.
+    """Notices about unfinished runs and options that differ.
 
     Raises InputError, with the first difference, if operations, blocks, models or texts differ.
     """
@@ -128,10 +125,7 @@ SIGNIFICANCE = 0.05  # of the one-tailed t-tests
 
 
 def critical_t(samples: int) -> float:
-    """The number of standard errors above zero at which a mean is significant; 0 for one sample.
-
-    It is the quantile of Student's t with samples - 1 degrees of freedom.
-    """
+    """The standard errors above zero at which a mean is significant, a quantile of Student's t; 0 for one sample."""
     if samples < 2:
         return 0.0
     from scipy import stats  # imported here because it takes half a second
@@ -190,14 +184,9 @@ def confidence_warnings(pattern: dict) -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen pattern, and what it was chosen from.
+    """The chosen pattern. budget: a ratio to the reference's cost; None: none. runs: with the pi of this budget.
 
-    Args:
-        blocks: the operation of each block.
-        budget: a ratio to the reference's cost; None: none.
-        runs: the runs, with the pi of this budget.
-        trials: of choice.yaml, if the search made trials.
-        trial: the run folder of the pattern's trial, which retrain.py continues; None: it had none.
+    trials: of choice.yaml. trial: the run folder of the pattern's trial, which retrain.py continues; None: it had none.
     """
 
     blocks: list[str]
@@ -213,9 +202,6 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     costs: of the budget. The certainty is that of patterns drawn from pi within the budget.
     """
     first, blocks = choice.runs[0], choice.blocks
-    options = first.options
-    model = (options[f"model.{key}"] for key in ("d_model", "heads", "d_ffn"))
-    shape = Shape(*model, options["train.segment"], options["train.segment"] + options["train.memory"])
     drawn = [run.pi for run in choice.runs]
     if choice.budget is not None and not choice.trials:  # pi of trials is that of networks within the budget
         lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
@@ -234,9 +220,9 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         origin["trial"] = str(choice.trial)
     return {
         "format": FORMAT,
-        **shape_of(options),
+        **shape_of(first.options),
         "blocks": blocks,
-        "sizes": {name: resolve_block(name, shape)[1] for name in dict.fromkeys(blocks)},
+        "sizes": {name: resolve_block(name, first.config.shape)[1] for name in dict.fromkeys(blocks)},
         "confidence": confidence,
         "flops_ratio_to_interleaved": round(first.flops.ratio_to_interleaved(blocks), 4),
         "model": first.content.get("model"),

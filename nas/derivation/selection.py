@@ -24,10 +24,7 @@ from nas.training.device import set_up_device
 
 
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
-    """The network that trials chose or, for another budget, the predicted best one of its vocabulary and width.
-
-    content: of choice.yaml.
-    """
+    """The network that trials chose or, for another budget, the predicted best of its sizes. content: choice.yaml."""
     own, trials = content["network"], content["trials"]
     if budget is None or (budget == run.budget and costs.unit == run.costs.unit):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))

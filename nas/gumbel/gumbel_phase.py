@@ -138,10 +138,7 @@ def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
 
 
 def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = None) -> None:
-    """Make the next forward passes run one operation per block.
-
-    gates [N]: factors of the branches, which pass gradients to the logits in straight-through estimation.
-    """
+    """Make the next forward passes run one operation per block. gates [N]: factors of the branches, with a gradient."""
     rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
     for block, index, row in zip(supernet.blocks, path, rows, strict=True):
         block.choice = [index], row
@@ -152,10 +149,7 @@ ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low
 
 
 class Schedule:
-    """Which steps train the logits, and the temperature.
-
-    shared: weights and logits read the same text. Raises InputError if no step is left to train the logits.
-    """
+    """Which steps train the logits, and the temperature. Raises InputError if no step is left to train the logits."""
 
     def __init__(self, options: SearchOptions, total_steps: int, shared: bool):
         self.options, self.total_steps = options, total_steps
@@ -191,10 +185,7 @@ class LatencyTerm:
 
 
 class Logits:
-    """The logits [N, O] of a SuperNet: their samples, and their optimizer. Both are on the CPU.
-
-    Therefore samples are equal on all devices and ranks.
-    """
+    """The logits [N, O], their samples and optimizer, on the CPU: so samples are equal on all devices and ranks."""
 
     def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: LatencyTerm | None):
         options = config.search
@@ -262,10 +253,9 @@ class Logits:
 
 
 class GumbelPhase(Phase):
-    """Trains the weights and the logits of a SuperNet in turn.
+    """Trains the weights and the logits of a SuperNet in turn. Raises InputError as Schedule.
 
-    target: the highest expected cost, as a ratio to the reference's; None: any. Raises InputError if no step is left to
-    train the logits.
+    target: the highest expected cost, as a ratio to the reference's; None: any.
     """
 
     def __init__(

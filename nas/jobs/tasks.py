@@ -40,12 +40,9 @@ def start_command(
 ) -> BaseProcess:
     """Start what `python ARGUMENTS` runs, in a process that receives SIGTERM when this one ends.
 
-    Args:
-        arguments: SCRIPT.py or -m MODULE, then its arguments.
-        out, errors: files that the output is appended to; they may be the same. None: that of the server, which is
-            that of this process when it started the server.
-        cwd, environment: None for those of this process. Variables that torch reads while it is imported, such as
-            OMP_NUM_THREADS, are those of the server.
+    arguments: SCRIPT.py or -m MODULE, then its arguments. out, errors: files, or one, that the output is appended to;
+    None: that of this process when it started the server. cwd, environment: None for those of this process. Variables
+    that torch reads while it is imported, such as OMP_NUM_THREADS, are those of the server.
     """
     files = [file and file.absolute() for file in (out, errors)]
     given = [str(argument) for argument in arguments], *files, cwd or Path.cwd()
@@ -149,14 +146,10 @@ def unfinished(tasks: list[Task]) -> list[Task]:
 
 
 def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict[str, str]:
-    """Run the unfinished tasks, at most `workers` at a time. Returns {name: reason} of the tasks that failed.
+    """Run the unfinished tasks, at most `workers` at a time. Returns {name: reason} of those that failed.
 
-    A failure does not stop the other tasks. Worker i uses GPU i modulo their number.
-    After Ctrl-C this function sends it to the tasks, waits until they have saved, and raises KeyboardInterrupt. If this
-    process dies, the tasks save and end.
-
-    Args:
-        gpus: names for CUDA_VISIBLE_DEVICES.
+    A failure does not stop the others. Worker i uses GPU i modulo their number. gpus: names for CUDA_VISIBLE_DEVICES.
+    After Ctrl-C the tasks get it, and save; KeyboardInterrupt is raised. If this process dies, the tasks save and end.
     """
     tasks, failed, begun = unfinished(tasks), {}, time.monotonic()
     worker, gpu_cycle, stop = threading.local(), itertools.cycle(gpus or [None]), threading.Event()
@@ -177,7 +170,7 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
 
 
 def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tuple[str, float]:
-    """Run a task on worker.gpu, if that is not None. Returns why it failed, or an empty text, and the seconds it took.
+    """Run a task on worker.gpu, if not None. Returns why it failed, or an empty text, and its seconds.
 
     If `stop` is set, the task receives Ctrl-C, or does not begin.
     """

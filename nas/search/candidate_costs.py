@@ -37,10 +37,7 @@ class Candidates:
 
 
 def open_candidates(config: Config, context: DeviceContext) -> Candidates:
-    """Prepare the text in each vocabulary. `auto` leaves out vocabularies that the text does not allow.
-
-    Raises InputError if the text is too short, before anything is measured.
-    """
+    """Prepare the text in each vocabulary; `auto` leaves out those that it is too short for. Raises InputError."""
     own = Corpus(prepare(config.data, print))
     size = config.data.vocab_size or own.vocab_size
     corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])

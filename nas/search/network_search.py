@@ -1,6 +1,7 @@
 """The search among networks by trials, in a run folder, and what it has found: choice.yaml, pi.jsonl and the table.
 
-P networks, N blocks, O operations."""
+P networks, N blocks, O operations.
+"""
 
 from dataclasses import asdict
 from itertools import chain
@@ -50,10 +51,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
 
 
 def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCosts]:
-    """The cost files of a run: those of the chosen sizes and of the reference. given: the configuration of the search.
-
-    choice: the content of choice.yaml.
-    """
+    """The cost files of the chosen sizes and of the reference. given: the search's options. choice: of choice.yaml."""
     network, reference = read_network(choice["network"]), read_network(choice["reference"])
     data = (with_sizes(given, *one[:2]).data for one in (network, reference))
     corpora = {one.vocab_size: Corpus(prepare(own)) for one, own in zip((network, reference), data, strict=True)}
@@ -64,10 +62,7 @@ def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCos
 
 
 def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> tuple[dict, list[dict]]:
-    """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network().
-
-    run: the folder of the trials.
-    """
+    """The content of choice.yaml and the lines of pi.jsonl. run: folder of the trials. Raises as choose_network()."""
     strategy = open_search(config, run.path, context)
     trials, size = strategy.trials, strategy.costs.reference.vocab_size
     run.start(config, provenance(config, trials.corpora[size].meta, context))
@@ -89,10 +84,7 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
 
 
 def open_search(config: Config, folder: Path, context: DeviceContext) -> Strategy:
-    """The strategy before the first trial. The costs are those of an earlier call, or are measured.
-
-    Raises InputError if no network is within the budget.
-    """
+    """The strategy before the first trial. Raises InputError if no network is within the budget."""
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
     candidates = open_candidates(config, context)
@@ -119,7 +111,7 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
     """The seconds of trials: those that nas.run has measured with one epoch, or measured now."""
     config, file = strategy.config, folder / ESTIMATE
     if not file.exists() or config.train.epochs is None:
-        return strategy.trials.estimate(strategy.propose_first(BATCH))
+        return strategy.trials.estimate(strategy.propose(BATCH))
     known = read_yaml(file)
     return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.context))
 
@@ -213,10 +205,7 @@ def pi_lines(strategy: Strategy) -> list[dict]:
 def block_probabilities(
     networks: list[Network], probabilities: np.ndarray, operations: list[str], most: int
 ) -> np.ndarray:
-    """pi [N, O]: the probability of each operation in each block of the best network.
-
-    Blocks that it does not have are identity. probabilities [P]: of each network to be the best.
-    """
+    """pi [N, O] of the best network; blocks that it lacks are identity. probabilities [P]: to be the best, of each."""
     pi = np.zeros((most, len(operations)))
     for network, probability in zip(networks, probabilities, strict=True):
         blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]

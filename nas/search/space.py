@@ -170,10 +170,7 @@ class NetworkCosts:
         return self.cost(network) / self.reference_cost
 
     def table(self, vocab_size: int | None, d_model: int) -> CostTable:
-        """The table of a vocabulary (None: the only one) and a width, with the cost of the reference.
-
-        Raises InputError if there is none.
-        """
+        """The table of a width and a vocabulary (None: the only one), with the reference's cost. Raises InputError."""
         fitting = [shape for shape in self.tables if shape[1] == d_model and vocab_size in (None, shape[0])]
         if not fitting:
             raise InputError(
@@ -198,10 +195,7 @@ class NetworkCosts:
 
 
 def read_table(path: Path, options: dict, operations: list[str]) -> CostTable:
-    """The table of a run's cost file for the sizes of the run. options: {dotted key: value}.
-
-    Raises InputError if it is damaged, or lacks the sizes or an operation.
-    """
+    """The table for the sizes of a run. options: {dotted key: value}. Raises InputError if sizes or operations lack."""
     table = NetworkCosts.read(path).table(options["data.vocab_size"], options["model.d_model"])
     if lacking := {*operations} - table.blocks.keys():
         raise InputError(f"{path} lacks {min(lacking)}; remove it, or measure again with nas.latency")

@@ -39,19 +39,14 @@ class Strategy:
     def untried(self) -> list[Network]:
         return [network for network in self.networks if network not in self.trials.tried]
 
-    def propose_first(self, count: int) -> list[Network]:
-        """The predicted best network of each of the best vocabularies, before any trial.
+    def propose(self, count: int) -> list[Network]:
+        """At most `count` untried networks for the first rung, by Thompson sampling.
 
-        If there are fewer than `count`, others by Thompson sampling.
+        Before any trial, the predicted best network of each of the best vocabularies comes first.
         """
         self.add_neighbours()
-        best = self.fit().best_of_vocabularies(self.networks)
+        best = [] if self.trials.tried else self.fit().best_of_vocabularies(self.networks)
         return list(dict.fromkeys([*best, *self.thompson_sampling(count)]))[:count]
-
-    def propose(self, count: int) -> list[Network]:
-        """At most `count` untried networks for the first rung, after its first trials."""
-        self.add_neighbours()
-        return self.thompson_sampling(count)
 
     def add_neighbours(self) -> None:
         limit = self.budget * self.costs.reference_cost
@@ -129,10 +124,7 @@ class Strategy:
 def with_neighbours(
     networks: Sequence[Network], surrogate: Surrogate, config: Config, tables: dict, limit: float
 ) -> list[Network]:
-    """Add the networks within a cost that are one change away from the predicted best, until none is new.
-
-    tables: costs of each vocabulary and width.
-    """
+    """Add the networks within a cost that are one change away from the predicted best, until none is new."""
     operations, most, count = config.search.operations, config.model.blocks, 0
     affordable = {shape: within_budget(table, limit) for shape, table in tables.items()}
     while len(networks) > count:
@@ -153,13 +145,11 @@ def successive_halving(strategy: Strategy) -> Network:
     first, count, _ = rungs[0]
     steps, warmup = rung_steps(first, min(trials.steps.values())), trials.config.train.warmup_steps
     if steps < LONG_ENOUGH * warmup:
-        told = f"WARNING: the first trials have {steps} steps, and the warm-up {warmup}"
-        print(f"{told}; give a smaller train.warmup_steps")
-    networks = strategy.propose_first(min(BATCH, count))
-    while networks:
+        told = f"the first trials have {steps} steps, and the warm-up {warmup}; give a smaller train.warmup_steps"
+        print(f"WARNING: {told}")
+    while networks := strategy.propose(min(BATCH, count - len(trials.tried))):
         if not train(trials, networks, first) and not trials.points:
             raise RunError(NONE_LEFT)
-        networks = strategy.propose(min(BATCH, count - len(trials.tried)))
     for before, rung in pairwise(rungs):
         train_rung(strategy, before, rung)
     return strategy.choose(trials.finished(rungs[-1]))

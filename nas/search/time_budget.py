@@ -60,10 +60,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
 
 
 def measure(config: Config, corpus: Corpus, folder: Path, context: DeviceContext) -> tuple[Estimate, int]:
-    """The estimate with one epoch, and the steps of an epoch in the vocabulary with the fewest tokens.
-
-    An earlier call with too few minutes has left both in the folder.
-    """
+    """The estimate with one epoch, which the folder keeps, and an epoch's steps in the vocabulary with the fewest."""
     epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
     file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
     if file.exists() and read_yaml(file)["about"] != about:

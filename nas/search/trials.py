@@ -32,10 +32,7 @@ TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 
 
 class Rung(NamedTuple):
-    """share: of a training. networks: the most that train so far. vocabularies: the fewest different ones among these.
-
-    There may be fewer, if too few vocabularies are likely to have the best network.
-    """
+    """share: of a training. networks: the most that train so far. vocabularies: the fewest among these, if likely."""
 
     share: float
     networks: int
@@ -72,10 +69,7 @@ def part_of(share: float) -> str:
 
 
 class Estimate(NamedTuple):
-    """start: seconds of a trial without its steps, with an evaluation. training: of a whole training.
-
-    at_once: trials that run side by side.
-    """
+    """Seconds. start: of a trial without its steps. training: of a whole one. at_once: trials that run side by side."""
 
     start: float
     training: float
@@ -83,8 +77,7 @@ class Estimate(NamedTuple):
 
     def seconds(self, batches: list[tuple[float, int]]) -> float:
         """Of some batches of trials: the share of a training that each adds, and its number of networks."""
-        rounds = [(math.ceil(count / self.at_once), share) for share, count in batches]
-        return sum(count * (share * self.training + self.start) for count, share in rounds)
+        return sum(math.ceil(count / self.at_once) * (share * self.training + self.start) for share, count in batches)
 
 
 def step_seconds(phase: RetrainPhase) -> float:
@@ -163,10 +156,7 @@ class Trials:
         return Estimate(start, float(np.mean(seconds)), at_once)
 
     def task(self, network: Network, until: int | None, folder: Path) -> Task:
-        """The task that trains a network until a step (None: to the end).
-
-        Writes its pattern file into the folder, which has the configuration.
-        """
+        """Train a network until a step (None: to the end), from its new pattern file. folder: has the configuration."""
         name, steps, run = str(network), self.steps[network.vocab_size], folder / str(network)
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)
