@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_plan(folder: Path, minutes: float | None, config: Config) -> Config:
     """Write the configuration of all stages."""
-    from nas.search.time_budget import forget_estimate, plan_minutes
+    from nas.search.network_search import forget_estimate, plan_minutes
     from nas.training.device import set_up_device
 
     trials = folder / SEARCH / TRIALS

@@ -129,13 +129,8 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, corpus):
     options = ["search.latency.source=onnx", "search.latency.timing=generation"]
     config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
     (work,) = new_works([["attention", "window 3", "conv", "dense"]], config, corpus.counts(), CPU)
-    assert {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"} == {
-        "keys_0": 11,
-        "values_0": 11,
-        "keys_1": 3,
-        "values_1": 3,
-        "products_2": 3,
-    }
+    lengths = {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"}
+    assert lengths == {"keys_0": 11, "values_0": 11, "keys_1": 3, "values_1": 3, "products_2": 3}
     work()
     device, sizes = device_conditions(config, CPU), size_conditions(config, corpus, ["attention"])
     assert device["runtime"] == "ONNX Runtime" and "torch" not in device
@@ -274,9 +269,8 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, corpus, ca
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_network_without_blocks_has_a_training_step_with_each_optimizer(small_config, counts, optimizer):
     """It has no matrices for Muon."""
-    (work,) = new_works(
-        [[]], small_config("search.latency.timing=training", f"train.optimizer={optimizer}"), counts, CPU
-    )
+    config = small_config("search.latency.timing=training", f"train.optimizer={optimizer}")
+    (work,) = new_works([[]], config, counts, CPU)
     before = work.model.embedding.weight.clone()
     work()
     assert not torch.equal(before, work.model.embedding.weight)

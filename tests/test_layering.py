@@ -35,7 +35,6 @@ WITHOUT_TORCH = (  # packages and files that --help and error messages import
     "nas.costs.budget",
     "nas.costs.cost_table",
     "nas.costs.baselines",
-    "nas.derivation.printing",
     "nas.derivation.runs",
     "nas.search.space",
     "nas.comparison.claims",

@@ -45,9 +45,9 @@ class PatternLattice:
             self.level_sizes.append(len(sums))
 
     def completions(self, scores: np.ndarray, combine) -> list[np.ndarray]:
-        """For each level, what `combine` makes of the scores of all ways from a node to the last level.
+        """What `combine` (np.max or np.logaddexp.reduce) makes of the scores [N, O] of all ways from a node to the end.
 
-        scores [N, O]; combine: np.max or np.logaddexp.reduce. Each array [nodes + 1] ends with -inf, for no edge.
+        Returns an array [nodes + 1] for each level, which ends with -inf, for no edge.
         """
         values = [np.append(np.zeros(self.level_sizes[-1]), -np.inf)]
         for row, edges in zip(scores[::-1], reversed(self.edges), strict=True):

@@ -44,10 +44,7 @@ class CostTable:
         return [min(operations, key=self.blocks.__getitem__)] * blocks
 
     def expected_ratio(self, pi, operations: list[str]):
-        """Expected cost of a pattern that is sampled from pi [N, O], an array or tensor, relative to the reference.
-
-        It is exact, because costs add up. PLANER (arXiv 2208.14580) penalises it.
-        """
+        """Expected cost relative to the reference, exact, of patterns from pi [N, O] (PLANER, arXiv 2208.14580)."""
         costs = (pi[:, index].sum() * self.blocks[name] for index, name in enumerate(operations))
         return (self.overhead + sum(costs)) / self.reference(len(pi))
 

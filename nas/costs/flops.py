@@ -27,6 +27,11 @@ def batch_shape(config: Config) -> tuple[int, int, int]:
     return (1, 1, segment + memory - 1) if timing == "generation" else (config.evaluate.batch_size, segment, memory)
 
 
+def with_latency(config: Config, **options) -> Config:
+    """The configuration with other options of search.latency."""
+    return replace(config, search=replace(config.search, latency=replace(config.search.latency, **options)))
+
+
 def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None = None) -> CostTable:
     """FLOPs per token of a forward pass, also with search.latency.timing=generation; a multiply-add counts as two.
 
@@ -34,8 +39,7 @@ def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None
     of the table, besides attention and dense; None: those of the search.
     """
     if config.search.latency.timing == "generation":
-        latency = replace(config.search.latency, timing="inference")
-        config = replace(config, search=replace(config.search, latency=latency))
+        config = with_latency(config, timing="inference")
     with torch.device("meta"):  # only shapes are needed
         head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]

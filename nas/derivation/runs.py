@@ -89,10 +89,7 @@ def current_pattern(run: Path) -> list[str]:
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
-    """Notices about unfinished runs and options that differ.
-
-    Raises InputError, with the first difference, if operations, blocks, models or texts differ.
-    """
+    """Notices about unfinished runs and options that differ. Raises InputError if these are not seeds of one search."""
     first = runs[0]
     if len(runs) > 1 and any(run.options["search.method"] == "trials" for run in runs):
         raise InputError("each search by trials chooses a network of its own: give one RUN_DIR")
@@ -134,9 +131,7 @@ def critical_t(samples: int) -> float:
 
 
 def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict:
-    """How certain pi is about the choice for one block, in the form of pattern files.
-
-    pi [S, O], one row per seed; chosen: index of the operation.
+    """How certain pi [S, O] is about the chosen operation of a block, in the form of pattern files.
 
     margin: mean pi of the chosen operation minus that of the likeliest other, `second`. margin_error: its standard
     error over the seeds. agreement: share of the seeds whose likeliest operation is the chosen one. A lead is doubtful
@@ -197,10 +192,7 @@ class Choice:
 
 
 def pattern_record(choice: Choice, costs: CostTable) -> dict:
-    """The content of the pattern file: the operation of each block, how certain it is, and where it comes from.
-
-    costs: of the budget. The certainty is that of patterns drawn from pi within the budget.
-    """
+    """The content of the pattern file. The certainty is that of patterns drawn from pi within the budget of costs."""
     first, blocks = choice.runs[0], choice.blocks
     drawn = [run.pi for run in choice.runs]
     if choice.budget is not None and not choice.trials:  # pi of trials is that of networks within the budget
@@ -212,12 +204,12 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=False)  # blocks leave identity out
     ]
     origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
-    if choice.budget is not None:
-        origin["latency_budget"] = choice.budget
-    if choice.trials:
-        origin["trials"] = choice.trials
-    if choice.trial:
-        origin["trial"] = str(choice.trial)
+    more = {
+        "latency_budget": choice.budget,
+        "trials": choice.trials or None,
+        "trial": choice.trial and str(choice.trial),
+    }
+    origin |= {key: value for key, value in more.items() if value is not None}
     return {
         "format": FORMAT,
         **shape_of(first.options),

@@ -14,7 +14,6 @@ term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate opera
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -43,10 +42,9 @@ from nas.training.trainer import Phase
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Standard Gumbel noise -log(-log u) of float64 draws u in [0, 1]; finite for every u.
+    """Standard Gumbel noise -log(-log u) of draws u in [0, 1], finite for every u. Raises ValueError if not float64.
 
-    u is clamped to the smallest normal float64 and to the largest below 1, so the noise is in [-6.6, 36.8]. Raises
-    ValueError if u is not float64.
+    u is clamped to the smallest normal float64 and to the largest below 1, so the noise is in [-6.6, 36.8].
     """
     if uniform.dtype != torch.float64:
         raise ValueError(f"gumbel needs float64 draws, got {uniform.dtype}: float32 rounds draws to exactly 0 and 1")
@@ -170,24 +168,15 @@ class Schedule:
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
 
 
-@dataclass(frozen=True)
-class LatencyTerm:
+def latency_term(logits: Tensor, costs: CostTable, operations: list[str], weight: float, target: float) -> Tensor:
     """weight * max(0, expected cost / cost of the reference - target), in nats. It is exact."""
-
-    costs: CostTable
-    operations: list[str]
-    weight: float
-    target: float
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        ratio = self.costs.expected_ratio(logits.softmax(dim=-1), self.operations)
-        return self.weight * (ratio - self.target).clamp_min(0)
+    return weight * (costs.expected_ratio(logits.softmax(dim=-1), operations) - target).clamp_min(0)
 
 
 class Logits:
     """The logits [N, O], their samples and optimizer, on the CPU: so samples are equal on all devices and ranks."""
 
-    def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: LatencyTerm | None):
+    def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: partial | None):
         options = config.search
         self.supernet, self.latency, self.hard = supernet, latency, options.sampling == "hard"
         self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(options.operations)))
@@ -274,7 +263,8 @@ class GumbelPhase(Phase):
         self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
         latency = None
         if target is not None:
-            latency = LatencyTerm(costs, self.options.operations, self.options.latency.weight, target)
+            term = {"operations": self.options.operations, "weight": self.options.latency.weight, "target": target}
+            latency = partial(latency_term, costs=costs, **term)
         self.logits = Logits(supernet, config, context, latency)
         hard, prepare = self.logits.hard, self.logits.set_gates
         self.train_weights = TrainStep(supernet, config.train, self.total_steps, context, sampled=hard, prepare=prepare)

@@ -50,7 +50,7 @@ def start_command(
 
 
 def start(function: Callable, *arguments) -> BaseProcess:
-    """Start a function in a fork of the server, and first the server. Signals to our process group do not end it.
+    """Start a function in a fork of the server, which is started first. Signals to our process group do not end it.
 
     Signals of this process are blocked only until the server runs, not while it imports PRELOADED.
     """
@@ -170,10 +170,7 @@ def run_tasks(tasks: list[Task], workers: int, gpus: Sequence[str] = ()) -> dict
 
 
 def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tuple[str, float]:
-    """Run a task on worker.gpu, if not None. Returns why it failed, or an empty text, and its seconds.
-
-    If `stop` is set, the task receives Ctrl-C, or does not begin.
-    """
+    """Run a task on worker.gpu (None: any). Returns why it failed, or an empty text, and seconds. stop: as a Ctrl-C."""
     began = time.monotonic()
     if stop.is_set():
         return "interrupted", 0.0

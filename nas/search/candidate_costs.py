@@ -53,6 +53,13 @@ def open_candidates(config: Config, context: DeviceContext) -> Candidates:
     return Candidates(config, corpora, possible, reference_network(config, size))
 
 
+def candidates_of(config: Config, vocab_size: int, d_model: int) -> Candidates:
+    """One vocabulary and width, and the reference."""
+    own, corpus = (Corpus(prepare(data)) for data in (config.data, with_sizes(config, vocab_size, d_model).data))
+    reference = reference_network(config, config.data.vocab_size or own.vocab_size)
+    return Candidates(config, {reference.vocab_size: own, vocab_size: corpus}, [(vocab_size, d_model)], reference)
+
+
 def reference_network(config: Config, vocab_size: int) -> Network:
     return make_network(vocab_size, config.model.d_model, interleaved(config.model.blocks))
 
@@ -111,9 +118,3 @@ def measure_costs(candidates: Candidates, context: DeviceContext) -> NetworkCost
         scaled = table.scaled(1000 / (bytes_per_token(corpus) * tokens))
         tables[shape] = replace(scaled, holds_for=holds_for)
     return NetworkCosts(tables, candidates.reference)
-
-
-def in_milliseconds(config: Config) -> Config:
-    """The configuration with costs that are measured in PyTorch."""
-    latency = replace(config.search.latency, source="measured")
-    return replace(config, search=replace(config.search, latency=latency))

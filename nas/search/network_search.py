@@ -1,41 +1,49 @@
-"""The search among networks by trials, in a run folder, and what it has found: choice.yaml, pi.jsonl and the table.
+"""The search among networks by trials, in a run folder, what it has found, and the trainings that fit some minutes.
 
 P networks, N blocks, O operations.
 """
 
-from dataclasses import asdict
+import math
+import time
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from nas.core.config import Config
-from nas.core.config_checks import milliseconds
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.provenance import provenance
+from nas.core.provenance import data_digests, provenance
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, open_run
+from nas.costs.budget import as_ratio
 from nas.costs.cost_table import for_text, least_ratio
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.jobs.tasks import workers
-from nas.search.candidate_costs import Candidates, count_costs, find_costs, open_candidates
+from nas.search.candidate_costs import candidates_of, count_costs, find_costs, open_candidates
 from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
-from nas.search.strategy import EQUAL_LOSS, Strategy, successive_halving
-from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches, part_of
+from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
+from nas.search.trials import AGAIN_RUNGS, BATCH, LOGS, RUNGS, Estimate, Rung, Trials, batches, part_of, rung_steps
 from nas.training.auto import resolve_auto
 from nas.training.device import DeviceContext
-from nas.training.passes import passes_warning
+from nas.training.passes import most_passes, passes_warning
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
+RECORDED, SHOWN = 60, 6  # networks
+NORMAL_95 = 1.96
+AFTER_S = 45  # derivation, latencies, pictures and report
+FEWEST_STEPS = 16  # of a trial in the first rung
+DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experiments/passes)
+EVALUATIONS = 4  # of a training on valid, before its end
 
 
 def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[Config, dict]:
-    """The configuration with the sizes of the best network, and the content of choice.yaml.
+    """The configuration with the sizes of the best network, and the content of choice.yaml, which a resumed run keeps.
 
-    Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
-    within the budget or another process runs the trials, and RunError if every trial of a rung fails.
+    Raises InputError if no network is within the budget or another process runs the trials, and RunError if every trial
+    of a rung fails.
     """
     opened = open_run(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
     config = opened.resolve_auto(config)
@@ -52,12 +60,10 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
 
 def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCosts]:
     """The cost files of the chosen sizes and of the reference. given: the search's options. choice: of choice.yaml."""
-    network, reference = read_network(choice["network"]), read_network(choice["reference"])
-    data = (with_sizes(given, *one[:2]).data for one in (network, reference))
-    corpora = {one.vocab_size: Corpus(prepare(own)) for one, own in zip((network, reference), data, strict=True)}
-    costs = {FLOPS_TABLE: count_costs(Candidates(given, corpora, [network[:2]], reference))}
+    shape = read_network(choice["network"])[:2]
+    costs = {FLOPS_TABLE: count_costs(candidates_of(given, *shape))}
     if given.search.latency.in_milliseconds:
-        costs[LATENCY] = NetworkCosts.read(run / TRIALS / COSTS).only(network[:2])
+        costs[LATENCY] = NetworkCosts.read(run / TRIALS / COSTS).only(shape)
     return costs
 
 
@@ -89,9 +95,8 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Strateg
         raise InputError("trials run in processes of their own: start the search without torchrun")
     candidates = open_candidates(config, context)
     costs = find_costs(candidates, folder / COSTS, context, keep=True)
-    tables, budget = {shape: costs.tables[shape] for shape in candidates.shapes}, config.search.latency.target
-    if (absolute := milliseconds(budget)) is not None:
-        budget = absolute / costs.reference_cost
+    tables = {shape: costs.tables[shape] for shape in candidates.shapes}
+    budget = as_ratio(config.search.latency.target, costs.table(*costs.reference[:2]), config.model.blocks)
     if config.search.latency.source == "none":  # any network
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
         budget /= costs.reference_cost
@@ -114,10 +119,6 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
         return strategy.trials.estimate(strategy.propose(BATCH))
     known = read_yaml(file)
     return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.context))
-
-
-RECORDED, SHOWN = 60, 6  # networks
-NORMAL_95 = 1.96
 
 
 def choice_record(strategy: Strategy, best: Network) -> dict:
@@ -146,8 +147,7 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
 
 
 def network_records(strategy: Strategy, best: Network) -> list[dict]:
-    """Networks with costs and predictions, the best first: those that are most likely the best, those with trials, and
-    interleaved ones.
+    """Networks with predictions, the best first: the most likely ones, those with trials, and interleaved ones.
 
     `behind` is the relative difference of a network's predicted loss at the end of a training to that of the chosen
     one. Where no trial ends a training, the surrogate knows no absolute loss of the end.
@@ -237,3 +237,77 @@ def overfit_warning(choice: dict) -> str | None:
         f"{losses[1.0]:.4f} with the best weights of all, so it may overfit; give fewer train.epochs or --minutes, or "
         "more model.dropout"
     )
+
+
+def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceContext) -> Config:
+    """The configuration with the train.epochs with which all stages take these minutes, and evaluations and a warm-up
+    that suit them.
+
+    folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
+    """
+    began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
+    estimate, steps = measure(config, corpus, folder, context)
+    spent = time.monotonic() - began
+    least, most = FEWEST_STEPS / RUNGS[0].share / steps, most_passes(config)
+    if most < least:
+        raise InputError(
+            f"the text is too short: {most} passes have {most * steps} steps; {least * steps:.0f} are needed"
+        )
+    left, (fixed, per_epoch) = 60 * minutes - spent, whole_seconds(estimate, RUNGS)
+    epochs = min(1.0, (left - fixed) / per_epoch)
+    again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
+    longer = (left - again[0]) / again[1]
+    if longer > 1 and gets_dropout(config, longer, corpus):  # the estimate has none
+        again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
+        longer = (left - again[0]) / again[1]
+    if max(longer, least) > 1:
+        (fixed, per_epoch), epochs = again, min(longer, most)
+    if epochs < least:
+        enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
+        raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
+    total = (spent + fixed + epochs * per_epoch) / 60
+    train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
+    print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
+    whole = max(1, round(train.epochs * steps))
+    train.warmup_steps = min(train.warmup_steps, int(rung_steps(RUNGS[0].share, whole) / LONG_ENOUGH))
+    train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
+    return replace(config, train=train)
+
+
+def measure(config: Config, corpus: Corpus, folder: Path, context: DeviceContext) -> tuple[Estimate, int]:
+    """The estimate with one epoch, which the folder keeps, and an epoch's steps in the vocabulary with the fewest."""
+    epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
+    file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
+    if file.exists() and read_yaml(file)["about"] != about:
+        forget_estimate(folder)
+    strategy = open_search(epoch, folder, context)
+    estimate = trial_estimate(strategy, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / COSTS, strategy.costs.to_dict())
+    write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
+    return estimate, min(strategy.trials.steps.values())
+
+
+def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
+    """Whether the reference gets dropout by auto if it reads its text so often."""
+    longer = replace(config, train=replace(config.train, steps=None, epochs=epochs))
+    return config.model.dropout == "auto" and resolve_auto(longer, corpus).model.dropout > 0
+
+
+def forget_estimate(folder: Path) -> None:
+    """Remove costs and estimate of an earlier call with other options, which was refused. folder: of the trials."""
+    for name in (COSTS, ESTIMATE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:
+    """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest:
+    those that do not depend on train.epochs, and those for each epoch. estimate: with one epoch.
+    """
+    evaluations = EVALUATIONS + 2  # valid and test at the end
+    finals = [(1.0, 1), *[(0.0, 1)] * evaluations]
+    if estimate.at_once == 1:
+        finals += [(1.0 - rungs[-1].share, 1), *[(0.0, 1)] * evaluations]
+    parts = [*batches(rungs), *finals]
+    fixed = estimate._replace(training=0.0).seconds(parts)
+    return fixed + AFTER_S, estimate.seconds(parts) - fixed

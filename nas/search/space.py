@@ -70,10 +70,8 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
 
 def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
     """The candidates of at most a cost from which a search climbs: of each pair of sizes its interleaved networks, or
-    if there are none, networks of one operation.
-
-    With identity among the operations, a network has at most model.blocks blocks, else exactly as many.
-    tables: costs of each vocabulary and width.
+    if there are none, networks of one operation. With identity among the operations, they have at most model.blocks
+    blocks, else exactly as many. tables: costs of each vocabulary and width.
     """
     operations, most = config.search.operations, config.model.blocks
     depths = range(1, most + 1) if "identity" in operations else [most]

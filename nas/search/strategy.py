@@ -18,10 +18,7 @@ PARENTS = 20  # of the networks that are one change away
 
 
 class Strategy:
-    """Proposes networks for the first rung, and promotes some of them to the next ones.
-
-    networks: the first candidates within the budget. Networks that are one change away from the best join them.
-    """
+    """Proposes networks for the first rung, and promotes some. networks: the first candidates within the budget."""
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
         self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
@@ -112,10 +109,7 @@ class Strategy:
         return networks
 
     def choose(self, networks: list[Network]) -> Network:
-        """The predicted best network, and of several that are equally good the cheapest.
-
-        Predictions decide, because networks still differ in what they gain from the rest of the text.
-        """
+        """The cheapest of the predicted best ones; predictions know what networks gain from the rest of the text."""
         losses = self.fit().predict(networks)
         most = (1 + EQUAL_LOSS) * min(losses)
         return min((one for one, loss in zip(networks, losses, strict=True) if loss <= most), key=self.costs.cost)

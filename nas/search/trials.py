@@ -55,9 +55,8 @@ def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
 
 
 def rung_steps(share: float, steps: int) -> int:
-    """The steps of a rung: all for a share of 1, else a multiple of those of the first rung.
-
-    A trial averages weights over its last half, which then begins where the rung before ended.
+    """The steps of a rung: all for a share of 1, else a multiple of those of the first rung. A trial averages weights
+    over its last half, which then begins where the rung before ended.
     """
     first = RUNGS[0].share
     return steps if share == 1 else min(steps, max(1, int(first * steps)) * round(share / first))
@@ -94,10 +93,9 @@ def step_seconds(phase: RetrainPhase) -> float:
 
 
 def run_trials(tasks: list[Task], context: DeviceContext) -> dict[str, dict]:
-    """{name: content of the trial's file}. On a CPU as many run at a time as there are cores for their threads.
+    """{name: content of the trial's file}; those that have run already are read. Raises RunError if all fail.
 
-    Those that have run already are read. A trial that fails is left out with a notice, because its weights may have
-    diverged. Raises RunError if all fail.
+    A trial that fails is left out with a notice, because its weights may have diverged.
     """
     failed = run_tasks(tasks, workers(context))
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
