@@ -14,6 +14,8 @@ from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.cost_table import MILLISECONDS, CostTable, for_text, least_ratio
 
+LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
+
 
 class PatternLattice:
     """The patterns whose summed cost is at most a limit.
@@ -78,9 +80,6 @@ class PatternLattice:
             result.append(joint.sum(axis=0))
             reached = np.bincount(edges.ravel(), joint.ravel(), minlength=size)[:size]
         return np.stack(result)
-
-
-LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
 
 
 def read_budgets(text: str) -> list[float | str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from nas.core.pattern import interleaved
 
 FLOPS, MILLISECONDS = "FLOPs", "ms"
+TOLERANCE = 0.10  # a measured ratio that differs more than this from the prediction causes a warning
+UNSTEADY = 0.5  # so does an interquartile range above this share of the time
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,6 @@ def changed_conditions(recorded: dict, current: dict) -> str:
     differ = [key for key in current if recorded.get(key) != current[key]]
     # 40 characters, because a condition may be a digest or a long list.
     return ", ".join(f"{key} {str(recorded[key])[:40]}" if key in recorded else f"no {key}" for key in differ)
-
-
-TOLERANCE = 0.10  # a measured ratio that differs more than this from the prediction causes a warning
-UNSTEADY = 0.5  # so does an interquartile range above this share of the time
 
 
 def least_ratio(ratio: float) -> str:

@@ -21,6 +21,8 @@ from nas.costs.budget import as_ratio, likeliest_path, log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.search.space import read_table
 
+SIGNIFICANCE = 0.05  # of the one-tailed t-tests
+
 
 @dataclass(frozen=True)
 class SearchRun:
@@ -116,9 +118,6 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
         if run.options["seed"] == first.options["seed"]:
             notices.append(f"{run.path} has the same seed as {first.path}, so it adds no evidence")
     return notices
-
-
-SIGNIFICANCE = 0.05  # of the one-tailed t-tests
 
 
 def critical_t(samples: int) -> float:

@@ -40,6 +40,10 @@ from nas.training.streams import open_streams
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
 
+Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
+SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
+ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
+
 
 def gumbel(uniform: Tensor) -> Tensor:
     """Standard Gumbel noise -log(-log u) of draws u in [0, 1], finite for every u. Raises ValueError if not float64.
@@ -69,9 +73,6 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
     path = weights.detach().argmax(dim=-1)  # [N]
     chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
     return path.tolist(), 1 + (chosen - chosen.detach())
-
-
-Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 
 
 class StochasticBlock(nn.Module):
@@ -140,10 +141,6 @@ def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = No
     rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
     for block, index, row in zip(supernet.blocks, path, rows, strict=True):
         block.choice = [index], row
-
-
-SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
-ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
 class Schedule:

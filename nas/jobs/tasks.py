@@ -24,6 +24,7 @@ BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # by the server
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece"]
 POLL_S = 0.2
 LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
+ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 
 
 def start_server() -> None:
@@ -121,9 +122,6 @@ def run_command(
 def end_with_parent() -> None:
     wait([multiprocessing.parent_process().sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
 
 
 @dataclass(frozen=True)

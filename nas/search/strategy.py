@@ -15,6 +15,8 @@ from nas.search.trials import BATCH, Rung, Trials, rung_steps
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
 EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
 PARENTS = 20  # of the networks that are one change away
+LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
+NONE_LEFT = "no network is left, because trials failed; the notices above say why"
 
 
 class Strategy:
@@ -127,10 +129,6 @@ def with_neighbours(
         near = [other for network in best for other in neighbours(network, operations, most)]
         networks = list(dict.fromkeys([*networks, *(one for one in near if affordable[one[:2]](one.blocks))]))
     return networks
-
-
-LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
-NONE_LEFT = "no network is left, because trials failed; the notices above say why"
 
 
 def successive_halving(strategy: Strategy) -> Network:
