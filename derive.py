@@ -12,9 +12,7 @@ from nas.core.files import check_parent, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import CHOICE, LATENCY, PATTERN, PLAN
 from nas.costs.budget import as_ratio, read_budgets
-from nas.derivation.pattern_record import pattern_record
-from nas.derivation.printing import pareto_table, print_choice, print_notices, trials_table
-from nas.derivation.runs import check_seeds, read_run
+from nas.derivation.runs import check_seeds, pattern_record, read_run
 
 HELP = {
     "runs": "the --run folder of a search; several folders must be seeds of one search",
@@ -63,11 +61,10 @@ def main() -> None:
     files = [out.with_stem(f"{out.stem}-{name}") for name in names] if arguments.pareto else [out]
     check_files(files, arguments.force)
 
-    from nas.derivation.run_latency import RunLatency  # imported only now, because it needs torch
-    from nas.derivation.selection import likeliest_choice, tried_choice
+    from nas.derivation import selection  # only now, because it needs torch
 
     measured = next((run.path for run in runs if (run.path / LATENCY).exists()), None)
-    latency = RunLatency(measured) if measured else None
+    latency = selection.RunLatency(measured) if measured else None
     if arguments.budgets:
         costs = latency.table if latency else runs[0].flops
         budgets = [as_ratio(budget, costs, len(runs[0].pi)) for budget in arguments.budgets]
@@ -80,9 +77,13 @@ def main() -> None:
 
     patterns = []
     if tried:
-        print(trials_table(tried["trials"]))
+        print(selection.trials_table(tried["trials"]))
     for budget, file in zip(budgets, files, strict=True):
-        choice = tried_choice(runs[0], tried, costs, budget) if tried else likeliest_choice(runs, costs, budget)
+        choice = (
+            selection.tried_choice(runs[0], tried, costs, budget)
+            if tried
+            else selection.likeliest_choice(runs, costs, budget)
+        )
         pattern = pattern_record(choice, costs)
         if latency:
             pattern["latency"] = latency.of(pattern["blocks"])
@@ -90,10 +91,10 @@ def main() -> None:
         patterns.append(pattern)
         if arguments.pareto:
             print(f"\nbudget {budget:.4g}:")
-        print_choice(choice, pattern, costs)
+        selection.print_choice(choice, pattern, costs)
         print(f"written to {file}")
     if arguments.pareto:
-        table = pareto_table(patterns, costs)
+        table = selection.pareto_table(patterns, costs)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
     if tried:
@@ -102,7 +103,7 @@ def main() -> None:
         picture = out.with_name(f"{out.stem}-networks.png")
         networks_figure(tried, [], picture)
         print(f"written to {picture}")
-    print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
+    selection.print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
     if tried and not (runs[0].path.parent / PLAN).exists():
         print(f"next: python retrain.py {files[0]} {runs[0].path / 'config.yaml'} --run {runs[0].path}-trained")
 

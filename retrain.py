@@ -11,7 +11,7 @@ from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, resolve_block, shape_of, shape_options
 from nas.core.run_folder import CONFIG, PROVENANCE, RESULTS, trial_file
-from nas.costs.printing import latency_report
+from nas.costs.cost_table import latency_report
 
 SIMILAR = 1.15  # vocabularies shorten training and test text differently
 

@@ -57,12 +57,12 @@ def search_by_trials(config, folder: Path, context) -> None:
 
 def search_by_gumbel(given, folder: Path, context) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
+
     from nas.core.outcome import make_outcome, print_outcome
     from nas.core.run_folder import LATENCY, OUTCOME, RunFolder
-    from nas.costs.printing import cost_text
+    from nas.costs.cost_table import cost_text
     from nas.data.corpus import Corpus, prepare
-    from nas.gumbel.gumbel_phase import GumbelPhase
-    from nas.gumbel.supernet import build_supernet
+    from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
     from nas.training.build import open_streams
     from nas.training.distributed import broadcast_from_main, first_on_each_node, is_main
     from nas.training.passes import auto_lines, resolve_auto

@@ -28,12 +28,13 @@ def main() -> None:
     # Imported only now, because --help and errors in the configuration need no torch.
     from nas.core.files import write_yaml
     from nas.core.run_folder import processor
-    from nas.costs.printing import cost_text
-    from nas.search.candidate_costs import in_milliseconds, measure_costs, open_candidates
+    from nas.costs.cost_table import cost_text
+    from nas.costs.flops import with_latency
+    from nas.search.candidate_costs import measure_costs, open_candidates
     from nas.training.device import set_up_device
 
     if config.search.latency.source != "onnx":
-        config = in_milliseconds(config)
+        config = with_latency(config, source="measured")
     context = set_up_device(config.seed, config.train)
     costs = measure_costs(open_candidates(config, context), context)
     print(context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}")

@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_plan(folder: Path, minutes: float | None, config: Config) -> Config:
     """Write the configuration of all stages."""
-    from nas.search.time_budget import forget_estimate, plan_minutes
+    from nas.search.network_search import forget_estimate, plan_minutes
     from nas.training.device import set_up_device
 
     trials = folder / SEARCH / TRIALS
@@ -70,8 +70,7 @@ def run_stage(result: Path, command: str, *arguments) -> None:
 
     Raises RunError if it fails.
     """
-    from nas.jobs.forks import start_command, wait_for
-    from nas.jobs.tasks import ROOT
+    from nas.jobs.tasks import ROOT, start_command, wait_for
 
     given = [ROOT / command] if command.endswith(".py") else ["-m", command]
     if not result.exists() and wait_for(start_command([*given, *arguments])):

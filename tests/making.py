@@ -18,8 +18,7 @@ from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.flops import count_flops, operation_flops
 from nas.data.corpus import Corpus, prepare
 from nas.derivation.runs import SearchRun
-from nas.gumbel.gumbel_phase import GumbelPhase
-from nas.gumbel.supernet import StochasticBlock, build_supernet
+from nas.gumbel.gumbel_phase import GumbelPhase, StochasticBlock, build_supernet
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, make_network
 from nas.training.build import build_fixed

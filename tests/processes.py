@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.jobs.forks import start_command
+from nas.jobs.tasks import start_command
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("search", "derive", "retrain", "animate")

@@ -1,5 +1,6 @@
-"""Patterns within a budget."""
+"""Patterns within a budget, and their lattice, against enumeration of all patterns."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -7,10 +8,58 @@ import numpy as np
 import pytest
 
 from nas.core.errors import InputError
-from nas.costs.budget import as_ratio, describe_budget, likeliest_path, read_budgets
+from nas.costs.budget import PatternLattice, as_ratio, describe_budget, likeliest_path, read_budgets
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
-from nas.costs.lattice import PatternLattice
 from tests.making import COSTS, NAMES
+
+LATTICE_COSTS, BLOCKS, LIMIT = [3.0, 1.0, 0.1], 4, 6.15
+LOGITS = np.random.default_rng(0).normal(size=(BLOCKS, 3))
+
+
+def probabilities(costs, logits, limit) -> dict[tuple[int, ...], float]:
+    """The probability of every pattern within the limit under pi, by enumeration."""
+    weights = {
+        path: np.exp(logits[range(len(logits)), path].sum())
+        for path in itertools.product(range(len(costs)), repeat=len(logits))
+        if sum(costs[index] for index in path) <= limit
+    }
+    return {path: weight / sum(weights.values()) for path, weight in weights.items()}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_marginals_and_the_best_path_equal_those_of_enumeration(seed):
+    source = np.random.default_rng(seed)
+    blocks, operations = int(source.integers(1, 7)), int(source.integers(1, 5))
+    costs = source.integers(0, 9, operations) / 8.0  # sums are exact, and often equal
+    if seed % 3 == 0:
+        costs = source.random(operations)
+    logits, limit = source.normal(size=(blocks, operations)), source.random() * 1.2 * costs.max() * blocks
+    expected = probabilities(costs, logits, limit)
+    if not expected:
+        with pytest.raises(ValueError, match=f"no pattern of {blocks} blocks is within the limit"):
+            PatternLattice(costs.tolist(), blocks, limit)
+        return
+    lattice, marginals = PatternLattice(costs.tolist(), blocks, limit), np.zeros((blocks, operations))
+    for path, probability in expected.items():
+        marginals[range(blocks), path] += probability
+    np.testing.assert_allclose(lattice.marginals(logits), marginals, atol=1e-12)
+    assert tuple(lattice.best(logits)) == max(expected, key=expected.get)
+
+
+def test_extreme_logits_neither_overflow_nor_leave_the_limit():
+    logits = np.tile([900.0, 0.0, -900.0], (BLOCKS, 1))
+    lattice = PatternLattice(LATTICE_COSTS, BLOCKS, LIMIT)
+    marginals = lattice.marginals(logits)
+    np.testing.assert_allclose(marginals.sum(axis=1), 1.0)
+    assert (marginals @ np.array(LATTICE_COSTS)).sum() <= LIMIT
+    assert sum(LATTICE_COSTS[index] for index in lattice.best(logits)) <= LIMIT
+
+
+def test_free_operations_need_no_unit_and_many_blocks_do_not_overflow():
+    assert PatternLattice([0.0, 0.0], 3, 0.0).best(np.array([[0.0, 1.0]] * 3)) == [1, 1, 1]
+    assert PatternLattice([1.0, 0.5], 300, 300.0).best(np.tile([1.0, 0.0], (300, 1))) == [0] * 300
+    with pytest.raises(ValueError, match="no pattern of 4 blocks is within the limit"):
+        PatternLattice(LATTICE_COSTS, BLOCKS, 0.3)
 
 
 def test_a_pattern_fits_a_budget_that_equals_its_cost():

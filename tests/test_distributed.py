@@ -200,7 +200,7 @@ HEAD = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 sys.argv = ["search.py", {config!r}, "search.method=gumbel", "--run", {folder!r}]
-import search, torch, nas.gumbel.supernet
+import search, torch, nas.gumbel.gumbel_phase
 from nas.core.errors import Interrupted, rank, run_command
 from nas.gumbel.gumbel_phase import GumbelPhase
 """
@@ -241,11 +241,11 @@ def test_a_rank_that_differs_or_fails_ends_the_run(fault, config, tmp_path):
 
 APART = """
 sys.argv.append("train.steps=22")
-original = nas.gumbel.supernet.build_supernet
+original = nas.gumbel.gumbel_phase.build_supernet
 def build(*arguments):
     torch.manual_seed(rank())
     return original(*arguments)
-nas.gumbel.supernet.build_supernet = build
+nas.gumbel.gumbel_phase.build_supernet = build
 run_command(search.main)
 """
 

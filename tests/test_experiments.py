@@ -15,7 +15,7 @@ from nas.core.config_loading import load_config
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
-from nas.search.network_costs import NetworkCosts
+from nas.search.space import NetworkCosts
 from tests.making import load_script, results
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

@@ -1,16 +1,162 @@
-"""The paper's method: whose turn it is, the temperature, the samples, the latency term, and the state."""
+"""The paper's method: samples, the SuperNet, whose turn it is, the temperature, the latency term, and the state."""
 
 import itertools
-from dataclasses import replace
+import math
+from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from models.operations.operation import BlockConfig, Segment
+from models.relative_attention import sinusoidal_encodings
 from nas.core.errors import InputError
-from nas.gumbel.gumbel_softmax import gumbel_like
-from tests.making import assert_same_state, make_search
+from nas.gumbel.gumbel_phase import gumbel, gumbel_like, relax, set_mixture, set_path, straight_through
+from tests.making import assert_same_state, generator, make_search, supernet_of
 from tests.reference import expected_loss
+
+LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
+
+
+def test_noise_is_finite_at_the_ends_and_over_many_draws_of_float64():
+    eps = torch.finfo(torch.float64).eps
+    # 10^8 draws come no closer to the ends than about 1e-8. These values are much closer, up to the ends.
+    ends = [0.0, 5e-324, 1e-308, 1e-300, 1e-17, 1e-9, 1e-8, 1 - 1e-8, 1 - 1e-9, 1 - eps, 1 - eps / 2, 1.0]
+    noise = gumbel(torch.tensor(ends, dtype=torch.float64))
+    assert torch.isfinite(noise).all()
+    assert (noise.diff() >= 0).all()
+    many = gumbel_like(torch.empty(2_000_000, 3), generator(0))
+    assert torch.isfinite(many).all()
+    assert many.mean().item() == pytest.approx(0.5772, abs=5e-3)  # Euler's constant
+    assert many.var().item() == pytest.approx(math.pi**2 / 6, rel=1e-2)
+    with pytest.raises(ValueError, match="float64"):
+        gumbel(torch.rand(3))
+
+
+def test_soft_sample_gradients():
+    noise = gumbel_like(LOGITS, generator(0))
+    for temperature in (0.1, 1.0, 5.0):
+        assert torch.autograd.gradcheck(
+            partial(relax, noise=noise, temperature=temperature), LOGITS.clone().requires_grad_()
+        )
+
+
+def test_frequencies_of_hard_samples_follow_pi():
+    draws, source = 20_000, generator(1)
+    paths = (straight_through(LOGITS, gumbel_like(LOGITS, source), 1.0)[0] for _ in range(draws))
+    counts = Counter(map(tuple, paths))
+    first, second = (draws**0.5 * LOGITS.softmax(dim=-1)).tolist()
+    expected = {(i, j): first[i] * second[j] for i in range(3) for j in range(3)}
+    chi_square = sum((counts[path] - count) ** 2 / count for path, count in expected.items())
+    assert chi_square < 26.1  # 99.9% of a chi-square of 8 degrees of freedom
+
+
+def test_straight_through_gradient_is_the_closed_form():
+    """d gate_b / d logits = w_i (1[i = j] - w_j) / temperature for the chosen i, and the gate's value is 1."""
+    logits, temperature = LOGITS.clone().requires_grad_(), 0.7
+    noise = gumbel_like(logits, generator(2))
+    path, gates = straight_through(logits, noise, temperature)
+    weights = relax(logits, noise, temperature).detach()
+    assert path == (logits + noise).argmax(dim=-1).tolist()
+    for block, (choice, gate) in enumerate(zip(path, gates, strict=True)):
+        assert gate.item() == 1.0
+        (gradient,) = torch.autograd.grad(gate, logits, retain_graph=True)
+        chosen = weights[block, choice]
+        expected = torch.zeros_like(logits)
+        expected[block] = chosen * (torch.nn.functional.one_hot(torch.tensor(choice), 3) - weights[block]) / temperature
+        torch.testing.assert_close(gradient, expected)
+
+
+CONFIG = BlockConfig(d_model=8)
+OPERATIONS = ["attention", "dense", "identity"]
+VOCAB = 11
+
+
+def small_supernet(blocks=2):
+    torch.manual_seed(0)
+    return supernet_of(blocks, OPERATIONS, CONFIG, VOCAB, d_ffn=12).double().eval()
+
+
+def batch(length=6):
+    tokens = torch.randint(VOCAB, (2, length + 1), generator=generator(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_along(supernet, path, gates=None):
+    set_path(supernet, path, gates)
+    return supernet(*batch(), None, 4)[0].mean()
+
+
+@pytest.mark.usefixtures("each_device")
+def test_a_mixture_and_its_gradients_equal_the_weighted_sum_of_candidate_outputs():
+    block = small_supernet().blocks[0]
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    segment = Segment(sinusoidal_encodings(5, 8, torch.float64), tokens=torch.zeros(2, 5, dtype=torch.int64))
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    block.choice = [0, 1, 2], weights
+    outputs = [x + candidate(x, candidate.begin(2), segment)[0] for candidate in block.candidates]
+    expected = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
+    found, _ = block(x, block.begin(2), segment)
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(expected)
+    inputs = [x, *block.parameters()]
+    own, slow = (torch.autograd.grad((y * direction).sum(), inputs, retain_graph=True) for y in (found, expected))
+    torch.testing.assert_close(own, slow)
+    # The term in x that all candidates share is in the weighted sum of outputs, but in no branch: with weights that add
+    # up to 1 it is the same constant in every weight's gradient.
+    (slow,) = torch.autograd.grad((expected * direction).sum(), weights)
+    (fast,) = torch.autograd.grad((found * direction).sum(), weights)
+    torch.testing.assert_close(fast, slow - (x * direction).sum())
+
+
+def test_a_path_runs_only_its_operations_and_equals_the_fixed_model():
+    supernet, ran = small_supernet(), []
+    for index, block in enumerate(supernet.blocks):
+        for name, candidate in zip(OPERATIONS, block.candidates, strict=True):
+            candidate.register_forward_hook(lambda *_, label=(index, name): ran.append(label))
+    with_path = loss_along(supernet, [1, 0])
+    assert ran == [(0, "dense"), (1, "attention")]
+    one_hot = torch.tensor([[0.0, 1, 0], [1, 0, 0]], dtype=torch.float64)
+    set_mixture(supernet, one_hot)
+    torch.testing.assert_close(supernet(*batch(), None, 4)[0].mean(), with_path)
+
+
+def test_operations_that_did_not_run_get_no_gradient():
+    supernet = small_supernet()
+    loss_along(supernet, [1, 2]).backward()
+    first, second = (block.candidates for block in supernet.blocks)
+    assert all(p.grad is not None for p in first[1].parameters())
+    assert all(p.grad is None for p in [*first[0].parameters(), *second[0].parameters(), *second[1].parameters()])
+
+
+def test_memory_is_kept_with_every_operation():
+    supernet = small_supernet()
+    set_path(supernet, [2, 1])
+    _, memories = supernet(*batch(), None, 4)
+    assert [state["memory"].shape for state in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
+
+
+def test_recomputation_changes_neither_the_mixture_nor_the_gates():
+    """The gradients of the mixture weights and gates are bit-identical with and without recomputation."""
+    weights = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.6, 0.3]], dtype=torch.float64, requires_grad=True)
+    found = []
+    for recompute in (False, True):
+        supernet = small_supernet()
+        supernet.recompute = recompute
+        results = []
+        for choose in (
+            lambda net=supernet: set_mixture(net, weights.softmax(dim=-1)),
+            lambda net=supernet: set_path(net, [0, 1], weights.diagonal()),
+        ):
+            choose()
+            loss = supernet(*batch(), None, 4)[0].mean()
+            inputs = [weights, *supernet.parameters()]
+            results += [loss, *torch.autograd.grad(loss, inputs, allow_unused=True)]
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
 
 GUMBEL = ["search.method=gumbel", "search.warmup_steps=6"]
 KINDS = pytest.mark.parametrize("kind", [[], ["search.sampling=hard"]])
@@ -124,12 +270,12 @@ def test_the_latency_term_has_the_exact_gradient_of_the_expected_cost_above_the_
     phase = gumbel_phase("search.latency.source=flops", "search.latency.weight=2", "search.latency.target=0.5")
     own, term = phase.logits, phase.logits.latency
     own.values.data = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    names, logits = term.operations, own.values.detach().double().requires_grad_()
+    names, logits = term.keywords["operations"], own.values.detach().double().requires_grad_()
     ratio = expected_loss(logits, lambda path: torch.tensor(phase.costs.ratio([names[i] for i in path])))
     assert ratio > 0.5 and term(own.values).item() == pytest.approx(2 * (ratio.item() - 0.5), rel=1e-5)
     (slow,), (fast,) = torch.autograd.grad(2 * ratio, logits), torch.autograd.grad(term(own.values), own.values)
     torch.testing.assert_close(slow.float(), fast)
-    assert replace(term, target=2.0)(own.values) == 0
+    assert term(own.values, target=2.0) == 0
     taken = []
     own.optimizer.step = lambda: taken.append(own.values.grad.clone())
     own.update(own.sample(1.0, learn=True))  # without a gradient at the gates, the term alone

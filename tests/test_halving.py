@@ -10,13 +10,10 @@ from experiments.versus.draws import random_networks
 from nas.core.errors import RunError
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.search import strategy as strategies
-from nas.search.choice import choice_record, overfit_warning, pi_lines
-from nas.search.halving import successive_halving
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import Network, first_candidates, neighbours
-from nas.search.strategy import Strategy
+from nas.search.network_search import AFTER_S, choice_record, overfit_warning, pi_lines, whole_seconds
+from nas.search.space import Network, NetworkCosts, first_candidates, neighbours
+from nas.search.strategy import Strategy, successive_halving
 from nas.search.surrogate import TERMS, Point, Text
-from nas.search.time_budget import AFTER_S, whole_seconds
 from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, Trials, rung_steps
 from tests.making import load_script, plain
 
@@ -89,6 +86,7 @@ def known_search(small_config):
     return make
 
 
+@pytest.mark.slow
 def test_trials_find_a_good_network_although_vocabularies_change_their_order(known_search):
     strategy = known_search(terms=VAGUE)
     best, points = successive_halving(strategy), strategy.trials.points
@@ -157,11 +155,12 @@ def test_the_time_of_a_search_counts_each_part_of_a_training_once():
     assert [rung_steps(rung.share, 4003) for rung in AGAIN_RUNGS] == [500, 1000, 2000, 4003]
 
 
+@pytest.mark.slow
 def test_the_surrogate_finds_better_networks_than_random_search(known_search):
     """Networks of attention alone are the best. Random search has as many trials, and judges by losses alone."""
     random, truth = load_script("versus/run").RandomStrategy, (1.0, 0.3)
     behind = {Strategy: [], random: []}
-    for seed in range(1, 9):
+    for seed in range(1, 5):
         found, losses = {}, []
         for kind in behind:
             strategy = known_search(seed=seed, kind=kind, terms=VAGUE)
@@ -180,7 +179,7 @@ def test_the_surrogate_finds_better_networks_than_random_search(known_search):
 def test_neighbours_of_the_best_join_until_none_is_new_and_proposals_differ(known_search):
     strategy = known_search()
     strategy.networks = plain_ones = [network for network in strategy.networks if network.is_interleaved]
-    strategy.trials.run(strategy.propose_first(4), 1 / 8)
+    strategy.trials.run(strategy.propose(4), 1 / 8)
     strategy.add_neighbours()
     assert len(strategy.networks) > len({*plain_ones}) and {*plain_ones} < {*strategy.networks}
     order = strategy.fit().predict(strategy.networks).argsort()

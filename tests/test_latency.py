@@ -11,12 +11,17 @@ from experiments.helpers import ArrayCorpus
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.costs import measurement
-from nas.costs.conditions import device_conditions, size_conditions
-from nas.costs.cost_table import MILLISECONDS, CostTable
+from nas.costs.cost_table import MILLISECONDS, CostTable, latency_report, least_ratio
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.measurement import measure_pattern, measure_tables, text_times, timed_rounds
-from nas.costs.printing import latency_report, least_ratio
-from nas.costs.workloads import new_works
+from nas.costs.measurement import (
+    device_conditions,
+    measure_pattern,
+    measure_tables,
+    new_works,
+    size_conditions,
+    text_times,
+    timed_rounds,
+)
 from nas.data.corpus import Corpus, prepare
 from nas.retraining.results import valid_prediction
 from nas.training.device import device_context
@@ -123,13 +128,8 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, corpus):
     options = ["search.latency.source=onnx", "search.latency.timing=generation"]
     config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
     (work,) = new_works([["attention", "window 3", "conv", "dense"]], config, corpus.counts(), CPU)
-    assert {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"} == {
-        "keys_0": 11,
-        "values_0": 11,
-        "keys_1": 3,
-        "values_1": 3,
-        "products_2": 3,
-    }
+    lengths = {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"}
+    assert lengths == {"keys_0": 11, "values_0": 11, "keys_1": 3, "values_1": 3, "products_2": 3}
     work()
     device, sizes = device_conditions(config, CPU), size_conditions(config, corpus, ["attention"])
     assert device["runtime"] == "ONNX Runtime" and "torch" not in device
@@ -268,9 +268,8 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, corpus, ca
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_network_without_blocks_has_a_training_step_with_each_optimizer(small_config, counts, optimizer):
     """It has no matrices for Muon."""
-    (work,) = new_works(
-        [[]], small_config("search.latency.timing=training", f"train.optimizer={optimizer}"), counts, CPU
-    )
+    config = small_config("search.latency.timing=training", f"train.optimizer={optimizer}")
+    (work,) = new_works([[]], config, counts, CPU)
     before = work.model.embedding.weight.clone()
     work()
     assert not torch.equal(before, work.model.embedding.weight)

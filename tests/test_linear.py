@@ -8,7 +8,7 @@ import torch
 from models.operations.delta_net import LinearAttention, gated_delta
 from models.operations.operation import BlockConfig
 from models.transformer_xl import build_pattern
-from nas.gumbel.supernet import set_path
+from nas.gumbel.gumbel_phase import set_path
 from nas.training.evaluation import count_memory_blocks
 from tests import reference
 from tests.making import flops_of, sized, supernet_of

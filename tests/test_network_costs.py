@@ -8,21 +8,24 @@ import numpy as np
 import pytest
 
 from experiments.helpers import ArrayCorpus
-from nas.core.config import Config
+from nas.core.config import NETWORK, STEP_COSTS, Config, marked
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.costs import conditions
-from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable
+from nas.core.pattern import interleaved
+from nas.costs import measurement
+from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable, changed_conditions
 from nas.costs.flops import count_flops
+from nas.costs.measurement import size_conditions
 from nas.search import candidate_costs
 from nas.search.candidate_costs import Candidates, count_costs, find_costs, measure_costs
-from nas.search.network_costs import NetworkCosts, read_table
 from nas.search.space import (
     Network,
+    NetworkCosts,
     candidate_sizes,
     first_candidates,
     neighbours,
     options_of,
+    read_table,
     with_sizes,
 )
 from nas.training.device import device_context
@@ -99,10 +102,8 @@ def test_costs_count_a_text_in_any_vocabulary(small_config):
         expected = table.cost(network.blocks) * {40: 1000, 80: 500}[network.vocab_size]
         assert found.cost(network) == pytest.approx(expected, rel=1e-12)
     assert found.ratio(networks[0]) == 1
-    assert found.table(80, 32).reference_cost == found.cost(networks[0]) and found.only((80, 16)).tables.keys() == {
-        (80, 16),
-        (40, 16),
-    }
+    assert found.table(80, 32).reference_cost == found.cost(networks[0])
+    assert found.only((80, 16)).tables.keys() == {(80, 16), (40, 16)}
 
 
 MEASURED = CostTable(MILLISECONDS, 2.0, {"attention": 0.5, "dense": 0.25, "identity": 0.0}, {"dense": [0.2, 0.3]})
@@ -131,21 +132,20 @@ def test_a_cost_file_has_the_costs_for_a_text_with_their_conditions(small_config
     per = 1000 / (16 * 8 * 3)  # 16 x 8 tokens of 3 bytes
     assert found.tables[40, 16].blocks["attention"] == pytest.approx(0.5 * per)
     assert found.tables[40, 16].quartiles["dense"] == pytest.approx([0.2 * per, 0.3 * per])
-    assert found.reference_cost == pytest.approx(3.25 * per) and found.ratio(plain(80, 16, 1)) == pytest.approx(
-        3 * 2.5 / 3.25
-    )
+    assert found.reference_cost == pytest.approx(3.25 * per)
+    assert found.ratio(plain(80, 16, 1)) == pytest.approx(3 * 2.5 / 3.25)
     write_yaml(file := tmp_path / "costs.yaml", content := found.to_dict())
     assert NetworkCosts.read(file) == found
     assert (content["conditions"]["segment"], content["tables"][1]["conditions"]["vocab_size"]) == (8, 80)
-    for damage in ({"overhead": -1.0}, {"overhead": math.nan}, {"blocks": None}, {"sizes": 7}, {"costs": 1}):
-        damaged = found.to_dict()
-        damaged["tables"][0] |= damage
-        write_yaml(file, damaged)
+    first, *others = content["tables"]
+    damages = {"overhead": -1.0}, {"overhead": math.nan}, {"blocks": None}, {"sizes": 7}, {"costs": 1}
+    damaged = [content | {"tables": [first | damage, *others]} for damage in damages]
+    damaged += [
+        {name: content[name] for name in content if name != key} for key in ("tables", "reference", "conditions")
+    ]
+    for other in damaged:
+        write_yaml(file, other)
         with pytest.raises(InputError, match=r"costs.yaml is damaged: it needs a reference and, in each of its tables"):
-            NetworkCosts.read(file)
-    for key in ("tables", "reference", "conditions"):
-        write_yaml(file, {name: value for name, value in content.items() if name != key})
-        with pytest.raises(InputError, match=r"costs.yaml is damaged"):
             NetworkCosts.read(file)
 
 
@@ -202,8 +202,23 @@ def test_costs_hold_for_the_device_text_sizes_operations_and_source_that_they_we
         assert reason(*options).removeprefix("it was measured with ").startswith(other)
     other = {40: text_of(40, tokens=8001, bytes=24_000)}  # another tokenizer
     assert reason(corpora=other) == "it was measured with train_tokens 8000"
-    monkeypatch.setattr(conditions, "processor", lambda: "another")
+    monkeypatch.setattr(measurement, "processor", lambda: "another")
     assert reason().startswith("it was measured with processor ") and reason(keep=True) == ""
+
+
+# Other values of the options, in their order
+OTHERS = (32, 4, "8x", 0.3, "post", "gelu", [7], 2, True, [7], [2, 2, 3], True, "adamw")
+
+
+@pytest.mark.parametrize(("key", "value"), [*zip(marked(NETWORK, STEP_COSTS), OTHERS, strict=True)])
+def test_costs_of_training_hold_for_every_option_that_is_marked_so(key, value, small_config):
+    """Those of other timings do not depend on options of the training step."""
+    section, name = key.split(".")
+    for timing, differ in (("training", True), ("inference", key in marked(NETWORK))):
+        config = small_config(*OWN, f"search.latency.timing={timing}")
+        recorded = size_conditions(config, CORPORA[40], interleaved(2))
+        setattr(getattr(config, section), name, value)
+        assert bool(changed_conditions(recorded, size_conditions(config, CORPORA[40], interleaved(2)))) == differ
 
 
 def test_costs_of_training_hold_for_the_optimizer_and_for_the_dropout_that_auto_becomes(known):
@@ -226,7 +241,7 @@ def test_a_search_keeps_its_costs_but_not_those_of_another_runtime(known):
 def test_a_given_table_is_of_any_device_but_not_for_other_sizes(small_config, measured, tmp_path, monkeypatch):
     network, file = plain(40, 16, 3), tmp_path / "given.yaml"
     write_yaml(file, measure_costs(Candidates(small_config(*OWN), CORPORA, [], network), CPU).to_dict())
-    monkeypatch.setattr(conditions, "processor", lambda: "another")
+    monkeypatch.setattr(measurement, "processor", lambda: "another")
     given = f"search.latency.source={file}", "data.vocab_size=40"
     where = tmp_path / "none.yaml", CPU, True
     found = find_costs(Candidates(small_config(*given), CORPORA, [], network), *where)

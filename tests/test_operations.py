@@ -15,7 +15,7 @@ from models.relative_attention import sinusoidal_encodings
 from models.stream import Decoder
 from models.transformer_xl import build_pattern
 from nas.costs.flops import SOLVER
-from nas.gumbel.supernet import set_path
+from nas.gumbel.gumbel_phase import set_path
 from tests import reference
 from tests.making import BLOCKS, flops_of, operation_of, sized, supernet_of
 

@@ -73,6 +73,6 @@ def test_both_searches_of_a_seed_see_the_losses_that_each_would_see_alone(plante
         return first
 
     monkeypatch.setattr(planted, "Training", Training)
-    monkeypatch.setattr("nas.search.halving.successive_halving", halve)
+    monkeypatch.setattr("nas.search.strategy.successive_halving", halve)
     planted.search("early", 1, ["train.threads=1"])
     assert seen == {(True, 1 / 4): 1 / 4, (False, 1 / 8): 1 / 8, (False, 1 / 4): 1 / 4}

@@ -9,7 +9,7 @@ from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import attend, cast_inputs, causal_mask, plain_attend, sinusoidal_encodings
 from models.softmax import AdaptiveSoftmax, FullSoftmax
 from models.transformer_xl import build_pattern
-from nas.gumbel.supernet import StochasticBlock
+from nas.gumbel.gumbel_phase import StochasticBlock
 from tests.making import BLOCKS, sized
 
 pytestmark = pytest.mark.usefixtures("each_device")

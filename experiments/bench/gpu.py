@@ -78,8 +78,7 @@ def shared_soft(warmup_steps: int = 0) -> dict:
 def make_phase(config, corpus, pattern: list[str] | None = None):
     """A retraining of a pattern, or a search, on its device."""
     from nas.costs.flops import count_flops
-    from nas.gumbel.gumbel_phase import GumbelPhase
-    from nas.gumbel.supernet import build_supernet
+    from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
     from nas.retraining.phase import RetrainPhase
     from nas.training.build import build_fixed
     from nas.training.device import set_up_device

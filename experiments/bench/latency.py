@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nas.core.config import Config
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, timed_rounds
-from nas.costs.workloads import new_works
+from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, new_works, timed_rounds
 from nas.training.device import set_up_device
 
 VOCABULARY = 8000

@@ -86,8 +86,7 @@ class Workload:
 
     def __init__(self, name: str, segment: int, corpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
-        from nas.gumbel.gumbel_phase import GumbelPhase
-        from nas.gumbel.supernet import build_supernet
+        from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
         from nas.retraining.phase import RetrainPhase
         from nas.training.build import build_fixed
         from nas.training.device import device_context

@@ -49,8 +49,8 @@ from nas.core.errors import run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT, interleaved
 from nas.costs.baselines import RULES, deepest
-from nas.search.halving import successive_halving
 from nas.search.network_search import COSTS
+from nas.search.strategy import successive_halving
 
 OPPONENTS = "interleaved,sandwich,par,conv-attention,local-global,gumbel,random,fewer,narrower"
 ALL_RULES = RULES | {"window-dense": lambda blocks: (["window", "dense"] * blocks)[:blocks]}

@@ -112,10 +112,8 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     They are abbreviated. Both searches share the trials.
     """
     from nas.costs.flops import count_flops
-    from nas.search.halving import successive_halving
-    from nas.search.network_costs import NetworkCosts
-    from nas.search.space import make_network, within_budget
-    from nas.search.strategy import Strategy
+    from nas.search.space import NetworkCosts, make_network, within_budget
+    from nas.search.strategy import Strategy, successive_halving
     from nas.search.trials import Trials
     from nas.training.device import device_context
 

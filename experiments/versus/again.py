@@ -27,8 +27,8 @@ from experiments.versus.run import GivenStrategy
 from experiments.versus.simulate import SimulatedTrials
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.search.halving import successive_halving
 from nas.search.space import Network
+from nas.search.strategy import successive_halving
 from nas.search.surrogate import AGAIN, NOISE, TERMS, Surrogate, Text
 from nas.search.trials import RUNGS
 

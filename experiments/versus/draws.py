@@ -8,8 +8,8 @@ import numpy as np
 
 from nas.core.config import Config
 from nas.core.errors import InputError
+from nas.costs.budget import PatternLattice
 from nas.costs.cost_table import CostTable
-from nas.costs.lattice import PatternLattice
 from nas.search.space import Network, make_network
 
 SAMPLES, MAX_MISSES = 200, 4000  # samples at once; in a row, without a new network

@@ -28,8 +28,7 @@ from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import interleaved, shape_options
 from nas.core.run_folder import CHOICE, CONFIG, LATENCY, OUTCOME, TRIALS, run_options
-from nas.search.halving import successive_halving
-from nas.search.strategy import Strategy
+from nas.search.strategy import Strategy, successive_halving
 
 ROOT = Path(__file__).parents[2]
 SPACES = {
@@ -97,9 +96,6 @@ class GivenStrategy(Strategy):
 class RandomStrategy(GivenStrategy):
     """Networks in their order, of which those with the lowest losses go on, without a surrogate."""
 
-    def propose_first(self, count):
-        return self.propose(count)
-
     def propose(self, count):
         return self.untried()[:count]
 
@@ -140,8 +136,7 @@ def open_trials(config, corpora, folder: Path, context):
 
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
     """The network of the paper's method within the budget, after as many seconds as the trials of the same seed."""
-    from nas.search.network_costs import NetworkCosts
-    from nas.search.space import make_network, read_network
+    from nas.search.space import NetworkCosts, make_network, read_network
 
     config, _, _, costs, _ = open_space(out, seeded(overrides, seed))
     choice, options = (read_yaml(out / f"trials-{seed}" / name) for name in (CHOICE, CONFIG))

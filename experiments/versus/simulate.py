@@ -25,11 +25,9 @@ from experiments.versus.prior import MISJUDGED, TEXTS, fitted_terms, misjudged_c
 from experiments.versus.run import BAND, RandomStrategy
 from nas.core.config_loading import load_config
 from nas.core.errors import run_command
-from nas.search.halving import successive_halving
-from nas.search.network_costs import NetworkCosts
 from nas.search.network_search import COSTS
-from nas.search.space import Network, first_candidates
-from nas.search.strategy import Strategy
+from nas.search.space import Network, NetworkCosts, first_candidates
+from nas.search.strategy import Strategy, successive_halving
 from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate, Text
 from nas.search.trials import RUNGS, Trials
 

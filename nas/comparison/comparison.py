@@ -13,9 +13,8 @@ from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import read_pattern, shape_options
 from nas.core.run_folder import RESULTS, RunFolder, check_folder, has_run, provenance, run_options
-from nas.costs.conditions import device_conditions
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import text_times
+from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import Task, script_task
 from nas.training.device import count_cores, device_context, set_up_device

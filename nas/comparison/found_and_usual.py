@@ -8,12 +8,11 @@ from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, interleaved
 from nas.core.run_folder import CHOICE, CONFIG, FOUND, RESULTS, SEARCH, SUMMARY, TRIALS, USUAL
 from nas.costs.baselines import deepest
+from nas.costs.cost_table import TOLERANCE
 from nas.costs.measurement import ROUNDS, SECONDS, text_times
-from nas.costs.printing import TOLERANCE
 from nas.data.corpus import Corpus, prepare
-from nas.search.network_costs import NetworkCosts
 from nas.search.network_search import COSTS
-from nas.search.space import within_budget
+from nas.search.space import NetworkCosts, within_budget
 from nas.search.strategy import EQUAL_LOSS
 from nas.training.device import set_up_device
 from nas.training.passes import resolve_auto

@@ -26,18 +26,19 @@ def batch_shape(config: Config) -> tuple[int, int, int]:
     return (1, 1, segment + memory - 1) if timing == "generation" else (config.evaluate.batch_size, segment, memory)
 
 
+def with_latency(config: Config, **options) -> Config:
+    """The configuration with other options of search.latency."""
+    return replace(config, search=replace(config.search, latency=replace(config.search.latency, **options)))
+
+
 def count_flops(config: Config, counts: np.ndarray, operations: list[str] | None = None) -> CostTable:
     """FLOPs per token of a forward pass, also with search.latency.timing=generation; a multiply-add counts as two.
 
-    They depend on sizes only, not on the device.
-
-    operations: those of the table, besides attention and dense; None: those of the search.
-    counts [V]: how often each token occurs in the training text. An adaptive output layer costs less for frequent
-    tokens.
+    counts [V]: of tokens in the training text; an adaptive output layer costs less for frequent ones. operations: those
+    of the table, besides attention and dense; None: those of the search.
     """
     if config.search.latency.timing == "generation":
-        latency = replace(config.search.latency, timing="inference")
-        config = replace(config, search=replace(config.search, latency=latency))
+        config = with_latency(config, timing="inference")
     with torch.device("meta"):  # only shapes are needed
         head = build_fixed([], config, len(counts)).head
     shares = [share for _, share in cluster_table(counts, config.model.cutoffs)]

@@ -1,26 +1,152 @@
-"""Latency of operations and patterns, measured on this device."""
+"""Latency of operations and patterns, measured on this device, and its conditions."""
 
 import math
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from nas.core.config import Config
-from nas.core.errors import InputError
-from nas.core.pattern import interleaved
+from models.stream import Decoder, StreamModel, export_graph, open_graph
+from models.transformer_xl import TransformerXL
+from nas.core.config import NETWORK, STEP_COSTS, Config, flatten, marked
+from nas.core.errors import InputError, check_onnx
+from nas.core.pattern import describe_sizes, interleaved
+from nas.core.run_folder import processor
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape
-from nas.costs.workloads import new_works
 from nas.data.corpus import Corpus, bytes_per_token
+from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
+from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
 WARM_UP = 3  # unmeasured rounds
 ATTEMPTS = 3  # measurements of a table before its values are refused
 TIMED_BLOCKS = 8  # of the networks that give the time of a block
+# Options that only the sizes of operations depend on, which are conditions themselves
+OF_OPERATIONS = "model.heads", "model.d_ffn"
 
 Sizes = tuple[int, int]  # vocabulary and width
+
+
+def work_conditions(config: Config) -> dict:
+    """What is timed, and what runs it."""
+    latency = config.search.latency
+    return {"timing": latency.timing, "runtime": "ONNX Runtime" if latency.source == "onnx" else "PyTorch"}
+
+
+def device_conditions(config: Config, context: DeviceContext) -> dict:
+    """The work and the device. Raises InputError if the runtime is not installed."""
+    own = work_conditions(config) | {"threads": context.threads}
+    if config.search.latency.source == "onnx":  # it runs on the CPU
+        check_onnx()
+        return own | {"processor": processor(), "precision": "fp32", "onnxruntime": version("onnxruntime")}
+    device = context.name if context.is_gpu else processor()
+    return own | {"processor": device, "precision": context.precision, "torch": str(torch.__version__)}
+
+
+def size_conditions(config: Config, corpus: Corpus, operations: list[str]) -> dict:
+    """The text, the options of the model and the sizes of these operations. config: without auto."""
+    marks = [NETWORK, STEP_COSTS] if config.search.latency.timing == "training" else [NETWORK]
+    values, text = flatten(asdict(config)), corpus.meta["splits"]["train"]
+    return {
+        **shape_conditions(config),
+        "vocab_size": corpus.vocab_size,
+        **{key.split(".")[1]: values[key] for key in marked(*marks) if key not in OF_OPERATIONS},
+        **{name: describe_sizes(name, config.shape) for name in operations},
+        "train_sha256": text.get("sha256"),
+        "train_tokens": text["tokens"],
+    }
+
+
+def shape_conditions(config: Config) -> dict[str, int]:
+    return dict(zip(("batch_size", "segment", "memory"), batch_shape(config), strict=True))
+
+
+class SegmentWork:
+    """One segment through a model with full memories: a forward pass, or a training step.
+
+    Each call repeats it, uncompiled, with the same tokens [B, L + 1], and returns when the device has finished.
+    """
+
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+        self.context, self.model = context, model.to(context.device).eval()
+        tokens, (_, segment, self.memory_length) = tokens.to(context.device), batch_shape(config)
+        self.inputs, self.memories, self.optimizer = (tokens[:, :-1], tokens[:, 1:]), None, None
+        for _ in range(-(-self.memory_length // segment)):
+            _, self.memories = self.forward()
+        if config.search.latency.timing == "training":
+            self.optimizer = WeightsOptimizer(model, config.train, 1, context.muon_bf16)
+            self.optimizer.set_lr(step=1)
+            model.train()
+
+    def forward(self):
+        with self.context.autocast(), torch.set_grad_enabled(self.optimizer is not None):
+            return self.model(*self.inputs, self.memories, self.memory_length)
+
+    def __call__(self) -> None:
+        nll, _ = self.forward()
+        if self.optimizer:
+            nll.mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.context.synchronize()
+
+
+class TokenWork:
+    """The next token of one stream whose memories are full, as in generation, without sampling."""
+
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+        _, length, memory = batch_shape(config)
+        self.decoder, self.context = Decoder(model.to(context.device), length + memory), context
+        self.token = tokens[:, :1].to(context.device)
+        for _ in range(length + memory):
+            self()
+
+    def __call__(self) -> None:
+        with self.context.autocast():
+            self.decoder.read(self.token)
+        self.context.synchronize()
+
+
+class GraphWork:
+    """As TokenWork, in ONNX Runtime. Each call reads the same token after the same memories."""
+
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+        _, length, memory = batch_shape(config)
+        network = StreamModel(model.eval(), length + memory)
+        with torch.no_grad(), TemporaryDirectory() as folder:
+            state = network.start(1)
+            if memory:
+                _, state = network(tokens[:, :1].expand(-1, memory), state)
+            export_graph(network, file := Path(folder) / "model.onnx")
+            self.session = open_graph(file, context.threads)
+        self.inputs = {"tokens": tokens[:, :1].numpy(), **{name: value.numpy() for name, value in state.items()}}
+
+    def __call__(self) -> None:
+        self.session.run(None, self.inputs)
+
+
+def new_works(
+    patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext
+) -> list[SegmentWork | TokenWork | GraphWork]:
+    """The work of each pattern, with new weights."""
+    batch, segment, _ = batch_shape(config)
+    # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
+    frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
+    tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
+    latency = config.search.latency
+    work = TokenWork if latency.timing == "generation" else SegmentWork
+    if latency.source == "onnx":
+        check_onnx()
+        work = GraphWork
+    return [work(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]
 
 
 def work_of(config: Config) -> str:
@@ -82,9 +208,8 @@ def measure_pattern(
     networks = {name: (name, config, corpus) for name in (tuple(interleaved(len(pattern))), tuple(pattern))}
     measured = text_times(networks, context, ROUNDS, SECONDS)[tuple(pattern)]
     measured["ratio_to_interleaved"] = measured.pop("ratio")
-    batch, segment, memory = batch_shape(config)
-    shape = {"batch_size": batch, "segment": segment, "memory": memory}
-    return measured | predicted | {"timing": work_of(config), **shape, "threads": context.threads}
+    conditions = {"timing": work_of(config), **shape_conditions(config), "threads": context.threads}
+    return measured | predicted | conditions
 
 
 def measure_tables(
@@ -94,7 +219,7 @@ def measure_tables(
 
     Whole models are timed, because an operation alone would find other data in the caches. Blocks are measured once for
     each width. configs: without auto, of each vocabulary and width. counts [V]: of each token in the training text, in
-    each vocabulary. Raises InputError as measure_steadily(). Restores the random state.
+    each vocabulary. Raises InputError, which names the cost, if one is unusable ATTEMPTS times. Restores random state.
     """
     config = next(iter(configs.values()))
     print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)
@@ -108,19 +233,24 @@ def measure_tables(
                 works[sizes, name] = work
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {sizes[0]} pieces, width {sizes[1]}: exported", flush=True)
-
-        def measure() -> dict[Sizes, CostTable]:
+        for attempt in range(1, ATTEMPTS + 1):
             times = timed_rounds(works, ROUNDS, SECONDS)
-            return {sizes: table_of(times, sizes, one_of[sizes[1]], names) for sizes in configs}
-
-        return measure_steadily(measure, config)
+            tables = {sizes: table_of(times, sizes, one_of[sizes[1]], names) for sizes in configs}
+            reason = unusable_cost(tables)
+            if not reason:
+                return tables
+            if attempt < ATTEMPTS:
+                print(f"NOTICE: {reason}; measuring again", flush=True)
+    section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
+    larger = f", or give a larger {section}.batch_size," if section else ""
+    raise InputError(
+        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
+        "the command; or count FLOPs instead: search.latency.source=flops"
+    )
 
 
 def table_of(times: dict, sizes: Sizes, own: Sizes, names: list[str]) -> CostTable:
-    """The medians and quartiles of the overhead and each operation, in milliseconds.
-
-    times: seconds of each work in each round [R]. own: the sizes of the timed blocks.
-    """
+    """Medians and quartiles in ms. times: seconds of each work in each round [R]. own: sizes of the timed blocks."""
     none = times[own, "none"]
     rounds = {"overhead": times[sizes, "none"]}
     rounds |= {name: (times[own, name] - none) / TIMED_BLOCKS for name in names}
@@ -130,26 +260,6 @@ def table_of(times: dict, sizes: Sizes, own: Sizes, names: list[str]) -> CostTab
         low, blocks[name], high = np.maximum(0.0, np.quantile(1e3 * taken, [0.25, 0.5, 0.75])).tolist()
         quartiles[name] = [low, high]
     return CostTable(MILLISECONDS, blocks.pop("overhead"), blocks, quartiles)
-
-
-def measure_steadily(measure: Callable[[], dict[Sizes, CostTable]], config: Config) -> dict[Sizes, CostTable]:
-    """Measure tables, again if a cost is unusable, ATTEMPTS times in all.
-
-    Raises InputError, which names the cost, if one is still unusable.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        tables = measure()
-        reason = unusable_cost(tables)
-        if not reason:
-            return tables
-        if attempt < ATTEMPTS:
-            print(f"NOTICE: {reason}; measuring again", flush=True)
-    section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
-    larger = f", or give a larger {section}.batch_size," if section else ""
-    raise InputError(
-        f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
-        "the command; or count FLOPs instead: search.latency.source=flops"
-    )
 
 
 def unusable_cost(tables: dict[Sizes, CostTable]) -> str:

@@ -1,30 +1,31 @@
-"""Search runs: how derivation reads them, and the check that several are seeds of one search."""
+"""Search runs: how derivation reads them, how certain a choice from them is, and the pattern file that it becomes.
 
-from dataclasses import dataclass
+S runs (seeds of one search), N blocks, O candidate operations.
+"""
+
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from nas.core.config import SEEDS, LatencyOptions, flat_config, marked
+from nas.core.config import SEEDS, Config, config_of, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.outcome import TIED_MARGIN, read_pi
-from nas.core.pattern import read_pattern
+from nas.core.outcome import MARGIN, TIED_MARGIN, entropy, read_pi, undecided_message
+from nas.core.pattern import FORMAT, read_pattern, resolve_block, shape_of
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
-from nas.costs.budget import as_ratio, likeliest_path
+from nas.costs.budget import as_ratio, likeliest_path, log_pi, patterns_within
 from nas.costs.cost_table import CostTable
-from nas.search.network_costs import read_table
+from nas.search.space import read_table
+
+SIGNIFICANCE = 0.05  # of the one-tailed t-tests
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """The results of a search.
-
-    Args:
-        content: of config.yaml.
-        pi: [N, O] at the last logged step.
-    """
+    """The results of a search. content: of config.yaml. pi: [N, O] at the last logged step."""
 
     path: Path
     content: dict
@@ -38,6 +39,10 @@ class SearchRun:
     def options(self) -> dict:
         """{dotted key: value}"""
         return flat_config(self.content)
+
+    @property
+    def config(self) -> Config:
+        return config_of(self.options)
 
     @property
     def target(self) -> float | None:
@@ -54,14 +59,12 @@ class SearchRun:
     @property
     def costs(self) -> CostTable:
         """The costs that the search used: milliseconds if it measured them, else FLOPs."""
-        measured = LatencyOptions(source=self.options["search.latency.source"]).in_milliseconds
+        measured = self.config.search.latency.in_milliseconds
         return read_table(self.path / LATENCY, self.options, self.operations) if measured else self.flops
 
 
 def read_run(path: Path) -> SearchRun:
-    """Read a search run. Raises InputError if the folder is not a search run, or is damaged, or if its logits have not
-    learned.
-    """
+    """Read a search run. Raises InputError if it is none, or is damaged, or if its logits have not learned."""
     last = read_pi(path)[-1]
     pi, of_steps = np.array(last["pi"]), last.get("of_steps", 0)
     finished = (path / OUTCOME).exists()  # then a uniform pi has learned that no pattern is better than another
@@ -87,10 +90,7 @@ def current_pattern(run: Path) -> list[str]:
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
-    """Check that runs are seeds of one search; returns notices about unfinished runs and options that differ.
-
-    Raises InputError, with the first difference, if operations, blocks, models or texts differ.
-    """
+    """Notices about unfinished runs and options that differ. Raises InputError if these are not seeds of one search."""
     first = runs[0]
     if len(runs) > 1 and any(run.options["search.method"] == "trials" for run in runs):
         raise InputError("each search by trials chooses a network of its own: give one RUN_DIR")
@@ -117,3 +117,105 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
         if run.options["seed"] == first.options["seed"]:
             notices.append(f"{run.path} has the same seed as {first.path}, so it adds no evidence")
     return notices
+
+
+def critical_t(samples: int) -> float:
+    """The standard errors above zero at which a mean is significant, a quantile of Student's t; 0 for one sample."""
+    if samples < 2:
+        return 0.0
+    from scipy import stats  # imported here because it takes half a second
+
+    return float(stats.t.ppf(1 - SIGNIFICANCE, samples - 1))
+
+
+def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict:
+    """How certain pi [S, O] is about the chosen operation of a block, in the form of pattern files.
+
+    margin: mean pi of the chosen operation minus that of the likeliest other, `second`. margin_error: its standard
+    error over the seeds. agreement: share of the seeds whose likeliest operation is the chosen one. A lead is doubtful
+    if it is below MARGIN, or not significant over the seeds. The block is undecided if the lead over some operation,
+    `as_good`, is doubtful, unless pi clearly prefers another operation to the chosen one.
+    """
+    mean, seeds = pi.mean(axis=0), len(pi)
+    record = {
+        "operation": operations[chosen],
+        "pi": {name: round(float(p), 6) for name, p in zip(operations, mean, strict=True)},
+        "margin": round(float(mean[chosen]), 6),
+        "entropy": round(float(entropy(mean)), 6),
+    }
+    if seeds > 1:
+        record["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)
+    others = sorted((index for index in range(len(operations)) if index != chosen), key=lambda index: -mean[index])
+    if not others:
+        return record | {"undecided": False}
+    leads = pi[:, [chosen]] - pi[:, others]  # [S, O - 1], over the likeliest first
+    margins = leads.mean(axis=0)
+    errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(others))
+    doubtful = np.abs(margins) < np.maximum(MARGIN, critical_t(seeds) * errors)
+    record |= {"margin": round(float(margins[0]), 6), "second": operations[others[0]]}
+    if seeds > 1:
+        record["margin_error"] = round(float(errors[0]), 6)
+    if not doubtful.any() or (margins[0] < 0 and not doubtful[0]):
+        return record | {"undecided": False}
+    return record | {"undecided": True, "as_good": operations[others[int(doubtful.argmax())]]}
+
+
+def confidence_warnings(pattern: dict) -> list[str]:
+    """One message for each undecided block of a pattern file."""
+    messages = []
+    for number, record in enumerate(pattern["confidence"], start=1):
+        if not record["undecided"]:
+            continue
+        first, second = sorted([record["operation"], record["as_good"]], key=lambda name: -record["pi"][name])
+        message = undecided_message(number, first, second, record["pi"][first] - record["pi"][second])
+        error = record.get("margin_error", 0.0)
+        if error > 0 and record["as_good"] == record["second"]:
+            message += f" (standard error of the lead over the seeds: {error:.3f})"
+        messages.append(message)
+    return messages
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen pattern. budget: a ratio to the reference's cost; None: none. runs: with the pi of this budget.
+
+    trials: of choice.yaml. trial: the run folder of the pattern's trial, which retrain.py continues; None: it had none.
+    """
+
+    blocks: list[str]
+    budget: float | None
+    runs: list[SearchRun]
+    trials: list[dict] = field(default_factory=list)
+    trial: Path | None = None
+
+
+def pattern_record(choice: Choice, costs: CostTable) -> dict:
+    """The content of the pattern file. The certainty is that of patterns drawn from pi within the budget of costs."""
+    first, blocks = choice.runs[0], choice.blocks
+    drawn = [run.pi for run in choice.runs]
+    if choice.budget is not None and not choice.trials:  # pi of trials is that of networks within the budget
+        lattice = patterns_within(choice.budget, len(blocks), first.operations, costs)
+        drawn = [lattice.marginals(log_pi(pi)) for pi in drawn]
+    pi = np.stack(drawn)  # [runs, N, O]
+    confidence = [
+        block_confidence(first.operations, rows, first.operations.index(name))
+        for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=False)  # blocks leave identity out
+    ]
+    origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
+    more = {
+        "latency_budget": choice.budget,
+        "trials": choice.trials or None,
+        "trial": choice.trial and str(choice.trial),
+    }
+    origin |= {key: value for key, value in more.items() if value is not None}
+    return {
+        "format": FORMAT,
+        **shape_of(first.options),
+        "blocks": blocks,
+        "sizes": {name: resolve_block(name, first.config.shape)[1] for name in dict.fromkeys(blocks)},
+        "confidence": confidence,
+        "flops_ratio_to_interleaved": round(first.flops.ratio_to_interleaved(blocks), 4),
+        "model": first.content.get("model"),
+        "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
+        "derived_from": origin,
+    }

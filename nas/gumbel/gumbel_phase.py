@@ -14,40 +14,135 @@ term of the logits' loss (PLANER, arXiv 2208.14580). N blocks, O candidate opera
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.operations.operation import BlockConfig, Segment, State, extend, limit
+from models.operations.registry import build_operation
 from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import Config, SearchOptions
 from nas.core.errors import InputError
 from nas.core.outcome import entropy
-from nas.core.pattern import abbreviate
+from nas.core.pattern import abbreviate, resolve_block
 from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.data.corpus import Corpus
-from nas.gumbel.gumbel_softmax import gumbel_like, relax, straight_through
-from nas.gumbel.supernet import set_mixture, set_path
 from nas.training import distributed
-from nas.training.build import open_streams
+from nas.training.build import backbone_options, block_config, open_streams
 from nas.training.device import DeviceContext
 from nas.training.evaluation import evaluate_split
 from nas.training.passes import count_steps
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
 
+Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
-class Schedule:
-    """Which steps train the logits, and the temperature.
+def gumbel(uniform: Tensor) -> Tensor:
+    """Standard Gumbel noise -log(-log u) of draws u in [0, 1], finite for every u. Raises ValueError if not float64.
 
-    shared: weights and logits read the same text. Raises InputError if no step is left to train the logits.
+    u is clamped to the smallest normal float64 and to the largest below 1, so the noise is in [-6.6, 36.8].
     """
+    if uniform.dtype != torch.float64:
+        raise ValueError(f"gumbel needs float64 draws, got {uniform.dtype}: float32 rounds draws to exactly 0 and 1")
+    uniform = uniform.clamp(torch.finfo(torch.float64).tiny, 1 - torch.finfo(torch.float64).eps / 2)
+    return -torch.log(-torch.log(uniform))
+
+
+def gumbel_like(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise of the shape and type of the logits, which are on the CPU."""
+    uniform = torch.rand(logits.shape, dtype=torch.float64, generator=generator, device="cpu")
+    return gumbel(uniform).to(logits.dtype)
+
+
+def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    """The relaxed sample softmax((log pi + g) / temperature), [N, O] (arXiv 1611.01144, equation 2)."""
+    return ((logits.log_softmax(dim=-1) + noise) / temperature).softmax(dim=-1)
+
+
+def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
+    """The sampled path, and gates [N] 1 + w_i - stop_gradient(w_i) of value 1, which pass gradients to the logits."""
+    weights = relax(logits, noise, temperature)  # [N, O]
+    path = weights.detach().argmax(dim=-1)  # [N]
+    chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
+    return path.tolist(), 1 + (chosen - chosen.detach())
+
+
+class StochasticBlock(nn.Module):
+    """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
+
+    The block keeps its inputs and tokens with every choice, because the next segment may choose an operation that reads
+    them. So no operation carries a state: linear attention reads the inputs again, from an empty state. Raises
+    RuntimeError if `choice` is not set.
+    """
+
+    def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
+        """operations: names and sizes."""
+        super().__init__()
+        self.candidates = nn.ModuleList(build_operation(name, config, **sizes) for name, sizes in operations)
+        for candidate in self.candidates:
+            candidate.carries_state = False
+        self.carries_state = False
+        self.d_model = config.d_model
+        reaches = [candidate.reach for candidate in self.candidates]
+        self.reach = None if None in reaches else max(reaches)
+        self.period = math.lcm(*(candidate.period for candidate in self.candidates))
+        self.stride = math.lcm(*(candidate.stride for candidate in self.candidates))
+        self.choice: Branches | None = None  # None until the SuperNet sets a mixture or a path
+
+    def begin(self, rows: int) -> State:
+        weight = next(self.parameters())
+        memory = weight.new_zeros(rows, 0, self.d_model)
+        return {"memory": memory, "tokens": memory.new_zeros(rows, 0, dtype=torch.int64)}
+
+    def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
+        if self.choice is None:
+            raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
+        (chosen, weights), past = self.choice, segment._replace(tokens=state["tokens"])
+        branches = []
+        for candidate in (self.candidates[index] for index in chosen):
+            branch, _ = candidate(x, candidate.remember(state["memory"], past), segment)
+            branches.append(branch)
+        kept = limit(segment.kept, self.reach)
+        new = {"memory": x, "tokens": segment.tokens}
+        state = {name: extend(state[name], value, kept) for name, value in new.items()}
+        if weights is None:
+            return sum(branches, start=x), state
+        for weight, branch in zip(weights, branches, strict=True):
+            x = torch.addcmul(x, branch.to(x.dtype), weight)  # in bf16 the weight's gradient would lose digits
+        return x, state
+
+
+def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
+    """The SuperNet of a configuration."""
+    operations, block = [resolve_block(name, config.shape) for name in config.search.operations], block_config(config)
+    layers = [StochasticBlock(operations, block) for _ in range(config.model.blocks)]
+    return TransformerXL(layers, block, corpus.vocab_size, **backbone_options(config, corpus.vocab_size))
+
+
+def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
+    """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+    weights = weights.to(supernet.embedding.weight.device)
+    for block in supernet.blocks:
+        block.choice = None  # old rows would keep the weights' gradient on the stream of an earlier step
+    for block, row in zip(supernet.blocks, weights, strict=True):
+        block.choice = list(range(len(row))), row
+
+
+def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = None) -> None:
+    """Make the next forward passes run one operation per block. gates [N]: factors of the branches, with a gradient."""
+    rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
+    for block, index, row in zip(supernet.blocks, path, rows, strict=True):
+        block.choice = [index], row
+
+
+class Schedule:
+    """Which steps train the logits, and the temperature. Raises InputError if no step is left to train the logits."""
 
     def __init__(self, options: SearchOptions, total_steps: int, shared: bool):
         self.options, self.total_steps = options, total_steps
@@ -68,27 +163,15 @@ class Schedule:
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
 
 
-@dataclass(frozen=True)
-class LatencyTerm:
+def latency_term(logits: Tensor, costs: CostTable, operations: list[str], weight: float, target: float) -> Tensor:
     """weight * max(0, expected cost / cost of the reference - target), in nats. It is exact."""
-
-    costs: CostTable
-    operations: list[str]
-    weight: float
-    target: float
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        ratio = self.costs.expected_ratio(logits.softmax(dim=-1), self.operations)
-        return self.weight * (ratio - self.target).clamp_min(0)
+    return weight * (costs.expected_ratio(logits.softmax(dim=-1), operations) - target).clamp_min(0)
 
 
 class Logits:
-    """The logits [N, O] of a SuperNet: their samples, and their optimizer. Both are on the CPU.
+    """The logits [N, O], their samples and optimizer, on the CPU: so samples are equal on all devices and ranks."""
 
-    Therefore samples are equal on all devices and ranks.
-    """
-
-    def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: LatencyTerm | None):
+    def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: partial | None):
         options = config.search
         self.supernet, self.latency, self.hard = supernet, latency, options.sampling == "hard"
         self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(options.operations)))
@@ -154,10 +237,9 @@ class Logits:
 
 
 class GumbelPhase(Phase):
-    """Trains the weights and the logits of a SuperNet in turn.
+    """Trains the weights and the logits of a SuperNet in turn. Raises InputError as Schedule.
 
-    target: the highest expected cost, as a ratio to the reference's; None: any. Raises InputError if no step is left to
-    train the logits.
+    target: the highest expected cost, as a ratio to the reference's; None: any.
     """
 
     def __init__(
@@ -176,7 +258,8 @@ class GumbelPhase(Phase):
         self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
         latency = None
         if target is not None:
-            latency = LatencyTerm(costs, self.options.operations, self.options.latency.weight, target)
+            term = {"operations": self.options.operations, "weight": self.options.latency.weight, "target": target}
+            latency = partial(latency_term, costs=costs, **term)
         self.logits = Logits(supernet, config, context, latency)
         hard, prepare = self.logits.hard, self.logits.set_gates
         self.train_weights = TrainStep(supernet, config.train, self.total_steps, context, sampled=hard, prepare=prepare)

@@ -32,11 +32,10 @@ from nas.core.run_folder import (
     git_commit,
     read_metrics,
 )
-from nas.costs.cost_table import MILLISECONDS
-from nas.costs.printing import cost_rows, latency_report
+from nas.costs.cost_table import MILLISECONDS, cost_rows, latency_report
 from nas.derivation.runs import SearchRun, current_pattern, read_run
 from nas.reporting.comparison_report import VERDICT_NOTE, table
-from nas.search.network_costs import read_table
+from nas.search.space import read_table
 
 TEMPLATE = Path(__file__).with_name("report.html")
 

@@ -4,10 +4,9 @@ import time
 
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
-from nas.costs.conditions import device_conditions, size_conditions
 from nas.costs.cost_table import changed_conditions
 from nas.costs.flops import count_flops
-from nas.costs.measurement import measure_pattern
+from nas.costs.measurement import device_conditions, measure_pattern, size_conditions
 from nas.data.corpus import Corpus
 from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed

@@ -8,12 +8,10 @@ from pathlib import Path
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
-from nas.costs.conditions import device_conditions, size_conditions, work_conditions
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.measurement import measure_tables
+from nas.costs.measurement import device_conditions, measure_tables, size_conditions, work_conditions
 from nas.data.corpus import Corpus, bytes_per_token, prepare
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import Network, candidate_sizes, make_network, with_sizes
+from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
 from nas.training.build import open_streams
 from nas.training.device import DeviceContext
 from nas.training.passes import resolve_auto
@@ -38,10 +36,7 @@ class Candidates:
 
 
 def open_candidates(config: Config, context: DeviceContext) -> Candidates:
-    """Prepare the text in each vocabulary. `auto` leaves out vocabularies that the text does not allow.
-
-    Raises InputError if the text is too short, before anything is measured.
-    """
+    """Prepare the text in each vocabulary; `auto` leaves out those that it is too short for. Raises InputError."""
     own = Corpus(prepare(config.data, print))
     size = config.data.vocab_size or own.vocab_size
     corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])
@@ -55,6 +50,13 @@ def open_candidates(config: Config, context: DeviceContext) -> Candidates:
         open_streams(corpus, config, context)
     possible = [shape for shape in shapes if shape[0] in corpora]
     return Candidates(config, corpora, possible, reference_network(config, size))
+
+
+def candidates_of(config: Config, vocab_size: int, d_model: int) -> Candidates:
+    """One vocabulary and width, and the reference."""
+    own, corpus = (Corpus(prepare(data)) for data in (config.data, with_sizes(config, vocab_size, d_model).data))
+    reference = reference_network(config, config.data.vocab_size or own.vocab_size)
+    return Candidates(config, {reference.vocab_size: own, vocab_size: corpus}, [(vocab_size, d_model)], reference)
 
 
 def reference_network(config: Config, vocab_size: int) -> Network:
@@ -115,9 +117,3 @@ def measure_costs(candidates: Candidates, context: DeviceContext) -> NetworkCost
         scaled = table.scaled(1000 / (bytes_per_token(corpus) * tokens))
         tables[shape] = replace(scaled, holds_for=holds_for)
     return NetworkCosts(tables, candidates.reference)
-
-
-def in_milliseconds(config: Config) -> Config:
-    """The configuration with costs that are measured in PyTorch."""
-    latency = replace(config.search.latency, source="measured")
-    return replace(config, search=replace(config.search, latency=latency))

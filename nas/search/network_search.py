@@ -1,33 +1,56 @@
-"""The search among networks by trials, in a run folder."""
+"""The search among networks by trials, in a run folder, what it has found, and the trainings that fit some minutes.
 
-from dataclasses import asdict
+P networks, N blocks, O operations.
+"""
+
+import math
+import time
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
-from nas.core.config import Config, milliseconds
+import numpy as np
+
+from nas.core.config import Config
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
-from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, provenance
-from nas.costs.printing import for_text, least_ratio
+from nas.core.pattern import interleaved
+from nas.core.run_folder import (
+    CHOICE,
+    CONFIG,
+    FLOPS_TABLE,
+    LATENCY,
+    PI,
+    TRIALS,
+    RunFolder,
+    data_digests,
+    provenance,
+)
+from nas.costs.budget import as_ratio
+from nas.costs.cost_table import for_text, least_ratio
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import workers
-from nas.search.candidate_costs import Candidates, count_costs, find_costs, open_candidates
-from nas.search.choice import choice_record, networks_table, overfit_warning, pi_lines
-from nas.search.halving import successive_halving
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import cheapest, first_candidates, read_network, with_sizes
-from nas.search.strategy import Strategy
-from nas.search.trials import BATCH, LOGS, Estimate, Trials, batches
+from nas.search.candidate_costs import candidates_of, count_costs, find_costs, open_candidates
+from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
+from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
+from nas.search.trials import AGAIN_RUNGS, BATCH, LOGS, RUNGS, Estimate, Rung, Trials, batches, part_of, rung_steps
 from nas.training.device import DeviceContext
-from nas.training.passes import passes_warning, resolve_auto
+from nas.training.passes import most_passes, passes_warning, resolve_auto
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
+RECORDED, SHOWN = 60, 6  # networks
+NORMAL_95 = 1.96
+AFTER_S = 45  # derivation, latencies, pictures and report
+FEWEST_STEPS = 16  # of a trial in the first rung
+DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experiments/passes)
+EVALUATIONS = 4  # of a training on valid, before its end
 
 
 def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[Config, dict]:
-    """The configuration with the sizes of the best network, and the content of choice.yaml.
+    """The configuration with the sizes of the best network, and the content of choice.yaml, which a resumed run keeps.
 
-    Trials and choice are kept in the run folder, so that a resumed run repeats them. Raises InputError if no network is
-    within the budget or another process runs the trials, and RunError if every trial of a rung fails.
+    Raises InputError if no network is within the budget or another process runs the trials, and RunError if every trial
+    of a rung fails.
     """
     opened = RunFolder(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
     config = opened.resolve_auto(config)
@@ -43,24 +66,16 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
 
 
 def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCosts]:
-    """The cost files of a run: those of the chosen sizes and of the reference. given: the configuration of the search.
-
-    choice: the content of choice.yaml.
-    """
-    network, reference = read_network(choice["network"]), read_network(choice["reference"])
-    data = (with_sizes(given, *one[:2]).data for one in (network, reference))
-    corpora = {one.vocab_size: Corpus(prepare(own)) for one, own in zip((network, reference), data, strict=True)}
-    costs = {FLOPS_TABLE: count_costs(Candidates(given, corpora, [network[:2]], reference))}
+    """The cost files of the chosen sizes and of the reference. given: the search's options. choice: of choice.yaml."""
+    shape = read_network(choice["network"])[:2]
+    costs = {FLOPS_TABLE: count_costs(candidates_of(given, *shape))}
     if given.search.latency.in_milliseconds:
-        costs[LATENCY] = NetworkCosts.read(run / TRIALS / COSTS).only(network[:2])
+        costs[LATENCY] = NetworkCosts.read(run / TRIALS / COSTS).only(shape)
     return costs
 
 
 def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> tuple[dict, list[dict]]:
-    """The content of choice.yaml, and the lines of pi.jsonl. Raises InputError and RunError as choose_network().
-
-    run: the folder of the trials.
-    """
+    """The content of choice.yaml and the lines of pi.jsonl. run: folder of the trials. Raises as choose_network()."""
     strategy = open_search(config, run.path, context)
     trials, size = strategy.trials, strategy.costs.reference.vocab_size
     run.start(config, provenance(config, trials.corpora[size].meta, context))
@@ -82,17 +97,13 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
 
 
 def open_search(config: Config, folder: Path, context: DeviceContext) -> Strategy:
-    """The strategy before the first trial. The costs are those of an earlier call, or are measured.
-
-    Raises InputError if no network is within the budget.
-    """
+    """The strategy before the first trial. Raises InputError if no network is within the budget."""
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
     candidates = open_candidates(config, context)
     costs = find_costs(candidates, folder / COSTS, context, keep=True)
-    tables, budget = {shape: costs.tables[shape] for shape in candidates.shapes}, config.search.latency.target
-    if (absolute := milliseconds(budget)) is not None:
-        budget = absolute / costs.reference_cost
+    tables = {shape: costs.tables[shape] for shape in candidates.shapes}
+    budget = as_ratio(config.search.latency.target, costs.table(*costs.reference[:2]), config.model.blocks)
     if config.search.latency.source == "none":  # any network
         budget = max(table.overhead + config.model.blocks * max(table.blocks.values()) for table in tables.values())
         budget /= costs.reference_cost
@@ -112,6 +123,198 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
     """The seconds of trials: those that nas.run has measured with one epoch, or measured now."""
     config, file = strategy.config, folder / ESTIMATE
     if not file.exists() or config.train.epochs is None:
-        return strategy.trials.estimate(strategy.propose_first(BATCH))
+        return strategy.trials.estimate(strategy.propose(BATCH))
     known = read_yaml(file)
     return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.context))
+
+
+def choice_record(strategy: Strategy, best: Network) -> dict:
+    """The content of choice.yaml."""
+    trials, costs = strategy.trials, strategy.costs
+    plain = make_network(*best[:2], interleaved(strategy.config.model.blocks))
+    return {
+        "format": "par-choice/3",
+        "name": str(best),
+        "network": best.to_dict(),
+        "reference": costs.reference.to_dict(),
+        "budget": strategy.budget,
+        "unit": f"{costs.unit} for 1,000 bytes of text",
+        "reference_cost": costs.reference_cost,
+        "ratio": costs.ratio(best),
+        "interleaved_ratio": costs.ratio(plain),
+        "surrogate": {"mean_log_sizes": strategy.mean_log_sizes.tolist(), "text": trials.text._asdict()},
+        "trial": {"folder": str(trials.folder / str(best)), **trials.results[best]},
+        "trials": [
+            {"name": str(one.network), **one.network.to_dict(), "share": one.share, "bits_per_byte": one.loss}
+            for one in trials.points
+        ],
+        "networks": network_records(strategy, best),
+        **spent(trials),
+    }
+
+
+def network_records(strategy: Strategy, best: Network) -> list[dict]:
+    """Networks with predictions, the best first: the most likely ones, those with trials, and interleaved ones.
+
+    `behind` is the relative difference of a network's predicted loss at the end of a training to that of the chosen
+    one. Where no trial ends a training, the surrogate knows no absolute loss of the end.
+    """
+    surrogate, costs, tried = strategy.fit(), strategy.costs, strategy.trials.results
+    networks = list(dict.fromkeys([*strategy.networks, costs.reference]))  # the reference may be beyond the budget
+    losses, errors = surrogate.predict(networks), surrogate.errors(networks, best)
+    probabilities = np.zeros(len(networks))
+    probabilities[: len(strategy.networks)] = surrogate.probability_best(strategy.networks)
+    own = losses[networks.index(best)]
+    likely = np.argsort(-probabilities, kind="stable")[:RECORDED]
+    shown = {*likely.tolist(), *(i for i, one in enumerate(networks) if one in tried or one.is_interleaved)}
+    return [
+        {
+            "name": str(networks[index]),
+            **networks[index].to_dict(),
+            "cost": costs.cost(networks[index]),
+            "ratio": costs.ratio(networks[index]),
+            "behind": float(losses[index] / own - 1),
+            "interval": float(NORMAL_95 * errors[index]),
+            "probability_best": float(probabilities[index]),
+        }
+        for index in sorted(shown, key=losses.__getitem__)
+    ]
+
+
+def spent(trials: Trials) -> dict:
+    """What the trials have taken. wall_time_s, the last key, tells that the file is complete."""
+    results, train = trials.results.values(), trials.config.train
+    steps = sum(one["step"] for one in results)
+    return {
+        "trainings": sum(one["step"] / one["of_steps"] for one in results),
+        "train_steps": steps,
+        "train_tokens": steps * train.batch_size * train.segment,
+        "wall_time_s": sum(one["wall_time_s"] for one in results),
+    }
+
+
+def pi_lines(strategy: Strategy) -> list[dict]:
+    """The lines of pi.jsonl, one before the first trial and one for each."""
+    config, trials = strategy.config, strategy.trials
+    operations = sorted(config.search.operations, key="identity".__eq__)  # identity last
+    ratios = np.array([strategy.costs.ratio(network) for network in strategy.networks])
+    lines, reached = [], {}
+    for count, point in enumerate(chain([None], trials.points)):
+        if point:
+            reached[point.network] = trials.until(point.network, point.share)
+        probabilities = strategy.fit(count).probability_best(strategy.networks)
+        pi = block_probabilities(strategy.networks, probabilities, operations, config.model.blocks)
+        line = {"step": sum(reached.values()), "temperature": 1.0, "operations": operations, "pi": pi.tolist()}
+        lines.append(line | {"expected_latency_ms": None, "expected_cost_ratio": float(probabilities @ ratios)})
+    return [line | {"of_steps": lines[-1]["step"]} for line in lines]
+
+
+def block_probabilities(
+    networks: list[Network], probabilities: np.ndarray, operations: list[str], most: int
+) -> np.ndarray:
+    """pi [N, O] of the best network; blocks that it lacks are identity. probabilities [P]: to be the best, of each."""
+    pi = np.zeros((most, len(operations)))
+    for network, probability in zip(networks, probabilities, strict=True):
+        blocks = [*network.blocks, *["identity"] * (most - len(network.blocks))]
+        pi[range(most), [operations.index(block) for block in blocks]] += probability
+    return pi
+
+
+def networks_table(choice: dict) -> str:
+    """The predicted best networks within the budget, a line for each. choice: the content of choice.yaml."""
+    head = f"networks within {choice['budget']:.4g} of the reference's {choice['reference_cost']:.4g} {choice['unit']}"
+    rows = [f"{head}; predicted loss against the chosen one, and probability of being the best:"]
+    for one in [one for one in choice["networks"] if one["ratio"] <= choice["budget"] * (1 + 1e-9)][:SHOWN]:
+        cost = f"{one['cost']:.4g}, {one['ratio']:.3f}"
+        loss = f"loss {round(one['behind'], 3) + 0:+.1%} ± {one['interval']:.1%}"  # never -0.0%
+        rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability_best']:.0%}")
+    most = max(one["share"] for one in choice["trials"])
+    why = f"the best prediction of those with {part_of(most)}, or the cheapest of equal ones"
+    return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
+
+
+def overfit_warning(choice: dict) -> str | None:
+    """A warning if the chosen network was better after an earlier trial than with the best weights of its training."""
+    losses = {one["share"]: one["bits_per_byte"] for one in choice["trials"] if one["name"] == choice["name"]}
+    best = min(losses, key=losses.get)
+    if 1.0 not in losses or losses[1.0] <= (1 + EQUAL_LOSS) * losses[best]:
+        return None
+    return (
+        f"WARNING: {choice['name']} had {losses[best]:.4f} bits per byte on valid after {part_of(best)}, and "
+        f"{losses[1.0]:.4f} with the best weights of all, so it may overfit; give fewer train.epochs or --minutes, or "
+        "more model.dropout"
+    )
+
+
+def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceContext) -> Config:
+    """The configuration with the train.epochs with which all stages take these minutes, and evaluations and a warm-up
+    that suit them.
+
+    folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
+    """
+    began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
+    estimate, steps = measure(config, corpus, folder, context)
+    spent = time.monotonic() - began
+    least, most = FEWEST_STEPS / RUNGS[0].share / steps, most_passes(config)
+    if most < least:
+        raise InputError(
+            f"the text is too short: {most} passes have {most * steps} steps; {least * steps:.0f} are needed"
+        )
+    left, (fixed, per_epoch) = 60 * minutes - spent, whole_seconds(estimate, RUNGS)
+    epochs = min(1.0, (left - fixed) / per_epoch)
+    again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
+    longer = (left - again[0]) / again[1]
+    if longer > 1 and gets_dropout(config, longer, corpus):  # the estimate has none
+        again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
+        longer = (left - again[0]) / again[1]
+    if max(longer, least) > 1:
+        (fixed, per_epoch), epochs = again, min(longer, most)
+    if epochs < least:
+        enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
+        raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
+    total = (spent + fixed + epochs * per_epoch) / 60
+    train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
+    print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
+    whole = max(1, round(train.epochs * steps))
+    train.warmup_steps = min(train.warmup_steps, int(rung_steps(RUNGS[0].share, whole) / LONG_ENOUGH))
+    train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
+    return replace(config, train=train)
+
+
+def measure(config: Config, corpus: Corpus, folder: Path, context: DeviceContext) -> tuple[Estimate, int]:
+    """The estimate with one epoch, which the folder keeps, and an epoch's steps in the vocabulary with the fewest."""
+    epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
+    file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
+    if file.exists() and read_yaml(file)["about"] != about:
+        forget_estimate(folder)
+    strategy = open_search(epoch, folder, context)
+    estimate = trial_estimate(strategy, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / COSTS, strategy.costs.to_dict())
+    write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
+    return estimate, min(strategy.trials.steps.values())
+
+
+def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
+    """Whether the reference gets dropout by auto if it reads its text so often."""
+    longer = replace(config, train=replace(config.train, steps=None, epochs=epochs))
+    return config.model.dropout == "auto" and resolve_auto(longer, corpus).model.dropout > 0
+
+
+def forget_estimate(folder: Path) -> None:
+    """Remove costs and estimate of an earlier call with other options, which was refused. folder: of the trials."""
+    for name in (COSTS, ESTIMATE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:
+    """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest:
+    those that do not depend on train.epochs, and those for each epoch. estimate: with one epoch.
+    """
+    evaluations = EVALUATIONS + 2  # valid and test at the end
+    finals = [(1.0, 1), *[(0.0, 1)] * evaluations]
+    if estimate.at_once == 1:
+        finals += [(1.0 - rungs[-1].share, 1), *[(0.0, 1)] * evaluations]
+    parts = [*batches(rungs), *finals]
+    fixed = estimate._replace(training=0.0).seconds(parts)
+    return fixed + AFTER_S, estimate.seconds(parts) - fixed

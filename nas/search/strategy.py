@@ -2,25 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from nas.core.config import Config
-from nas.search.network_costs import NetworkCosts
-from nas.search.space import Network, neighbours, within_budget
+from nas.core.errors import RunError
+from nas.search.space import Network, NetworkCosts, neighbours, within_budget
 from nas.search.surrogate import TERMS, Surrogate, average_sizes
-from nas.search.trials import Rung, Trials
+from nas.search.trials import BATCH, Rung, Trials, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
 EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
 PARENTS = 20  # of the networks that are one change away
+LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
+NONE_LEFT = "no network is left, because trials failed; the notices above say why"
 
 
 class Strategy:
-    """Proposes networks for the first rung, and promotes some of them to the next ones.
-
-    networks: the first candidates within the budget. Networks that are one change away from the best join them.
-    """
+    """Proposes networks for the first rung, and promotes some. networks: the first candidates within the budget."""
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
         self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
@@ -38,19 +38,14 @@ class Strategy:
     def untried(self) -> list[Network]:
         return [network for network in self.networks if network not in self.trials.tried]
 
-    def propose_first(self, count: int) -> list[Network]:
-        """The predicted best network of each of the best vocabularies, before any trial.
+    def propose(self, count: int) -> list[Network]:
+        """At most `count` untried networks for the first rung, by Thompson sampling.
 
-        If there are fewer than `count`, others by Thompson sampling.
+        Before any trial, the predicted best network of each of the best vocabularies comes first.
         """
         self.add_neighbours()
-        best = self.fit().best_of_vocabularies(self.networks)
+        best = [] if self.trials.tried else self.fit().best_of_vocabularies(self.networks)
         return list(dict.fromkeys([*best, *self.thompson_sampling(count)]))[:count]
-
-    def propose(self, count: int) -> list[Network]:
-        """At most `count` untried networks for the first rung, after its first trials."""
-        self.add_neighbours()
-        return self.thompson_sampling(count)
 
     def add_neighbours(self) -> None:
         limit = self.budget * self.costs.reference_cost
@@ -116,10 +111,7 @@ class Strategy:
         return networks
 
     def choose(self, networks: list[Network]) -> Network:
-        """The predicted best network, and of several that are equally good the cheapest.
-
-        Predictions decide, because networks still differ in what they gain from the rest of the text.
-        """
+        """The cheapest of the predicted best ones; predictions know what networks gain from the rest of the text."""
         losses = self.fit().predict(networks)
         most = (1 + EQUAL_LOSS) * min(losses)
         return min((one for one, loss in zip(networks, losses, strict=True) if loss <= most), key=self.costs.cost)
@@ -128,10 +120,7 @@ class Strategy:
 def with_neighbours(
     networks: Sequence[Network], surrogate: Surrogate, config: Config, tables: dict, limit: float
 ) -> list[Network]:
-    """Add the networks within a cost that are one change away from the predicted best, until none is new.
-
-    tables: costs of each vocabulary and width.
-    """
+    """Add the networks within a cost that are one change away from the predicted best, until none is new."""
     operations, most, count = config.search.operations, config.model.blocks, 0
     affordable = {shape: within_budget(table, limit) for shape, table in tables.items()}
     while len(networks) > count:
@@ -140,3 +129,40 @@ def with_neighbours(
         near = [other for network in best for other in neighbours(network, operations, most)]
         networks = list(dict.fromkeys([*networks, *(one for one in near if affordable[one[:2]](one.blocks))]))
     return networks
+
+
+def successive_halving(strategy: Strategy) -> Network:
+    """The network that a strategy chooses after the last rung. Raises RunError if all trials of a rung fail."""
+    trials, rungs = strategy.trials, strategy.trials.rungs
+    first, count, _ = rungs[0]
+    steps, warmup = rung_steps(first, min(trials.steps.values())), trials.config.train.warmup_steps
+    if steps < LONG_ENOUGH * warmup:
+        told = f"the first trials have {steps} steps, and the warm-up {warmup}; give a smaller train.warmup_steps"
+        print(f"WARNING: {told}")
+    while networks := strategy.propose(min(BATCH, count - len(trials.tried))):
+        if not train(trials, networks, first) and not trials.points:
+            raise RunError(NONE_LEFT)
+    for before, rung in pairwise(rungs):
+        train_rung(strategy, before, rung)
+    return strategy.choose(trials.finished(rungs[-1]))
+
+
+def train_rung(strategy: Strategy, before: Rung, rung: Rung) -> None:
+    """Train the promoted networks of the rung before; if the trials of all of them fail, the next best ones."""
+    waiting = strategy.trials.finished(before)
+    while waiting:
+        promoted = strategy.promote(waiting, before, rung)
+        if train(strategy.trials, promoted, rung.share):
+            return
+        waiting = [network for network in waiting if network not in promoted]
+    raise RunError(NONE_LEFT)
+
+
+def train(trials: Trials, networks: list[Network], share: float) -> bool:
+    """Train networks until a share of their steps. False, with a notice, if the trials of all fail."""
+    try:
+        trials.run(networks, share)
+    except RunError as error:
+        print(f"NOTICE: {error}", flush=True)
+        return False
+    return True

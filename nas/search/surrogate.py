@@ -153,21 +153,19 @@ class Surrogate:
         """The diagonal [P] of covariance(one, one)."""
         return one.features**2 @ self.spread**2 + 2 * OWN**2
 
-    def solve(self, values: np.ndarray) -> np.ndarray:
-        """The covariance of the points, inverted, times values [points, ...]."""
-        return cho_solve(self.factor, values)
-
     def predict(self, networks: Sequence[Network]) -> np.ndarray:
         """Losses [P] at the end of a training, up to a factor that is the same for all."""
         wanted, missed = self.inputs(networks), self.logs - self.known.features @ self.mean
-        return np.exp(wanted.features @ self.mean + self.covariance(wanted, self.known) @ self.solve(missed))
+        return np.exp(
+            wanted.features @ self.mean + self.covariance(wanted, self.known) @ cho_solve(self.factor, missed)
+        )
 
     def errors(self, networks: Sequence[Network], other: Network) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other network - 1, at the end of a training."""
         wanted, against = self.inputs(networks), self.inputs([other])
         before = self.variance(wanted) + self.variance(against) - 2 * self.covariance(against, wanted)[0]
         shared = self.covariance(self.known, wanted) - self.covariance(self.known, against)
-        return np.sqrt(np.maximum(before - (shared * self.solve(shared)).sum(axis=0), 0))
+        return np.sqrt(np.maximum(before - (shared * cho_solve(self.factor, shared)).sum(axis=0), 0))
 
     def draw(self, networks: Sequence[Network], count: int, generator: np.random.Generator) -> np.ndarray:
         """Draws [count, P] of the logarithms of losses at the end of a training, by Matheron's rule (arXiv 2002.09309,
@@ -180,7 +178,7 @@ class Surrogate:
         effects[:, keys] = OWN * generator.standard_normal((count, len(keys)))  # whatever was predicted before
         own, known = [factors @ one.features.T + effects[:, one.effects].sum(axis=-1) for one in (wanted, self.known)]
         missed = self.logs - known - NOISE * generator.standard_normal(known.shape)
-        return own + self.solve(missed.T).T @ self.covariance(self.known, wanted)
+        return own + cho_solve(self.factor, missed.T).T @ self.covariance(self.known, wanted)
 
     def sample(self, networks: Sequence[Network]) -> np.ndarray:
         """Draws [DRAWS, P], always the same ones for the same points and networks."""

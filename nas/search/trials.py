@@ -18,8 +18,7 @@ from nas.core.pattern import FORMAT
 from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
-from nas.jobs.forks import start_server
-from nas.jobs.tasks import Task, run_tasks, script_task, workers
+from nas.jobs.tasks import Task, run_tasks, script_task, start_server, workers
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
@@ -32,10 +31,7 @@ TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
 
 
 class Rung(NamedTuple):
-    """share: of a training. networks: the most that train so far. vocabularies: the fewest different ones among these.
-
-    There may be fewer, if too few vocabularies are likely to have the best network.
-    """
+    """share: of a training. networks: the most that train so far. vocabularies: the fewest among these, if likely."""
 
     share: float
     networks: int
@@ -58,9 +54,8 @@ def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
 
 
 def rung_steps(share: float, steps: int) -> int:
-    """The steps of a rung: all for a share of 1, else a multiple of those of the first rung.
-
-    A trial averages weights over its last half, which then begins where the rung before ended.
+    """The steps of a rung: all for a share of 1, else a multiple of those of the first rung. A trial averages weights
+    over its last half, which then begins where the rung before ended.
     """
     first = RUNGS[0].share
     return steps if share == 1 else min(steps, max(1, int(first * steps)) * round(share / first))
@@ -72,10 +67,7 @@ def part_of(share: float) -> str:
 
 
 class Estimate(NamedTuple):
-    """start: seconds of a trial without its steps, with an evaluation. training: of a whole training.
-
-    at_once: trials that run side by side.
-    """
+    """Seconds. start: of a trial without its steps. training: of a whole one. at_once: trials that run side by side."""
 
     start: float
     training: float
@@ -83,8 +75,7 @@ class Estimate(NamedTuple):
 
     def seconds(self, batches: list[tuple[float, int]]) -> float:
         """Of some batches of trials: the share of a training that each adds, and its number of networks."""
-        rounds = [(math.ceil(count / self.at_once), share) for share, count in batches]
-        return sum(count * (share * self.training + self.start) for count, share in rounds)
+        return sum(math.ceil(count / self.at_once) * (share * self.training + self.start) for share, count in batches)
 
 
 def step_seconds(phase: RetrainPhase) -> float:
@@ -101,10 +92,9 @@ def step_seconds(phase: RetrainPhase) -> float:
 
 
 def run_trials(tasks: list[Task], context: DeviceContext) -> dict[str, dict]:
-    """{name: content of the trial's file}. On a CPU as many run at a time as there are cores for their threads.
+    """{name: content of the trial's file}; those that have run already are read. Raises RunError if all fail.
 
-    Those that have run already are read. A trial that fails is left out with a notice, because its weights may have
-    diverged. Raises RunError if all fail.
+    A trial that fails is left out with a notice, because its weights may have diverged.
     """
     failed = run_tasks(tasks, workers(context))
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
@@ -163,10 +153,7 @@ class Trials:
         return Estimate(start, float(np.mean(seconds)), at_once)
 
     def task(self, network: Network, until: int | None, folder: Path) -> Task:
-        """The task that trains a network until a step (None: to the end).
-
-        Writes its pattern file into the folder, which has the configuration.
-        """
+        """Train a network until a step (None: to the end), from its new pattern file. folder: has the configuration."""
         name, steps, run = str(network), self.steps[network.vocab_size], folder / str(network)
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)
