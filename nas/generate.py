@@ -54,7 +54,7 @@ def main() -> None:
     prompt = read_input(file) if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
 
     from nas import load_model
-    from nas.inference.sampling import Sampling
+    from nas.inference.generation import Sampling
 
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model = load_model(arguments.run, arguments.device)

@@ -135,6 +135,14 @@ def exported(trained, tmp_path_factory) -> dict[str, Path]:
     return {kind: folder / kind for kind in trained}
 
 
+@pytest.fixture
+def saved_figures(monkeypatch) -> list:
+    """The figures that a test draws, which are not written."""
+    figures = []
+    monkeypatch.setattr("nas.reporting.figures.save", lambda figure, path: figures.append(figure))
+    return figures
+
+
 NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""
 
 

@@ -9,20 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.comparison.claims import (
+from nas.comparison.results import (
+    NetworkResult,
+    choose_metric,
     describe,
     dunnett,
     make_claims,
     read_claims,
+    read_results,
     spread_notice,
     training_warning,
     verdict_of,
 )
-from nas.comparison.network_results import NetworkResult, choose_metric, read_results
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.reporting import comparison_figures
 from nas.reporting.comparison_report import csv_records, csv_text, table
+from nas.reporting.figures import comparison_plot
 from tests.making import results
 
 
@@ -182,15 +184,13 @@ def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
     assert [claim["pattern"] for claim in claims] == ["interleaved"]
 
 
-def test_the_plot_names_outliers_and_draws_the_front(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(comparison_figures, "save", lambda figure, path: figures.append(figure))
+def test_the_plot_names_outliers_and_draws_the_front(tmp_path, saved_figures):
     rows = [FOUND, WORSE, replace(FOUND, name="same"), EQUAL, row("dense-only", [900.0], ms=5.0)]
-    comparison_figures.comparison_plot(rows, tmp_path / "plot.png")
-    axes = figures[0].axes[0]
+    comparison_plot(rows, tmp_path / "plot.png")
+    axes = saved_figures[0].axes[0]
     assert axes.get_title(loc="left") == "outside: dense-only 900.0" and axes.get_ylim()[1] < 150
     assert [text.get_text() for text in axes.texts] == ["found, same", "par", "interleaved"]
     (front,) = [line for line in axes.lines if line.get_linestyle() == ":"]
-    comparison_figures.comparison_plot([rows[-1], *rows[:-1]], tmp_path / "plot.png")
-    assert figures[1].axes[0].get_title(loc="left") == ""  # the control is always shown
+    comparison_plot([rows[-1], *rows[:-1]], tmp_path / "plot.png")
+    assert saved_figures[1].axes[0].get_title(loc="left") == ""  # the control is always shown
     assert set(front.get_xdata()) == {10}  # the outlier is faster, but outside; interleaved is dominated

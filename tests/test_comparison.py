@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from nas.comparison.comparison import Comparison, text_times
-from nas.comparison.network_results import LATENCIES, read_latencies
+from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.errors import InputError
 from nas.core.files import write_yaml

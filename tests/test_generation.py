@@ -10,9 +10,8 @@ from nas.core.config import DataOptions
 from nas.core.errors import InputError
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.inference.generation import TextWriter
+from nas.inference.generation import Sampling, TextWriter
 from nas.inference.language_model import LanguageModel
-from nas.inference.sampling import Sampling
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext
 from tests.making import generator

@@ -19,7 +19,7 @@ from nas.costs.printing import latency_report, least_ratio
 from nas.costs.workloads import new_works
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
-from nas.retraining.results import valid_prediction
+from nas.retraining.phase import valid_prediction
 from nas.training.device import device_context
 from tests.making import flops_of
 

@@ -20,9 +20,9 @@ from nas.core.errors import InputError, check_onnx
 from nas.data.corpus import Corpus
 from nas.data.preprocess import prepare
 from nas.inference import onnx_graph
+from nas.inference.generation import Sampling
 from nas.inference.harness import Harness, generation_options, new_harness
 from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph
-from nas.inference.sampling import Sampling
 from nas.training.evaluation import token_nll
 from tests.making import BLOCKS as BLOCK_OF
 from tests.making import generator, streaming_model

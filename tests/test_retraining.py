@@ -10,8 +10,7 @@ from models.operations import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.run_folder import open_run, read_metrics
-from nas.retraining.phase import BEST
-from nas.retraining.results import evaluate_best
+from nas.retraining.phase import BEST, evaluate_best
 from nas.training.auto import auto_lines, resolve_auto
 from nas.training.checkpoint import load_checkpoint
 from nas.training.evaluation import evaluate_split, total_nll

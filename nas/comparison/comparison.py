@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from nas.comparison.network_results import LATENCIES, read_latencies
+from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import FORMAT, SETTINGS, Contender, Settings
 from nas.core.config import Config
 from nas.core.errors import InputError

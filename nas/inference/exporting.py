@@ -20,7 +20,7 @@ from nas.data.text_files import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
-from nas.reporting.pi_figures import pattern_strip
+from nas.reporting.figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
 

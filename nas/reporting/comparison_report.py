@@ -4,8 +4,15 @@ import csv
 import io
 from pathlib import Path
 
-from nas.comparison.claims import CLAIMS_FORMAT, read_claims, spread_notice, training_warning
-from nas.comparison.network_results import NetworkResult, choose_metric, read_results
+from nas.comparison.results import (
+    CLAIMS_FORMAT,
+    NetworkResult,
+    choose_metric,
+    read_claims,
+    read_results,
+    spread_notice,
+    training_warning,
+)
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import abbreviate
 
@@ -17,7 +24,7 @@ VERDICT_NOTE = (
 
 def write_report(run: Path) -> None:
     """Write comparison.csv, .md and .png and claims.yaml to the run folder of a comparison, and print the .md."""
-    from nas.reporting.comparison_figures import comparison_plot  # imported here because matplotlib is slow to import
+    from nas.reporting.figures import comparison_plot  # imported here because matplotlib is slow to import
 
     results = read_results(run)
     claims = read_claims(run, results)

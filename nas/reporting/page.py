@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models.operations.registry import OPERATIONS
-from nas.comparison.claims import read_claims, spread_notice, training_warning
-from nas.comparison.network_results import read_results
+from nas.comparison.results import read_claims, read_results, spread_notice, training_warning
 from nas.comparison.spec import SETTINGS
 from nas.core.blocks import unit_of
 from nas.core.config import LEARNING_RATES, RESUME, flat_config, marked
@@ -90,7 +89,7 @@ def changed_options(own: dict) -> dict:
 
 def curves_uri(run: Path) -> str | None:
     """The learning curves, or None if no metrics have been logged."""
-    from nas.reporting.curves import learning_curves
+    from nas.reporting.figures import learning_curves
 
     metrics = read_metrics(run)
     return data_uri(learning_curves, metrics) if metrics else None
@@ -98,7 +97,7 @@ def curves_uri(run: Path) -> str | None:
 
 def search_section(run: Path) -> dict:
     """The section of a search, with the pattern of current_pattern()."""
-    from nas.reporting.pi_figures import animate, pi_history, pi_over_time
+    from nas.reporting.figures import animate, pi_history, pi_over_time
 
     search, history = read_run(run), pi_history(read_pi(run))
     summary = f"Step {search.step:,} of {search.of_steps:,}."
@@ -140,7 +139,7 @@ def training_section(run: Path) -> dict:
 
 def comparison_section(run: Path) -> dict:
     """The section of a comparison: its claims, figure and table."""
-    from nas.reporting.comparison_figures import comparison_plot
+    from nas.reporting.figures import comparison_plot
 
     results = read_results(run)
     header, rows = table(results)
@@ -183,7 +182,7 @@ def section(run: Path, runs: list[Path]) -> dict:
     stage = read_yaml(run / CONFIG)["stage"]
     content = {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}
     if (run / CHOICE).exists():
-        from nas.reporting.networks_figure import networks_figure
+        from nas.reporting.figures import networks_figure
 
         choice = read_yaml(run / CHOICE)
         timed = choice["unit"].startswith(MILLISECONDS)
@@ -207,7 +206,7 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     """
     import jinja2
 
-    from nas.reporting.style import colours_of
+    from nas.reporting.figures import colours_of
 
     whole = runs[0] if (runs[0] / SUMMARY).exists() else None
     if whole:
