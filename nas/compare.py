@@ -54,8 +54,7 @@ def seed_of(text: str) -> int:
 
 def open_comparison(arguments: argparse.Namespace):
     """The Comparison in RUN_DIR. Raises InputError if an option is invalid or differs from that of the run."""
-    changed = {} if arguments.seeds is None else {"seeds": arguments.seeds}
-    settings = read_settings(arguments.comparison, changed)
+    settings = read_settings(arguments.comparison, {} if arguments.seeds is None else {"seeds": arguments.seeds})
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
     contenders = read_contenders(settings, arguments.comparison, arguments.overrides)
     # Imported here because torch is slow to import, and --help and the errors above do not need it.

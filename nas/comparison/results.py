@@ -21,18 +21,12 @@ LATENCIES = "latencies.yaml"  # {"networks": {key: milliseconds for 1,000 bytes}
 
 @dataclass(frozen=True)
 class Metric:
-    """The metric that ranks networks. Tests and intervals use its loss in nats per word, or per byte.
-
-    Args:
-        key: the key in results.yaml.
-        exponential: whether the metric is exp(loss); else it is the loss in bits.
-        digits: decimals in tables.
-    """
+    """The metric that ranks networks. Tests and intervals use its loss in nats per word, or per byte."""
 
     name: str
-    key: str
-    exponential: bool
-    digits: int
+    key: str  # in results.yaml
+    exponential: bool  # whether the metric is exp(loss); else it is the loss in bits
+    digits: int  # decimals in tables
 
     def loss(self, values: np.ndarray) -> np.ndarray:
         """The loss in nats."""
@@ -54,33 +48,19 @@ BITS_PER_BYTE = Metric("bits per byte", "bits_per_byte", False, 4)
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """A contender with the results of its runs, one per seed.
-
-    Args:
-        key: the name of its network.
-        runs: the content of each run's results.yaml.
-        latency: milliseconds for 1,000 bytes of text.
-        ratio: of its latency to that of the control.
-        vocab_size: entries of its vocabulary.
-        folders: the run folders, in the order of `runs`.
-    """
+    """A contender with the results of its runs, one per seed."""
 
     name: str
-    key: str
-    runs: list[dict]
-    latency: float
-    ratio: float
-    vocab_size: int = 0
-    folders: tuple[Path, ...] = ()
+    key: str  # the name of its network
+    runs: list[dict]  # the content of each run's results.yaml
+    latency: float  # milliseconds for 1,000 bytes of text
+    ratio: float  # of its latency to that of the control
+    vocab_size: int  # entries of its vocabulary
+    folders: tuple[Path, ...] = ()  # the run folders, in the order of `runs`
 
     @property
     def blocks(self) -> list[str]:
         return self.runs[0]["pattern"]
-
-    @property
-    def train_hours(self) -> float:
-        """Mean over the seeds."""
-        return float(np.mean([run["wall_time_s"] for run in self.runs])) / 3600
 
     def values(self, metric: Metric, split: str = "test") -> np.ndarray:
         """The metric of each seed [S]."""
@@ -138,8 +118,7 @@ UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabula
 def read_claims(run: Path, results: list[NetworkResult]) -> list[dict]:
     """The claims of a run folder; none if no run of the control has finished. results: of read_results()."""
     settings = read_yaml(run / SETTINGS)
-    known = results[0].name == next(iter(settings["patterns"]))
-    return make_claims(results, settings["margin"]) if known else []
+    return make_claims(results, settings["margin"]) if results[0].name == next(iter(settings["patterns"])) else []
 
 
 def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
@@ -149,20 +128,16 @@ def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
     """
     metric, (control, *others) = choose_metric(results), results
     samples = {other.key: other.losses(metric) for other in others if other.key != control.key}
-    if not samples:
-        return []
     found = dict(zip(samples, dunnett(control.losses(metric), [*samples.values()]), strict=True))
-    largest = np.log1p(margin) if metric.exponential else margin * control.losses(metric).mean()
+    largest = float(np.log1p(margin) if metric.exponential else margin * control.losses(metric).mean())
     claims = []
     for other in (other for other in others if other.key in found):
         test = found[other.key]
-        verdict = verdict_of(test, float(largest))
-        quality = f"{metric.name} {metric.format(control.values(metric))} against {metric.format(other.values(metric))}"
-        seeds = f"{len(control.runs)} and {len(other.runs)} seeds"
-        sentence = (
-            f"{control.name} against {other.name}: {verdict}. {quality} on test ({seeds}), {describe(test, metric)}, "
-            f"at {1 / other.ratio:.2f} of its latency."
-        )
+        verdict = verdict_of(test, largest)
+        values = f"{metric.format(control.values(metric))} against {metric.format(other.values(metric))}"
+        sentence = f"{control.name} against {other.name}: {verdict}. {metric.name} {values} on test "
+        sentence += f"({len(control.runs)} and {len(other.runs)} seeds), {describe(test, metric)}, "
+        sentence += f"at {1 / other.ratio:.2f} of its latency."
         figures = {"metric": metric.name, "ratio": 1 / other.ratio, "margin": margin, **test}
         claims.append({"pattern": other.name, "verdict": verdict, "sentence": sentence, "figures": figures})
     return claims
@@ -195,22 +170,17 @@ def spread_notice(results: list[NetworkResult]) -> str | None:
     from scipy import stats
 
     p = float(stats.bartlett(*samples.values()).pvalue)
-    if p >= UNEQUAL:
-        return None
     differ = f"networks differ in their spread over seeds (p = {p:.2g})"
-    return f"NOTICE: {differ}, so p and intervals may be too small or too large."
+    return f"NOTICE: {differ}, so p and intervals may be too small or too large." if p < UNEQUAL else None
 
 
 def training_warning(results: list[NetworkResult]) -> str | None:
     """A warning that names the networks whose mean perplexity per token on valid shows hardly any training."""
     perplexities = {r.name: np.mean([run["valid"]["perplexity"] for run in r.runs]) / r.vocab_size for r in results}
-    untrained = [name for name, share in perplexities.items() if share > UNTRAINED]
-    if not untrained:
+    if not (untrained := [name for name, share in perplexities.items() if share > UNTRAINED]):
         return None
-    return (
-        f"WARNING: hardly trained: {', '.join(untrained)}. The perplexity per token on valid is above a quarter of the "
-        "vocabulary's size, so the claims mean little; train for more steps."
-    )
+    why = "The perplexity per token on valid is above a quarter of the vocabulary's size, so the claims mean little"
+    return f"WARNING: hardly trained: {', '.join(untrained)}. {why}; train for more steps."
 
 
 def dunnett(control: np.ndarray, others: list[np.ndarray]) -> list[dict]:
@@ -220,7 +190,7 @@ def dunnett(control: np.ndarray, others: list[np.ndarray]) -> list[dict]:
     and p are None if no sample has two values, or if nothing varies. One value is enough for the others.
     """
     results = [{"loss_difference": float(control.mean() - one.mean()), "interval": None, "p": None} for one in others]
-    if max(sample.std() for sample in (control, *others)) < 1e-12:
+    if not others or max(sample.std() for sample in (control, *others)) < 1e-12:
         return results
     from scipy import stats  # this import takes half a second
 
