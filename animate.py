@@ -10,17 +10,12 @@ from nas.core.run_folder import CONFIG, OUTCOME, read_metrics
 from nas.derivation.runs import current_pattern
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "run", metavar="RUN_DIR", type=Path, help="--run folder of a search, or of a retrain run (which gives no GIF)"
-    )
-    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__)
+    run_help = "--run folder of a search, or of a retrain run (which gives no GIF)"
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help=run_help)
+    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
+    arguments = parser.parse_args()
     run, gif = arguments.run, arguments.out
     if gif and gif.suffix.lower() != ".gif":
         raise InputError(f"--out {gif} must end in .gif")

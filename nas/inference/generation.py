@@ -16,20 +16,14 @@ from nas.training.device import DeviceContext
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. They apply in the order of the arguments.
+    """How the next token is drawn. They apply in the order of the arguments. Raises InputError if one is out of range.
 
-    Args:
-        temperature: divides the log-probabilities; 0: always the most probable token.
-        top_k: draw from the k most probable tokens only; None: from all.
-        top_p: draw from the fewest most probable tokens whose probabilities sum to at least p (nucleus sampling, arXiv
-            1904.09751, section 3.1); None: from all.
-
-    Raises InputError if a value is out of range.
+    top_p: nucleus sampling (arXiv 1904.09751, section 3.1). None: from all tokens.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: float = 1.0  # divides the log-probabilities; 0: always the most probable token
+    top_k: int | None = None  # draw from the k most probable tokens only
+    top_p: float | None = None  # draw from the fewest most probable tokens whose probabilities sum to at least p
 
     def __post_init__(self):
         if not 0 <= self.temperature < float("inf"):
@@ -49,8 +43,7 @@ class Sampling:
         log_p = log_p.double()
         if self.temperature == 0:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
-        below = log_p - log_p.amax(dim=1, keepdim=True)  # at most 0, so that no temperature is too low
-        scaled = below / self.temperature
+        scaled = (log_p - log_p.amax(dim=1, keepdim=True)) / self.temperature  # at most 0: no temperature is too low
         if self.top_k is None and self.top_p is None:
             return scaled.softmax(dim=1)
         scaled, order = scaled.sort(dim=1, descending=True, stable=True)  # [B, V] each

@@ -154,13 +154,9 @@ class LanguageModel:
 
 
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
-    """The model with the best weights of a training.
+    """The model with the best weights of a training. Raises InputError if a file is missing, damaged or foreign.
 
-    Args:
-        path: the run folder of a training, or an exported folder.
-        device: auto (a GPU if there is one), cpu or cuda.
-
-    Raises InputError if a file is missing, damaged or foreign.
+    path: the run folder of a training, or an exported folder. device: auto (a GPU if there is one), cpu or cuda.
     """
     trained = read_trained(Path(path))
     config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))

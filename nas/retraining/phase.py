@@ -40,12 +40,9 @@ class RetrainPhase(Phase):
     ):
         self.model, self.corpus, self.config, self.context = model.to(context.device), corpus, config, context
         check_splits(config, corpus)
-        tokens = corpus.tokens("train")
-        self.stream = open_stream(tokens, config, context)
-        self.total_steps = count_steps(config, len(tokens))
-        self.train_weights = TrainStep(
-            model, config.train, self.total_steps, context, short_share=short_share(config), until=until
-        )
+        tokens, short = corpus.tokens("train"), short_share(config)
+        self.stream, self.total_steps = open_stream(tokens, config, context), count_steps(config, len(tokens))
+        self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short, until=until)
         self.parts = {"model": model, "train_weights": self.train_weights, "stream": self.stream}
         self.best_nll = math.inf
         self.begin_trial(until)
@@ -90,10 +87,9 @@ class RetrainPhase(Phase):
 
         config: with other lengths; None: that of the phase.
         """
+        model = self.model
         with average.in_use():
-            return evaluate_split(
-                config or self.config, self.model, self.model.blocks, self.corpus, "valid", self.context
-            )
+            return evaluate_split(config or self.config, model, model.blocks, self.corpus, "valid", self.context)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}
@@ -117,15 +113,13 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
     config, model, corpus = phase.config, phase.model, phase.corpus
     best = load_checkpoint(run.path / BEST, "model")
     model.load_state_dict(best["model"])
-    segment, memory = evaluation_lengths(config)
+    context, pattern, (segment, memory) = phase.context, run.extra["pattern"], evaluation_lengths(config)
     start = time.perf_counter()
-    splits = {
-        split: evaluate_split(config, model, model.blocks, corpus, split, phase.context) for split in ("valid", "test")
-    }
+    splits = {name: evaluate_split(config, model, model.blocks, corpus, name, context) for name in ("valid", "test")}
     seconds = time.perf_counter() - start
-    pattern, counts = run.extra["pattern"], corpus.counts()
-    costs, context = count_flops(config, counts, pattern), phase.context
+    costs = count_flops(config, corpus.counts(), pattern)
     predicted = valid_prediction(pattern_file, config, corpus, context)
+    latency = distributed.broadcast_from_main(lambda: measure_pattern(pattern, config, corpus, context, predicted))
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -136,9 +130,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": costs.cost(pattern),
         "flops_ratio_to_interleaved": costs.ratio_to_interleaved(pattern),
-        "latency": distributed.broadcast_from_main(
-            lambda: measure_pattern(pattern, config, corpus, context, predicted)
-        ),
+        "latency": latency,
         "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
     }
 
@@ -149,8 +141,7 @@ def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, context
     if "predicted_ms_per_1000_bytes" not in latency:
         return {}
     conditions = device_conditions(config, context) | size_conditions(config, corpus, pattern_file["blocks"])
-    changed = changed_conditions(latency.get("holds_for") or {}, conditions)
-    if changed:
+    if changed := changed_conditions(latency.get("holds_for") or {}, conditions):
         print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
         return {}
     return {key: latency[key] for key in ("predicted_ms_per_1000_bytes", "predicted_ratio_to_interleaved")}
