@@ -21,7 +21,7 @@ from nas.comparison.spec import read_contenders, read_settings
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import interleaved
-from tests.comparing import COMPARISON, compare, write_comparison_yaml
+from tests.making import COMPARISON, compare, write_comparison_yaml
 from tests.processes import ROOT
 
 GOOD = {"format": "par-comparison/2", "retrain": "r.yaml", "patterns": ["interleaved"]}

@@ -24,8 +24,7 @@ TOKENS = 256  # of generated text, if a task gives no number
 class Harness:
     """The three requests of lm_eval. Each has `args`, as lm_eval.api.model.LM describes them.
 
-    folder: the run folder of a training, or an exported folder, also of an ONNX graph. Raises InputError as
-    load_model() and stream_model().
+    folder: of a training or an export, also of an ONNX graph. Raises InputError as load_model() and stream_model().
     """
 
     def __init__(self, folder: Path):

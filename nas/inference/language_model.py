@@ -38,13 +38,12 @@ class Score:
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
 
     def __repr__(self) -> str:
-        rows = [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
+        about, rows = self.figures, [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
         counts = np.bincount(self.line_of, minlength=len(self.lines))
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
             shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
             rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
-        about = self.figures
         words = "no comparable word perplexity: the tokens do not keep the words"
         if about["word_perplexity_comparable"]:
             words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words and line ends"

@@ -53,11 +53,8 @@ def save(figure: Figure, path: Path) -> None:
     plt.close(figure)
 
 
-STYLES = {  # of the splits in metrics.jsonl: label, colour, line, marker
-    "train": ("train", GREY, "-", None),
-    "valid": ("valid", BLUE, "-", "o"),
-    "test": ("test", RED, "", "D"),
-}
+# Colour, line and marker of the splits in metrics.jsonl
+STYLES = {"train": (GREY, "-", None), "valid": (BLUE, "-", "o"), "test": (RED, "", "D")}
 
 
 def learning_curves(metrics: list[dict], path: Path) -> None:
@@ -67,12 +64,12 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
     so high that they would compress the rest.
     """
     figure, axes = new_figure(6, 3.4)
-    for split, (label, colour, line, marker) in STYLES.items():
+    for split, (colour, line, marker) in STYLES.items():
         points = [(entry["tokens"], entry["nll"]) for entry in metrics if entry["split"] == split]
         if points:
             marker = marker or ("." if len(points) == 1 else None)  # a line of one point is invisible
             style = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4}
-            axes.plot(*zip(*points, strict=True), label=label, **style)
+            axes.plot(*zip(*points, strict=True), label=split, **style)
     lines = [list(line.get_ydata()) for line in axes.lines]
     low, high = min(map(min, lines)), max(max(nlls[len(nlls) // 5 :]) for nlls in lines)
     margin = 0.05 * (high - low + 0.1)
@@ -263,8 +260,7 @@ class PiPicture:
 
 def animate(history: list[dict], path: Path) -> int:
     """Write a history of two steps or more as a GIF that pauses on its last frame. Returns the number of frames."""
-    picture = PiPicture(history)
-    frames = []
+    picture, frames = PiPicture(history), []
     for index in choose_frames(len(history)):
         picture.show(history[index])
         frames.append(picture.pixels())
@@ -312,8 +308,7 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     figure.supxlabel(f"step{note}", fontsize=9)
     figure.supylabel("probability", fontsize=9)
     handles = [Line2D([], [], linestyle=dashes[name], color=colours[name], label=name) for name in operations]
-    style = {"ncols": len(operations), "frameon": False, "fontsize": 9}
-    figure.legend(handles=handles, loc="outside upper center", **style)
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(operations), frameon=False, fontsize=9)
     save(figure, path)
 
 
