@@ -10,17 +10,12 @@ from nas.core.run_folder import CONFIG, OUTCOME, read_metrics
 from nas.derivation.runs import current_pattern
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "run", metavar="RUN_DIR", type=Path, help="--run folder of a search, or of a retrain run (which gives no GIF)"
-    )
-    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__)
+    run_help = "--run folder of a search, or of a retrain run (which gives no GIF)"
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help=run_help)
+    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
+    arguments = parser.parse_args()
     run, gif = arguments.run, arguments.out
     if gif and gif.suffix.lower() != ".gif":
         raise InputError(f"--out {gif} must end in .gif")
@@ -37,23 +32,23 @@ def main() -> None:
 def draw_search(run: Path, gif: Path) -> list[Path]:
     """Draw learning curves, the history of pi and the pattern. Returns the files."""
     lines = read_pi(run)
-    from nas.reporting import pi_figures  # imported late because matplotlib is slow to import
+    from nas.reporting import figures  # imported late because matplotlib is slow to import
 
-    history = pi_figures.pi_history(lines)
+    history = figures.pi_history(lines)
     if len(history) == 1 and not (run / OUTCOME).exists():
         raise InputError(f"{run}: pi has not changed until step {lines[-1]['step']}; let the search continue")
     pi, over_time = (run / f"{name}.png" for name in ("pi", "pi_over_time"))
-    pi_figures.final_pi(history, pi)
-    pi_figures.pi_over_time(history, over_time)
+    figures.final_pi(history, pi)
+    figures.pi_over_time(history, over_time)
     pattern = draw_pattern(run, current_pattern(run))
-    frames = pi_figures.animate(history, gif)
+    frames = figures.animate(history, gif)
     print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
     return [*draw_curves(run), pi, over_time, pattern, gif]
 
 
 def draw_curves(run: Path) -> list[Path]:
     """Draw learning curves. Returns the file in a list, which is empty if no metrics were logged."""
-    from nas.reporting.curves import learning_curves
+    from nas.reporting.figures import learning_curves
 
     if metrics := read_metrics(run):
         learning_curves(metrics, run / "learning_curves.png")
@@ -61,7 +56,7 @@ def draw_curves(run: Path) -> list[Path]:
 
 
 def draw_pattern(run: Path, blocks: list[str]) -> Path:
-    from nas.reporting.pi_figures import pattern_strip
+    from nas.reporting.figures import pattern_strip
 
     pattern_strip(blocks, run / "pattern.png")
     return run / "pattern.png"

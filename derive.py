@@ -98,7 +98,7 @@ def main() -> None:
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
     if tried:
-        from nas.reporting.networks_figure import networks_figure
+        from nas.reporting.figures import networks_figure
 
         picture = out.with_name(f"{out.stem}-networks.png")
         networks_figure(tried, [], picture)

@@ -124,10 +124,8 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     from nas.core.run_folder import check_text, provenance
     from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
-    from nas.retraining.continuation import continue_trial
-    from nas.retraining.phase import RetrainPhase
-    from nas.retraining.results import evaluate_best
-    from nas.retraining.weights import set_weights
+    from nas.retraining.phase import RetrainPhase, evaluate_best
+    from nas.retraining.weights import continue_trial, set_weights
     from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
     from nas.training.passes import auto_lines, passes_warning, resolve_auto, warmup_warning
@@ -170,8 +168,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
 
 def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     """Train to the end. Returns the content of results.yaml, or None if the training stops earlier, at step `until`."""
-    from nas.retraining.phase import BEST
-    from nas.retraining.results import evaluate_best
+    from nas.retraining.phase import BEST, evaluate_best
     from nas.training.distributed import barrier, broadcast_from_main
     from nas.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ Rules have model.blocks blocks. A pattern file may have its own vocabulary, widt
 docs/compare.md explains the test and the verdicts.
 """
 
-import argparse
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from nas.comparison.spec import read_contenders, read_settings
@@ -26,9 +26,8 @@ from nas.jobs.tasks import run_tasks, unfinished
 WORKERS = "runs at a time, each on the next GPU (default: one for each GPU); on the CPU 2 or more need train.threads"
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.compare", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def parse_arguments() -> Namespace:
+    parser = ArgumentParser("python -m nas.compare", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("comparison", metavar="COMPARISON.yaml", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="options of the trainings, but seed")
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder of the comparison")
@@ -48,14 +47,13 @@ def seed_of(text: str) -> int:
     """A seed, as argparse reads it."""
     if not text.isdecimal():
         moved = "; section.key=value comes before --seeds" if "=" in text else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0{moved}")
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0{moved}")
     return int(text)
 
 
-def open_comparison(arguments: argparse.Namespace):
+def open_comparison(arguments: Namespace):
     """The Comparison in RUN_DIR. Raises InputError if an option is invalid or differs from that of the run."""
-    changed = {} if arguments.seeds is None else {"seeds": arguments.seeds}
-    settings = read_settings(arguments.comparison, changed)
+    settings = read_settings(arguments.comparison, {} if arguments.seeds is None else {"seeds": arguments.seeds})
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
     contenders = read_contenders(settings, arguments.comparison, arguments.overrides)
     # Imported here because torch is slow to import, and --help and the errors above do not need it.

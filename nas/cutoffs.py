@@ -1,8 +1,8 @@
 """Compute the cutoffs of an adaptive softmax with the lowest predicted training time, as model.cutoffs=auto does."""
 
-import argparse
 import math
 import time
+from argparse import ArgumentParser
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,8 @@ def read_counts(path: Path, clusters: int) -> np.ndarray:
     return np.sort([float(line) for line in lines])[::-1]
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.cutoffs", description=__doc__)
+def main() -> None:
+    parser = ArgumentParser("python -m nas.cutoffs", description=__doc__)
     parser.add_argument("counts", metavar="COUNTS.txt", type=Path, help="one count of a word per line, in any order")
     parser.add_argument("--clusters", type=int, default=3, help="number of clusters, including the head (default 3)")
     parser.add_argument("--d-model", type=int, default=128, help="width of the hidden states (default 128)")
@@ -39,11 +39,6 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("clusters", "d_model", "div_value", "tokens"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be at least 1")
-    return arguments
-
-
-def main() -> None:
-    arguments = parse_arguments()
     counts = read_counts(arguments.counts, arguments.clusters)
     cost = LayerCost(arguments.d_model, arguments.div_value, arguments.tokens)
     started = time.perf_counter()

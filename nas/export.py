@@ -8,7 +8,7 @@ DIR gets pattern.yaml, pattern.png, vocabulary/ and README.md, a model card, and
 - --format onnx-int8: the same with weights of int8. It evaluates both graphs on valid, so it needs the text.
 """
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from nas.core.errors import run_command
@@ -16,17 +16,12 @@ from nas.core.errors import run_command
 FORMATS = "par", "onnx", "onnx-int8"
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.export", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    parser = ArgumentParser("python -m nas.export", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="the run folder of a finished training")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new or empty folder")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="(default: %(default)s)")
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = parse_arguments()
+    arguments = parser.parse_args()
 
     from nas.inference.exporting import export
 

@@ -4,19 +4,18 @@ RUN_DIR is the run folder of a training, or a folder that nas.export wrote. The 
 text. It reads the prompt once; then each token costs one position. Without --prompt the text begins after a line end.
 """
 
-import argparse
 import codecs
 import sys
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import check_parent, read_input
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.generate", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def parse_arguments() -> Namespace:
+    parser = ArgumentParser("python -m nas.generate", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
     parser.add_argument("stdin", nargs="?", metavar="-", help="read the prompt from the standard input")
     parser.add_argument("--prompt", metavar="TEXT")
@@ -54,7 +53,7 @@ def main() -> None:
     prompt = read_input(file) if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
 
     from nas import load_model
-    from nas.inference.sampling import Sampling
+    from nas.inference.generation import Sampling
 
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model = load_model(arguments.run, arguments.device)
@@ -72,9 +71,8 @@ def main() -> None:
     seconds = time.perf_counter() - began
     if samples == 1:
         print(screen.decode(b"", final=True))
-    else:
-        for number, text in enumerate(texts, start=1):
-            print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
+    for number, text in enumerate(texts if samples > 1 else (), start=1):
+        print(f"--- sample {number}\n{(prompt + text).decode('utf-8', errors='replace')}")
     for file, text in zip(files, texts):
         file.write_bytes(text)
     if files:

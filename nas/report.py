@@ -4,17 +4,15 @@ RUN_DIRs are folders of searches, trainings, comparisons, or of nas.run, whose p
 contains its pictures, loads no other file and runs no script. Its layout suits phones and print.
 """
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import check_parent
-from nas.reporting.page import write_page
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.report", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    parser = ArgumentParser("python -m nas.report", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="a search, a training or a comparison")
     out = "output file; an existing file is replaced"
     parser.add_argument("--out", required=True, metavar="FILE.html", type=Path, help=out)
@@ -23,11 +21,9 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {arguments.out} must end in .html")
     check_parent(arguments.out)
-    return arguments
 
+    from nas.reporting.page import write_page  # imported late because matplotlib is slow to import
 
-def main() -> None:
-    arguments = parse_arguments()
     write_page(arguments.runs, arguments.out, arguments.title)
     print(f"written to {arguments.out}, {arguments.out.stat().st_size / 1e6:.1f} MB")
 

@@ -6,37 +6,34 @@ The last line names the network to use: the usual one if it is better on valid.
 Repeat the command after an interruption: finished stages are not repeated.
 """
 
-import argparse
 import math
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_loading import REPORT, check_search, load_config, open_plan, simplify
+from nas.core.config_loading import (
+    REPORT,
+    check_search,
+    load_config,
+    open_plan,
+)
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
-from nas.core.pattern import FORMAT, interleaved
 from nas.core.run_folder import (
-    CHECKPOINT,
-    FOUND,
     OUTCOME,
     PATTERN,
     PLAN,
-    RESULTS,
     SEARCH,
     SUMMARY,
     TRIALS,
-    USUAL,
     check_resume,
-    check_text,
-    data_digests,
     run_options,
 )
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.run", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def parse_arguments() -> Namespace:
+    parser = ArgumentParser("python -m nas.run", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder for the files of all stages")
@@ -77,38 +74,6 @@ def run_stage(result: Path, command: str, *arguments) -> None:
         raise RunError(f"{command} failed; its message stands above")
 
 
-def write_usual(folder: Path, plan: Config) -> Path:
-    """Write the pattern of the usual network."""
-    from nas.comparison.found_and_usual import usual_blocks
-
-    file, blocks = folder / f"{USUAL}.yaml", usual_blocks(folder, plan)
-    if not blocks:
-        print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
-    write_yaml(file, {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), plan, "interleaved")})
-    return file
-
-
-def train_networks(folder: Path, plan: Config) -> None:
-    """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
-    from nas.data.corpus import Corpus, prepare
-    from nas.jobs.tasks import run_tasks, script_task, unfinished, workers
-    from nas.retraining.phase import BEST
-    from nas.training.device import set_up_device
-
-    check_text(folder / SEARCH / TRIALS, data_digests(Corpus(prepare(plan.data)).meta))
-    tasks = []
-    for name, pattern in ((FOUND, folder / SEARCH / PATTERN), (USUAL, write_usual(folder, plan))):
-        run, log = folder / name, folder / "logs" / f"{name}.txt"
-        tasks.append(script_task(name, "retrain.py", [pattern, folder / PLAN, *run_options(run)], run / RESULTS, log))
-        if (run / CHECKPOINT).exists() and not (run / BEST).exists():  # retrain.py writes it again
-            for file in (run / RESULTS, folder / SUMMARY, folder / REPORT):
-                file.unlink(missing_ok=True)
-    if unfinished(tasks):
-        print(f"training the {FOUND} and the {USUAL} network", flush=True)
-    if failed := run_tasks(tasks, workers(set_up_device(plan.seed, plan.train))):
-        raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
-
-
 def main() -> None:
     arguments = parse_arguments()
     folder, minutes, config = arguments.run, arguments.minutes, load_config(arguments.config, arguments.overrides)
@@ -121,7 +86,11 @@ def main() -> None:
         plan = open_plan(folder, minutes, config) or make_plan(folder, minutes, config)
         run_stage(search / OUTCOME, "search.py", folder / PLAN, *run_options(search))
         run_stage(search / PATTERN, "derive.py", search)
-        from nas.comparison.found_and_usual import describe, summarize  # only now, because it needs torch
+        from nas.comparison.found_and_usual import (  # only now, because it needs torch
+            describe,
+            summarize,
+            train_networks,
+        )
 
         train_networks(folder, plan)
         if not (folder / SUMMARY).exists():

@@ -4,45 +4,36 @@ RUN_DIR is the run folder of a training, or a folder that nas.export wrote. The 
 nats, and the figures of the whole text, by the evaluation protocol (docs/metrics.md). Nothing predicts the first token.
 """
 
-import argparse
 import json
 import math
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from nas.core.errors import run_command
 from nas.core.files import read_input
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m nas.score", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    parser = ArgumentParser("python -m nas.score", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
     parser.add_argument("text", metavar="FILE", help="the text; - reads the standard input")
     per_token = "print a JSON line per token: line, token, id, nll (null for the first)"
     parser.add_argument("--per-token", action="store_true", help=per_token)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    return parser.parse_args()
-
-
-def print_tokens(score, vocabulary) -> None:
-    for line, token, nll in zip(score.line_of.tolist(), score.ids, score.nll.tolist(), strict=True):
-        text = vocabulary.decode(token[None]).decode("utf-8", errors="replace")
-        known = None if math.isnan(nll) else nll
-        print(json.dumps({"line": line + 1, "token": text, "id": int(token), "nll": known}, ensure_ascii=False))
-
-
-def main() -> None:
-    arguments = parse_arguments()
+    arguments = parser.parse_args()
     data = read_input(arguments.text)
 
     from nas import load_model
 
     model = load_model(arguments.run, arguments.device)
     score = model.score(data)
-    if arguments.per_token:
-        print_tokens(score, model.tokenizer)
-    else:
+    if not arguments.per_token:
         print(score)
+        return
+    for line, token, nll in zip(score.line_of.tolist(), score.ids, score.nll.tolist(), strict=True):
+        text = model.tokenizer.decode(token[None]).decode("utf-8", errors="replace")
+        known = None if math.isnan(nll) else nll
+        print(json.dumps({"line": line + 1, "token": text, "id": int(token), "nll": known}, ensure_ascii=False))
 
 
 if __name__ == "__main__":

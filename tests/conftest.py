@@ -9,8 +9,7 @@ from experiments.helpers import ArrayCorpus
 from models.operations.sparse import dense_mask, group_masks
 from models.relative_attention import causal_mask, sinusoidal_encodings
 from nas.core.config_loading import load_config
-from tests.comparing import compare, write_comparison_yaml
-from tests.making import KINDS, TRAIN
+from tests.making import KINDS, TRAIN, compare, write_comparison_yaml
 from tests.processes import succeed
 
 torch.set_num_threads(1)  # as the runs of the tests, because float32 sums depend on it
@@ -133,6 +132,14 @@ def exported(trained, tmp_path_factory) -> dict[str, Path]:
     for kind, run in trained.items():
         succeed("export", run, "--out", folder / kind)
     return {kind: folder / kind for kind in trained}
+
+
+@pytest.fixture
+def saved_figures(monkeypatch) -> list:
+    """The figures that a test draws, which are not written."""
+    figures = []
+    monkeypatch.setattr("nas.reporting.figures.save", lambda figure, path: figures.append(figure))
+    return figures
 
 
 NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""

@@ -3,10 +3,12 @@
 import importlib.util
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from torch import nn
 
 from models.operations.operation import BlockConfig
@@ -23,6 +25,7 @@ from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, make_network
 from nas.training.build import build_fixed
 from nas.training.device import device_context
+from tests.processes import run
 
 GUMBEL = ["search.warmup_steps=6", "search.optimizer.lr=0.05"]
 STAGES = {
@@ -194,3 +197,24 @@ def results(perplexity: float, comparable: bool = True, ms: float = 10.0, letter
     about = {"parameters": 100, "flops_per_token": 1000.0, "wall_time_s": 7200.0, "pattern": expand(letters)}
     valid, latency = split | {"word_perplexity": perplexity + 5}, {"ms_per_1000_bytes": ms}
     return {"valid": valid, "test": split, **about, "latency": latency, "train_tokens_per_s": 1}
+
+
+WIDE = "format: par-pattern/2\nd_model: 32\nheads: 4\nblocks: [attention, dense]\n"
+COMPARISON = {
+    "format": "par-comparison/2",
+    "retrain": "small.yaml",
+    "patterns": ["interleaved", "dense-only", "wide.yaml"],
+    "seeds": [1, 2],
+}
+compare = partial(run, "compare")
+
+
+def write_comparison_yaml(folder: Path, small_yaml: Path, **changed) -> Path:
+    """A comparison of runs of 8 steps; keys that are changed to None are omitted."""
+    content = yaml.safe_load(small_yaml.read_text())
+    content["train"] |= {"steps": 8, "evaluate_every": 0, "warmup_steps": 2, "checkpoint_every": 2}
+    (folder / "small.yaml").write_text(yaml.safe_dump(content))
+    (folder / "wide.yaml").write_text(WIDE)
+    path = folder / "comparison.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in (COMPARISON | changed).items() if v is not None}))
+    return path

@@ -1,13 +1,18 @@
-"""What the benchmarks compute, not their speeds."""
+"""What the benchmarks compute, not their speeds. The notebook and the benchmark of GPUs run with small sizes."""
 
 import json
+import subprocess
+import sys
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.making import load_script
+from tests.processes import ROOT
 
-pytestmark = pytest.mark.slow
+NOTEBOOK = ROOT / "experiments" / "notebook" / "par.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +20,7 @@ def throughput():
     return load_script("bench/throughput")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["search_soft", "retrain_adadad", "retrain_adddad"])
 def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput):
     workload = throughput.Workload(name, 32, throughput.zipf_corpus(100_000), div_value=1)
@@ -30,6 +36,7 @@ def quality():
     return load_script("bench/quality")
 
 
+@pytest.mark.slow
 def test_recipes_are_compared_with_the_first_one(quality, small_yaml, tmp_path, monkeypatch, capsys):
     """Each recipe trains once with each seed, and a training does not depend on the others."""
     monkeypatch.setattr(quality, "CONFIG", small_yaml)
@@ -71,6 +78,7 @@ def test_the_crossover_with_dense_attention_lies_between_two_lengths():
     assert crossover({512: 0.9, 1024: 0.5}) == 512 and crossover({512: 0.9, 1024: 1.0}) is None
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_generation_has_rates_of_both_commits_and_a_bound(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["generation.py", "--rounds", "1", "--lengths", "4", "--before", "HEAD"])
     load_script("bench/generation").main()
@@ -80,3 +88,41 @@ def test_the_benchmark_of_generation_has_rates_of_both_commits_and_a_bound(monke
     assert all(list(row) == ["now", "before", "bound"] and min(row.values()) > 0 for row in rates.values())
     assert rows[0] == "| pattern | segment = memory |  | tokens/s | before | times | bound | times the bound |"
     assert len(rows) == 2 + len(rates)
+
+
+@pytest.mark.slow
+def test_every_part_runs_and_prints_its_figures(tmp_path, text_folder):
+    command = [sys.executable, ROOT / "experiments" / "bench" / "gpu.py", "--small", "--seconds", "0.1"]
+    options = [f"data.cache={tmp_path}", "train.device=cpu", "train.threads=1"]
+    done = subprocess.run([*command, "--source", text_folder, *options], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["device"] == "cpu" and found["small"] and found["options"] == options
+    assert found["a"]["steps_done"] == found["a"]["of_steps"] == 60 and found["a"]["seconds"] > 0
+    assert found["b"]["utilisation"] > 0 and found["b"]["peak_mb"] > 0
+    assert found["c"]["hard_over_retrain_step"] > 0 and found["c"]["soft_over_retrain_step"] > 0
+    assert len(found["d"]["pattern"]) == 6 and found["d"]["retrain_s"] > 0
+    assert "aim" not in done.stdout  # aims apply to a GPU at full size
+
+
+def test_the_notebook_is_committed_without_outputs():
+    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["outputs"] == [] and cell["execution_count"] is None)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (settings,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    small = {"RUNS": str(tmp_path), "MINUTES": None, "BLOCKS": 3, "D_MODEL": 16, "VOCAB_SIZE": 500, "TOKENS": 8}
+    options = ["train.epochs=0.2", "search.vocab_size=[500]", "search.d_model=[16]", f"data.cache={tmp_path}"]
+    small |= {"OPTIONS": options, "TARGET": 0.95}
+    settings.source += "".join(f"\n{name} = {value!r}" for name, value in small.items())
+    where = {"metadata": {"path": NOTEBOOK.parent}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = [kind for output in outputs for kind in output.get("data", {})]
+    assert "image/gif" in shown and "image/png" in shown and any("<iframe" in str(output) for output in outputs)
+    assert len(outputs[-1]["text"]) > len("The ")
+    printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    assert "found against usual: " in printed and (tmp_path / "whole" / "found" / "results.yaml").exists()

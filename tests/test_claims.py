@@ -9,20 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.comparison.claims import (
+from nas.comparison.results import (
+    NetworkResult,
+    choose_metric,
     describe,
     dunnett,
     make_claims,
     read_claims,
+    read_results,
     spread_notice,
     training_warning,
     verdict_of,
 )
-from nas.comparison.network_results import NetworkResult, choose_metric, read_results
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.reporting import comparison_figures
 from nas.reporting.comparison_report import csv_records, csv_text, table
+from nas.reporting.figures import comparison_plot
 from tests.making import results
 
 
@@ -43,11 +45,7 @@ def claims_of(*rows, margin=0.01) -> dict[str, dict]:
 
 def test_dunnett_against_simulated_draws():
     """With a pooled variance, t of every other sample; p by the largest |t| of draws without any difference."""
-    control, others = (
-        np.array([1.0, 2.0, 4.0]),
-        [np.array([3.0, 5.0, 6.5, 8.0]), np.array([2.5]), np.array([9.0, 11.0])],
-    )
-    samples = [control, *others]
+    control, *others = samples = [np.array(one) for one in ([1.0, 2, 4], [3.0, 5, 6.5, 8], [2.5], [9.0, 11])]
     sizes, freedom = np.array([len(sample) for sample in samples]), sum(map(len, samples)) - len(samples)
     pooled = sum(((sample - sample.mean()) ** 2).sum() for sample in samples) / freedom
     errors = np.sqrt(pooled * (1 / sizes[1:] + 1 / sizes[0]))
@@ -93,10 +91,8 @@ def test_claims_of_the_control_against_each_other_network():
     claim = claims["interleaved"]
     difference = np.log([99.0, 100.0, 98.0]).mean() - np.log([101.0, 103.0, 102.0]).mean()
     assert claim["figures"]["loss_difference"] == pytest.approx(difference)
-    words = (
-        "found against interleaved: better. word perplexity 99.0 ± 0.6 against 102.0 ± 0.6 on test (3 and 3 seeds), "
-    )
-    assert claim["sentence"].startswith(words + "-2.9%, 95% interval ")
+    words = "found against interleaved: better. word perplexity 99.0 ± 0.6 against 102.0 ± 0.6 on test (3 and 3 seeds)"
+    assert claim["sentence"].startswith(f"{words}, -2.9%, 95% interval ")
     assert claim["sentence"].endswith("at 0.50 of its latency.") and claim["figures"]["ratio"] == 0.5
 
 
@@ -108,12 +104,8 @@ def test_a_test_in_words(p, words):
 
 def test_a_network_with_several_names_is_one_sample():
     names = [replace(WORSE, name=name) for name in ("one", "two", "three")]
-    claims = claims_of(FOUND, EQUAL, *names)
-    assert (
-        claims["one"]["figures"]
-        == claims["three"]["figures"]
-        == claims_of(FOUND, EQUAL, WORSE)["interleaved"]["figures"]
-    )
+    claims, alone = claims_of(FOUND, EQUAL, *names), claims_of(FOUND, EQUAL, WORSE)["interleaved"]
+    assert claims["one"]["figures"] == claims["three"]["figures"] == alone["figures"]
 
 
 def test_the_margin_is_a_share_of_the_metric_in_words_and_in_bits():
@@ -182,15 +174,13 @@ def test_results_are_read_from_settings_runs_and_latencies(tmp_path):
     assert [claim["pattern"] for claim in claims] == ["interleaved"]
 
 
-def test_the_plot_names_outliers_and_draws_the_front(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(comparison_figures, "save", lambda figure, path: figures.append(figure))
+def test_the_plot_names_outliers_and_draws_the_front(tmp_path, saved_figures):
     rows = [FOUND, WORSE, replace(FOUND, name="same"), EQUAL, row("dense-only", [900.0], ms=5.0)]
-    comparison_figures.comparison_plot(rows, tmp_path / "plot.png")
-    axes = figures[0].axes[0]
+    comparison_plot(rows, tmp_path / "plot.png")
+    axes = saved_figures[0].axes[0]
     assert axes.get_title(loc="left") == "outside: dense-only 900.0" and axes.get_ylim()[1] < 150
     assert [text.get_text() for text in axes.texts] == ["found, same", "par", "interleaved"]
     (front,) = [line for line in axes.lines if line.get_linestyle() == ":"]
-    comparison_figures.comparison_plot([rows[-1], *rows[:-1]], tmp_path / "plot.png")
-    assert figures[1].axes[0].get_title(loc="left") == ""  # the control is always shown
+    comparison_plot([rows[-1], *rows[:-1]], tmp_path / "plot.png")
+    assert saved_figures[1].axes[0].get_title(loc="left") == ""  # the control is always shown
     assert set(front.get_xdata()) == {10}  # the outlier is faster, but outside; interleaved is dominated

@@ -1,18 +1,28 @@
+"""Comparisons: their specification, their tasks, and python -m nas.compare on runs of a few steps."""
+
+import csv
+import fcntl
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
-from nas.comparison.comparison import Comparison, text_times
-from nas.comparison.network_results import LATENCIES, read_latencies
+from nas.comparison.comparison import Comparison, text_times, visible_gpus
+from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import interleaved
-from tests.comparing import write_comparison_yaml
+from tests.making import COMPARISON, compare, write_comparison_yaml
+from tests.processes import ROOT
 
 GOOD = {"format": "par-comparison/2", "retrain": "r.yaml", "patterns": ["interleaved"]}
 
@@ -143,3 +153,146 @@ def test_latencies_are_measured_again_only_if_conditions_change(comparison, monk
     write_yaml(made.path / LATENCIES, known | {"holds_for": known["holds_for"] | {"threads": 99}})
     made.measure_latencies()
     assert len(calls) == 3 and read_latencies(made.path)["holds_for"] == known["holds_for"]
+
+
+GIVEN = {"patterns": ["interleaved", "dense-only"], "seeds": [1]}
+
+
+def start(*arguments) -> subprocess.Popen:
+    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def table(path: Path) -> list[dict]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.slow
+def test_the_report_of_a_comparison_is_complete(finished_comparison):
+    _, run, done = finished_comparison
+    rows = table(run / "comparison.csv")
+    assert tuple(rows[0]) == (
+        "name", "network", "seed", "valid_word_perplexity", "valid_bits_per_byte", "test_word_perplexity",
+        "test_bits_per_byte", "parameters", "flops_per_token", "ms_per_1000_bytes", "latency_ratio", "train_hours",
+    )  # fmt: skip
+    networks = {"interleaved": "16-ada", "dense-only": "16-ddd", "wide": "32-ad"}
+    assert {(row["name"], row["network"], row["seed"]) for row in rows} == {
+        (name, key, seed) for name, key in networks.items() for seed in "12"
+    }
+    means = {name: np.mean([float(r["test_word_perplexity"]) for r in rows if r["name"] == name]) for name in networks}
+    order = list(dict.fromkeys(row["name"] for row in rows))
+    assert order == ["interleaved", *sorted(["dense-only", "wide"], key=means.get)]  # the control, and then the best
+    for row in rows:
+        results = yaml.safe_load((run / "runs" / f"{row['network']}-{row['seed']}" / "results.yaml").read_text())
+        for split in ("valid", "test"):
+            for key in ("word_perplexity", "bits_per_byte"):
+                assert float(row[f"{split}_{key}"]) == pytest.approx(results[split][key], rel=1e-4)
+        assert float(row["ms_per_1000_bytes"]) > 0 and float(row["train_hours"]) > 0
+        assert (float(row["latency_ratio"]) == 1) == (row["name"] == "interleaved")
+    claims = yaml.safe_load((run / "claims.yaml").read_text())
+    assert claims["format"] == "par-claims/4" and {c["pattern"] for c in claims["claims"]} == {"dense-only", "wide"}
+    for claim in claims["claims"]:
+        assert claim["verdict"] in ("better", "worse", "no worse", "not shown") and claim["figures"]
+        assert f"- {claim['sentence']}" in done.stdout
+    assert "WARNING: hardly trained: " in done.stdout  # after 8 steps
+    assert (run / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "comparison.md").read_text() in done.stdout
+
+
+@pytest.mark.slow
+def test_a_repeated_command_trains_only_what_is_new(finished_comparison):
+    path, run, _ = finished_comparison
+    before = {file: file.stat().st_mtime_ns for file in run.glob("*/*/checkpoint.pt")}
+    before_table = (run / "comparison.csv").read_text()
+    again = compare(path, "--run", run)
+    assert again.returncode == 0 and "finished" not in again.stdout
+    assert (run / "comparison.csv").read_text() == before_table
+    more = compare(path, "--run", run, "--seeds", 1, 2, 3, "--report")
+    assert more.returncode == 0 and "runs have not finished: " in more.stdout and "16-ddd-3" in more.stdout
+    assert not (run / "runs" / "16-ddd-3").exists()
+    path.write_text(yaml.safe_dump(COMPARISON | {"once": ["par"]}))
+    more = compare(path, "--run", run)
+    path.write_text(yaml.safe_dump(COMPARISON))
+    assert more.returncode == 0, more.stderr
+    rows = [row for row in table(run / "comparison.csv") if row["name"] == "par"]
+    assert [(row["network"], row["seed"]) for row in rows] == [("16-add", "1")]
+    assert compare(path, "--run", run).returncode == 0  # restores the report for later tests
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+@pytest.mark.slow
+def test_wrong_options_and_other_settings_are_refused_before_anything_is_written(finished_comparison, tmp_path):
+    path, run, _ = finished_comparison
+    threads = "--workers 2 needs a number of threads for each run: add train.threads="
+    (path.parent / "window.yaml").write_text("format: par-pattern/2\nblocks: [window 9999, dense, dense]\n")
+    window, new = {"patterns": ["window.yaml"]}, tmp_path / "new"
+    for changed, arguments, words in (
+        ({}, ["train.lr=0.5"], "train.lr (0.003 -> 0.5)"),
+        ({}, ["--run", run / "runs" / "16-ddd-1"], "holds a retrain run, not a compare run"),
+        (window, ["--run", new], "window: block 1: window 9999: window=9999 must be at most train.segment"),
+        ({}, ["seed=3"], "seed=3: every network is trained with several seeds; give them with --seeds"),
+        ({}, ["--workers", 2, "train.threads=null"], threads),
+        ({}, ["--workers", 0], "--workers 0 must be at least 1"),
+    ):
+        path.write_text(yaml.safe_dump(COMPARISON | changed))
+        refused = compare(path, "--run", run, *arguments)
+        path.write_text(yaml.safe_dump(COMPARISON))
+        assert refused.returncode == 2 and words in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert not new.exists()
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_others(tmp_path, small_yaml):
+    """After kill -9 during a training, the training saves and ends by itself, and the same command continues it."""
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
+    nothing = compare(path, "--run", run, "--report")
+    assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
+    # Enough steps that the training is not finished when this test, on a busy machine, sees its first checkpoint.
+    arguments = [path, "--run", run, "train.steps=1200", "train.checkpoint_every=20", "train.log_every=100"]
+    process = start(*arguments)
+    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: "stopped at step" in (run / "logs" / "16-ada-1.txt").read_text())
+    assert not (run / "runs" / "16-ada-1" / "results.yaml").exists()
+    with (run / "runs" / "16-ada-1" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process with this run folder would do
+        done = compare(*arguments)
+    assert (
+        done.returncode == 1 and "1 of the runs failed; the others are reported: 16-ada-1: error: --run" in done.stderr
+    )
+    assert "[1/2] 16-ada-1 FAILED: error" in done.stdout and "[2/2] 16-ddd-1 finished" in done.stdout
+    assert "| dense-only | ddd | " in done.stdout
+    again = compare(*arguments)
+    assert again.returncode == 0 and "[1/1] 16-ada-1 finished" in again.stdout and "| interleaved | ada" in again.stdout
+    assert "continuing from step" in (run / "logs" / "16-ada-1.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
+    path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
+    process = start(path, "--run", run, "train.steps=5000")
+    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "repeat the command to continue" in errors and len(errors.splitlines()) == 1
+    assert "stopped at step" in (run / "logs" / "16-ada-1.txt").read_text()
+    assert [log.name for log in (run / "logs").iterdir()] == ["16-ada-1.txt"]  # the waiting run has not begun
+
+
+def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count, named, gpus in ((2, None, ["0", "1"]), (2, "3,GPU-ab", ["3", "GPU-ab"]), (1, "3,-1,2", ["3"])):
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        if named:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert visible_gpus(small_config("train.device=auto")) == gpus
+        assert visible_gpus(small_config("train.device=cpu")) == []
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -119,6 +119,7 @@ def test_search_and_retrain_of_an_experiment_share_text_and_sizes():
         assert (search.model.d_model, search.model.heads) == (retrain.model.d_model, retrain.model.heads)
 
 
+@pytest.mark.slow
 def test_each_number_of_passes_is_trained_once(text_folder, cache, tmp_path, monkeypatch, capsys):
     passes = load_script("passes/run")
     monkeypatch.setattr(passes, "PASSES", (0.5, 1))

@@ -18,9 +18,9 @@ from nas.core import errors
 from nas.core.errors import InputError, check_onnx
 from nas.data.corpus import Corpus, prepare
 from nas.inference import onnx_graph
+from nas.inference.generation import Sampling
 from nas.inference.harness import Harness, generation_options, new_harness
 from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph
-from nas.inference.sampling import Sampling
 from nas.training.evaluation import token_nll
 from tests.making import BLOCKS as BLOCK_OF
 from tests.making import generator, streaming_model
@@ -72,9 +72,8 @@ def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
         state = network.start(rows)
         for _ in range(4):
             tokens = torch.randint(VOCAB, (rows, length), generator=generator(length))
-            found = session.run(
-                None, {"tokens": tokens.numpy(), **{key: value.numpy() for key, value in state.items()}}
-            )
+            given = {key: value.numpy() for key, value in state.items()}
+            found = session.run(None, {"tokens": tokens.numpy()} | given)
             log_p, state = network(tokens, state)
             for one, other in zip(found, [log_p, *state.values()], strict=True):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
@@ -193,10 +192,8 @@ def requests_of(*arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["run", "graph"])
 def test_the_harness_judges_and_generates_as_the_model_does(form, trained, graph, text_folder):
-    harness, model = (
-        Harness(graph if form == "graph" else trained["sentencepiece"]),
-        load_model(trained["sentencepiece"]),
-    )
+    harness = Harness(graph if form == "graph" else trained["sentencepiece"])
+    model = load_model(trained["sentencepiece"])
     text = (text_folder / "test.txt").read_text()
     for part in ("\n" + text, text, text[:-3]):
         (rolling,) = harness.loglikelihood_rolling(requests_of((part,)))

@@ -63,8 +63,7 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
     import torch
 
     from nas.core.config import TrainOptions
-    from nas.inference.generation import generate_tokens
-    from nas.inference.sampling import Sampling
+    from nas.inference.generation import Sampling, generate_tokens
     from nas.training.device import device_context
 
     def step(samples: int):
@@ -87,7 +86,7 @@ def bound(short: str, length: int, samples: int, rounds: int) -> float:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from nas.costs.measurement import timed_rounds
-    from nas.inference.sampling import Sampling
+    from nas.inference.generation import Sampling
 
     decoder, counted = new_decoder(short, length), []
     decoder.repeat(samples)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import Training, open_experiment, print_row
 from experiments.jobs import Jobs, job_parser
-from nas.comparison.network_results import mean_and_standard_error
+from nas.comparison.results import mean_and_standard_error
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 

@@ -85,7 +85,7 @@ def measure_again(grid: Path, trained: Path, out: Path, overrides: list[str]) ->
     grid: an earlier grid.csv. trained: a table of report.py, of which the searched networks are drawn. Returns
     best_networks().
     """
-    from nas.reporting.networks_figure import networks_figure
+    from nas.reporting.figures import networks_figure
 
     lines, seeds = read_table(grid), [line for line in read_table(trained) if line["name"] == "searched"]
     searched = {line["budget"]: line["network"] for line in seeds}

@@ -17,15 +17,13 @@ from matplotlib.ticker import LogLocator, NullLocator
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.helpers import by_budget, measure_networks, named_network, print_row, read_table
-from nas.comparison.claims import describe, make_claims, spread_notice
-from nas.comparison.network_results import NetworkResult, choose_metric, read_results
+from nas.comparison.results import NetworkResult, choose_metric, describe, make_claims, read_results, spread_notice
 from nas.comparison.spec import Settings
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.core.pattern import abbreviate
-from nas.reporting.comparison_figures import front
 from nas.reporting.comparison_report import csv_records, csv_text
-from nas.reporting.style import BLUE, GREY, NAVY, RED, new_figure, save, tidy
+from nas.reporting.figures import BLUE, GREY, NAVY, RED, front, new_figure, save, tidy
 
 SHRUNK = "the reference, whole or shrunk"
 TIMES = "ms_per_1000_bytes", "time_ratio"  # the latter to the reference

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from nas.comparison.network_results import LATENCIES, read_latencies
+from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import FORMAT, SETTINGS, Contender, Settings
 from nas.core.config import Config
 from nas.core.errors import InputError
@@ -28,10 +28,8 @@ class Comparison:
 
     Raises InputError if a run in the folder has other settings.
 
-    Args:
-        contenders: the first one is the control.
-        recipe: the configuration of the trainings, without a contender's sizes.
-        overrides: `section.key=value` options of the trainings.
+    contenders: the first one is the control. recipe: the configuration of the trainings, without a contender's sizes.
+    overrides: `section.key=value` options of the trainings.
     """
 
     def __init__(
@@ -41,20 +39,14 @@ class Comparison:
         check_folder(path, has_run(path), "compare")
         self.run = RunFolder(path, recipe, "compare")
         self.recipe = self.run.resolve_auto(recipe)
-        for contender in contenders:
-            if self.pattern_file(contender).exists():
-                self.check_pattern(contender)
+        for file, own in ((self.pattern_file(contender), contender) for contender in contenders):
+            recorded = read_pattern(file) if file.exists() else own.content
+            if recorded["blocks"] != own.blocks or shape_options(recorded) != shape_options(own.content):
+                raise InputError(f"{file} differs from {own.key} now; rename the pattern, or give another folder")
         self.tasks()  # checks every run
 
     def pattern_file(self, contender: Contender) -> Path:
         return self.path / "patterns" / f"{contender.name}.yaml"
-
-    def check_pattern(self, contender: Contender) -> None:
-        """Raises InputError if the pattern file of this name in the run is another network."""
-        file, own = self.pattern_file(contender), contender.content
-        recorded = read_pattern(file)
-        if recorded["blocks"] != own["blocks"] or shape_options(recorded) != shape_options(own):
-            raise InputError(f"{file} differs from {contender.key} now; rename the pattern, or give another folder")
 
     def start(self) -> None:
         """Prepare the data, lock the folder, and write the settings and the pattern files."""
@@ -63,9 +55,9 @@ class Comparison:
         for line in auto_lines(given, self.recipe, corpus):
             print(line)
         self.run.start(self.recipe, provenance(self.recipe, corpus.meta, context))
+        (self.path / "patterns").mkdir(exist_ok=True)
         for contender in self.contenders:
             if not self.pattern_file(contender).exists():
-                self.pattern_file(contender).parent.mkdir(exist_ok=True)
                 write_yaml(self.pattern_file(contender), contender.content)
         networks = {contender.name: contender.key for contender in self.contenders}
         about = {"retrain": str(self.settings.retrain), "seeds": self.settings.seeds, "margin": self.settings.margin}

@@ -1,23 +1,39 @@
-"""The found network of nas.run beside the usual one: summary.yaml, and the last lines of the command."""
+"""The found network of nas.run beside the usual one: trainings, summary.yaml, and the last lines of the command."""
 
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_loading import REPORT, load_config
-from nas.core.files import read_yaml
-from nas.core.pattern import abbreviate, interleaved
-from nas.core.run_folder import CHOICE, CONFIG, FOUND, RESULTS, SEARCH, SUMMARY, TRIALS, USUAL
+from nas.core.config_loading import REPORT, load_config, simplify
+from nas.core.errors import RunError
+from nas.core.files import read_yaml, write_yaml
+from nas.core.pattern import FORMAT, abbreviate, interleaved
+from nas.core.run_folder import (
+    CHECKPOINT,
+    CHOICE,
+    CONFIG,
+    FOUND,
+    PATTERN,
+    PLAN,
+    RESULTS,
+    SEARCH,
+    SUMMARY,
+    TRIALS,
+    USUAL,
+    check_text,
+    data_digests,
+    run_options,
+)
 from nas.costs.baselines import deepest
 from nas.costs.cost_table import TOLERANCE
 from nas.costs.measurement import ROUNDS, SECONDS, text_times
 from nas.data.corpus import Corpus, prepare
+from nas.jobs.tasks import run_tasks, script_task, unfinished, workers
+from nas.retraining.phase import BEST
 from nas.search.network_search import COSTS
 from nas.search.space import NetworkCosts, within_budget
 from nas.search.strategy import EQUAL_LOSS
 from nas.training.device import set_up_device
 from nas.training.passes import resolve_auto
-
-NAMES = FOUND, USUAL
 
 
 def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
@@ -25,6 +41,26 @@ def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
     costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
     limit = read_yaml(folder / SEARCH / CHOICE)["budget"] * costs.reference_cost
     return deepest(interleaved, plan.model.blocks, within_budget(costs.tables[costs.reference[:2]], limit))
+
+
+def train_networks(folder: Path, plan: Config) -> None:
+    """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
+    check_text(folder / SEARCH / TRIALS, data_digests(Corpus(prepare(plan.data)).meta))
+    blocks, tasks = usual_blocks(folder, plan), []
+    if not blocks:
+        print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
+    usual = {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), plan, "interleaved")}
+    write_yaml(folder / f"{USUAL}.yaml", usual)
+    for name, pattern in ((FOUND, folder / SEARCH / PATTERN), (USUAL, folder / f"{USUAL}.yaml")):
+        run, log = folder / name, folder / "logs" / f"{name}.txt"
+        tasks.append(script_task(name, "retrain.py", [pattern, folder / PLAN, *run_options(run)], run / RESULTS, log))
+        if (run / CHECKPOINT).exists() and not (run / BEST).exists():  # retrain.py writes it again
+            for file in (run / RESULTS, folder / SUMMARY, folder / REPORT):
+                file.unlink(missing_ok=True)
+    if unfinished(tasks):
+        print(f"training the {FOUND} and the {USUAL} network", flush=True)
+    if failed := run_tasks(tasks, workers(set_up_device(plan.seed, plan.train))):
+        raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
 
 
 def summarize(folder: Path, plan: Config) -> dict:
@@ -60,14 +96,14 @@ def summarize(folder: Path, plan: Config) -> dict:
 def describe(folder: Path, plan: Config) -> str:
     """The last lines: both networks, how they differ, and notices."""
     summary, choice = read_yaml(folder / SUMMARY), read_yaml(folder / SEARCH / CHOICE)
-    found, usual = (summary[name] for name in NAMES)
+    found, usual = (summary[name] for name in (FOUND, USUAL))
     is_reference, timed = usual["blocks"] == interleaved(plan.model.blocks), choice["unit"].startswith("ms")
     bits, to_reference = found["bits_per_byte"] / usual["bits_per_byte"] - 1, found["time_ratio_to_reference"]
     line = f"found against usual{' (the reference)' if is_reference else ''}: {bits:+.1%} bits per byte"
     line += f", at {found['time_ratio_to_usual']:.2f} of the time"
     line += "" if is_reference else f"; {to_reference:.2f} of the reference's time"
     line += f", and the budget is {choice['budget']:.3g}" if timed else ""
-    lines = [*(f"{name} network: {describe_network(summary[name])}" for name in NAMES), line]
+    lines = [*(f"{name} network: {describe_network(summary[name])}" for name in (FOUND, USUAL)), line]
     if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif timed and to_reference > (1 + TOLERANCE) * choice["budget"]:

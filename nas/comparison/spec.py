@@ -19,17 +19,13 @@ SETTINGS = "comparison.yaml"  # in the run folder: the settings of the last call
 
 @dataclass(frozen=True)
 class Contender:
-    """A network that is compared.
-
-    content: of its pattern file. config: the configuration of its training. key: the name of its runs; contenders that
-    are the same network share them. seeds: of its trainings.
-    """
+    """A network that is compared."""
 
     name: str
-    content: dict
-    config: Config
-    key: str
-    seeds: list[int]
+    content: dict  # of its pattern file
+    config: Config  # of its training
+    key: str  # the name of its runs; contenders that are the same network share them
+    seeds: list[int]  # of its trainings
 
     @property
     def blocks(self) -> list[str]:
@@ -64,11 +60,7 @@ CHECKS = {  # of the keys of COMPARISON.yaml: (is a value valid?, what is allowe
 
 
 def read_settings(path: Path, overrides: dict) -> Settings:
-    """Read and check COMPARISON.yaml. Raises InputError that names the mistake.
-
-    Args:
-        overrides: values from the command line, by key.
-    """
+    """Read and check COMPARISON.yaml. Raises InputError. overrides: values from the command line, by key."""
     content = read_user_yaml(path, "the comparison")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}`, `retrain: FILE.yaml` and `patterns`")
@@ -88,19 +80,17 @@ def read_contenders(settings: Settings, path: Path, overrides: list[str]) -> lis
     Raises InputError if a name is unknown or used twice, or if a pattern does not fit the recipe.
     """
     contenders, recipe = [], load_config(settings.retrain, [*overrides, "seed=1"])
-    for name in [*settings.patterns, *settings.once]:
-        seeds = settings.seeds[:1] if name in settings.once else settings.seeds
-        contenders.append(read_contender(name, path, settings.retrain, recipe, overrides, seeds))
-        names = [contender.name for contender in contenders]
-        if names.count(names[-1]) > 1:
-            raise InputError(f"{path}: two patterns are called {names[-1]!r}; names must differ: rename a file")
+    for given in [*settings.patterns, *settings.once]:
+        new = read_contender(given, path, settings, recipe, overrides)
+        if new.name in [one.name for one in contenders]:
+            raise InputError(f"{path}: two patterns are called {new.name!r}; names must differ: rename a file")
+        contenders.append(new)
     return contenders
 
 
-def read_contender(
-    name: str, path: Path, retrain: Path, recipe: Config, overrides: list[str], seeds: list[int]
-) -> Contender:
+def read_contender(name: str, path: Path, settings: Settings, recipe: Config, overrides: list[str]) -> Contender:
     """The contender of a rule, or of a pattern file relative to COMPARISON.yaml at `path`."""
+    seeds = settings.seeds[:1] if name in settings.once else settings.seeds
     file = path.parent / name
     if name in RULES:
         content = {"format": PATTERN_FORMAT, "blocks": RULES[name](recipe.model.blocks)}
@@ -113,12 +103,10 @@ def read_contender(
     else:
         content, name = read_pattern(file), file.stem
     own, given = shape_options(content), [*overrides, "seed=1"]
-    config = load_config(retrain, [*own, *given])
-    if config != load_config(retrain, [*given, *own]):
-        raise InputError(
-            f"{file} has {', '.join(own)}, and an option of the command line has another value; leave it out, or write "
-            f"it into {retrain}, which patterns may replace"
-        )
+    config = load_config(settings.retrain, [*own, *given])
+    if config != load_config(settings.retrain, [*given, *own]):
+        other = f"{file} has {', '.join(own)}, and an option of the command line has another value"
+        raise InputError(f"{other}; leave it out, or write it into {settings.retrain}, which patterns may replace")
     blocks = simplify(content["blocks"], config, f"{name}: block")  # as in retrain.py
     sizes = [str(size) for size in (config.data.vocab_size, config.model.d_model) if size is not None]
     usual = config.model.d_model * recipe.model.heads // recipe.model.d_model

@@ -17,7 +17,7 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
-from nas.reporting.pi_figures import pattern_strip
+from nas.reporting.figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
 
@@ -54,38 +54,26 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if form == "onnx-int8":
         readers = {"float32": graph_reader(out)}
         quantize_graph(out)
-        figures = evaluate_graphs(readers | {"int8": graph_reader(out)}, corpus)
-        compared = [f"{name}: {describe(found)}" for name, found in figures.items()]
-    write_yaml(out / PATTERN, pattern_record(model))
+        for name, found in evaluate_graphs(readers | {"int8": graph_reader(out)}, corpus).items():
+            metric = "word_perplexity" if found["word_perplexity_comparable"] else "perplexity"
+            quality = f"{metric.replace('_', ' ')} {found[metric]:.4g} on valid"
+            compared.append(f"{name}: {quality}, {found['ms_per_token']:.3f} ms for a token")
+    own, shape = shape_of(flat_config(model.config)), model.config.shape
+    sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}  # defaults may be others
+    write_yaml(out / PATTERN, {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes})
     pattern_strip(model.pattern, out / PICTURE)
     write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form, compared))
     return lines + compared
-
-
-def describe(found: dict) -> str:
-    """A result of evaluate_graphs() as text."""
-    name = "word_perplexity" if found["word_perplexity_comparable"] else "perplexity"
-    return f"{name.replace('_', ' ')} {found[name]:.4g} on valid, {found['ms_per_token']:.3f} ms for a token"
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
     """The content of config.json, without paths of the machine that trained the model. digest: that of the weights."""
     config, vocabulary = asdict(model.config), model.tokenizer
     own = {"tokenizer": vocabulary.kind, "newline": vocabulary.newline, "lowercase": vocabulary.lowercase}
-    sections = {
-        "data": {"source": without_folder(config["data"]["source"]), "vocab_size": config["data"]["vocab_size"], **own},
-        "model": config["model"],
-        "train": config["train"] | {"device": "auto", "init_from": without_folder(config["train"]["init_from"])},
-        "evaluate": config["evaluate"],
-    }
+    data = {"source": without_folder(config["data"]["source"]), "vocab_size": config["data"]["vocab_size"], **own}
+    train = config["train"] | {"device": "auto", "init_from": without_folder(config["train"]["init_from"])}
+    sections = {"data": data, "model": config["model"], "train": train, "evaluate": config["evaluate"]}
     return {"format": EXPORT_FORMAT, "pattern": model.pattern, "weights_sha256": digest, **sections}
-
-
-def pattern_record(model: LanguageModel) -> dict:
-    """The content of the pattern file, with the sizes that other configurations may have other defaults for."""
-    own, shape = shape_of(flat_config(model.config)), model.config.shape
-    sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}
-    return {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes}
 
 
 def without_folder(path: str | None) -> str | None:

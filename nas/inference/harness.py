@@ -13,10 +13,9 @@ import torch
 
 from nas.core.errors import InputError
 from nas.data.vocabulary import VOCABULARY, Vocabulary
-from nas.inference.generation import TextWriter
+from nas.inference.generation import Sampling, TextWriter
 from nas.inference.language_model import load_model
 from nas.inference.onnx_graph import graph_reader, model_reader, stream_model
-from nas.inference.sampling import Sampling
 from nas.retraining.weights import GRAPH
 
 TOKENS = 256  # of generated text, if a task gives no number
@@ -25,8 +24,7 @@ TOKENS = 256  # of generated text, if a task gives no number
 class Harness:
     """The three requests of lm_eval. Each has `args`, as lm_eval.api.model.LM describes them.
 
-    folder: the run folder of a training, or an exported folder, also of an ONNX graph. Raises InputError as
-    load_model() and stream_model().
+    folder: of a training or an export, also of an ONNX graph. Raises InputError as load_model() and stream_model().
     """
 
     def __init__(self, folder: Path):

@@ -1,5 +1,6 @@
-"""A trained model with its vocabulary, as one object."""
+"""A trained model with its vocabulary, as one object, and the nll of a text by the evaluation protocol."""
 
+import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,14 +12,74 @@ import torch
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.vocabulary import VOCABULARY, Vocabulary
-from nas.inference.generation import TextWriter, generate_tokens
-from nas.inference.sampling import Sampling
-from nas.inference.scoring import Score, score_text
+from nas.data.sources import is_text
+from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
+from nas.inference.generation import Sampling, TextWriter, generate_tokens
 from nas.retraining.weights import read_trained, set_weights
 from nas.training.build import build_fixed
 from nas.training.device import DeviceContext, device_context
-from nas.training.evaluation import evaluation_lengths
+from nas.training.evaluation import evaluation_lengths, figures, reading_lengths, token_nll
+
+SHOWN = 60  # characters of a line in the printed form of a Score
+
+
+@dataclass(frozen=True, repr=False)
+class Score:
+    """The nll of a text. Its printed form has a row per line of the text, and the figures."""
+
+    lines: list[bytes]  # of the text, with their ends
+    ids: np.ndarray  # [N], the tokens
+    line_of: np.ndarray  # [N], the index of each token's line
+    nll: np.ndarray  # [N], in nats; NaN for the first token, which nothing predicts
+    figures: dict  # those of results.yaml, of the whole text
+
+    def line_nll(self) -> np.ndarray:
+        """The summed nll of each line's tokens [lines], in nats."""
+        return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
+
+    def __repr__(self) -> str:
+        about, rows = self.figures, [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
+        counts = np.bincount(self.line_of, minlength=len(self.lines))
+        for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
+            text = line.decode("utf-8", errors="replace").rstrip("\r\n")
+            shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
+        words = "no comparable word perplexity: the tokens do not keep the words"
+        if about["word_perplexity_comparable"]:
+            words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words and line ends"
+        compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
+        rows += [
+            f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
+            f"perplexity {about['perplexity']:.4f} per token",
+            words,
+            f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}",
+        ]
+        return "\n".join(rows)
+
+
+def score_text(
+    data: bytes, module: TransformerXL, vocabulary: Vocabulary, config: Config, context: DeviceContext
+) -> Score:
+    """Score a text, with the segment, the memory and the batch size of the configuration.
+
+    Raises InputError if the text has fewer than two tokens, or if it is not UTF-8 and the tokens are not bytes.
+    """
+    lines = io.BytesIO(data).readlines()  # only a line feed ends a line
+    encoded = [vocabulary.encode(line) for line in lines]
+    ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
+    if len(ids) < 2:
+        raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two")
+    line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
+    with context.autocast(), context.disable_compile():
+        nll = token_nll(module, ids, *reading_lengths(config, module.blocks), device=context.device)
+    decoded = vocabulary.decode(ids)
+    original = {
+        "words": count_words(data),
+        "bytes": len(data),
+        "lossless": vocabulary.keeps_text and decoded == data,
+        "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
+    }
+    return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), figures(float(nll.sum()), len(nll), original))
 
 
 @dataclass(frozen=True)
@@ -43,7 +104,7 @@ class LanguageModel:
         """Continue a prompt by a number of tokens. Returns the new text.
 
         An empty prompt is a line end. Bytes that are no UTF-8 are replaced. temperature, top_k, top_p: see
-        nas.inference.sampling.Sampling. seed: repeats the text; None: another text in each call. Raises InputError if
+        nas.inference.generation.Sampling. seed: repeats the text; None: another text in each call. Raises InputError if
         an argument is out of range, or the prompt has no tokens.
         """
         pieces = self.stream(prompt, tokens, Sampling(temperature, top_k, top_p), seed)
@@ -86,19 +147,15 @@ class LanguageModel:
         return np.array([self.tokenizer.line_end])
 
     def score(self, text: str | bytes) -> Score:
-        """The nll of a text by the evaluation protocol, see nas.inference.scoring."""
+        """The nll of a text by the evaluation protocol, see nas.inference.language_model."""
         data = text.encode("utf-8") if isinstance(text, str) else text
         return score_text(data, self.module, self.tokenizer, self.config, self.context)
 
 
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
-    """The model with the best weights of a training.
+    """The model with the best weights of a training. Raises InputError if a file is missing, damaged or foreign.
 
-    Args:
-        path: the run folder of a training, or an exported folder.
-        device: auto (a GPU if there is one), cpu or cuda.
-
-    Raises InputError if a file is missing, damaged or foreign.
+    path: the run folder of a training, or an exported folder. device: auto (a GPU if there is one), cpu or cuda.
     """
     trained = read_trained(Path(path))
     config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))

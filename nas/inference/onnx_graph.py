@@ -34,7 +34,6 @@ class StreamReader:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new stream."""
         self.state = self.first
 
     def read(self, tokens: np.ndarray) -> np.ndarray:

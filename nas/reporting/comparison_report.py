@@ -4,10 +4,20 @@ import csv
 import io
 from pathlib import Path
 
-from nas.comparison.claims import CLAIMS_FORMAT, read_claims, spread_notice, training_warning
-from nas.comparison.network_results import NetworkResult, choose_metric, read_results
+import numpy as np
+
+from nas.comparison.results import (
+    CLAIMS_FORMAT,
+    NetworkResult,
+    choose_metric,
+    read_claims,
+    read_results,
+    spread_notice,
+    training_warning,
+)
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import abbreviate
+from nas.reporting.figures import comparison_plot
 
 VERDICT_NOTE = (
     "better, worse: p < 0.05 by Dunnett's test, whose intervals hold for all comparisons at once. "
@@ -17,8 +27,6 @@ VERDICT_NOTE = (
 
 def write_report(run: Path) -> None:
     """Write comparison.csv, .md and .png and claims.yaml to the run folder of a comparison, and print the .md."""
-    from nas.reporting.comparison_figures import comparison_plot  # imported here because matplotlib is slow to import
-
     results = read_results(run)
     claims = read_claims(run, results)
     header, rows = table(results)
@@ -52,8 +60,7 @@ def csv_text(records: list[dict]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    for record in records:
-        writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in record.items()})
+    writer.writerows({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in one.items()} for one in records)
     return text.getvalue()
 
 
@@ -72,7 +79,7 @@ def table(results: list[NetworkResult]) -> tuple[list[str], list[list[str]]]:
             f"{result.ratio:.3f}",
             f"{result.vocab_size:,}",
             f"{result.runs[0]['parameters']:,}",
-            f"{result.train_hours:.2f}",
+            f"{np.mean([run['wall_time_s'] for run in result.runs]) / 3600:.2f}",
         ]
         for result in results
     ]

@@ -7,33 +7,24 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import jinja2
+
 from models.operations.registry import OPERATIONS
-from nas.comparison.claims import read_claims, spread_notice, training_warning
-from nas.comparison.network_results import read_results
+from nas.comparison.results import read_claims, read_results, spread_notice, training_warning
 from nas.comparison.spec import SETTINGS
+from nas.core import run_folder
 from nas.core.config import LEARNING_RATES, RESUME, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.outcome import read_pi
 from nas.core.pattern import abbreviate, read_pattern, unit_of
 from nas.core.run_folder import (
-    CHOICE,
-    CONFIG,
-    FOUND,
-    LATENCY,
-    OUTCOME,
-    PATTERN,
-    PLAN,
     PROVENANCE,
-    RESULTS,
-    SEARCH,
-    SUMMARY,
-    USUAL,
     git_commit,
-    read_metrics,
 )
 from nas.costs.cost_table import MILLISECONDS, cost_rows, latency_report
 from nas.derivation.runs import SearchRun, current_pattern, read_run
+from nas.reporting import figures
 from nas.reporting.comparison_report import VERDICT_NOTE, table
 from nas.search.space import read_table
 
@@ -63,13 +54,14 @@ def origin(run: Path) -> dict:
     if changed:
         facts["note"] = "the source files had uncommitted changes"
     repeat = [*([f"git checkout {commit}"] if commit else []), f"python {command_for_new_run(run, record['command'])}"]
-    return {"repeat": repeat, "facts": facts, "options": changed_options(flat_config(read_yaml(run / CONFIG)))}
+    options = changed_options(flat_config(read_yaml(run / run_folder.CONFIG)))
+    return {"repeat": repeat, "facts": facts, "options": options}
 
 
 def command_for_new_run(run: Path, command: str) -> str:
     """The command that made a run, for a new folder. A run of nas.run is repeated as a whole."""
-    if (run.parent / PLAN).exists():
-        return f"-m nas.run {shlex.quote(str(run.parent / PLAN))} --run NEW_FOLDER"
+    if (run.parent / run_folder.PLAN).exists():
+        return f"-m nas.run {shlex.quote(str(run.parent / run_folder.PLAN))} --run NEW_FOLDER"
     words = [word for word in shlex.split(command) if word != "--resume"]
     if "--run" in words:
         words[words.index("--run") + 1] = "NEW_FOLDER"
@@ -80,77 +72,71 @@ def changed_options(own: dict) -> dict:
     """The options of a run that differ from their defaults, and values in place of auto. own: of flat_config()."""
     defaults = flat_config({})
     defaults["train.lr"] = LEARNING_RATES[own["train.optimizer"]]
-    return {
-        key: value
-        for key, value in own.items()
-        if value not in (None, defaults[key]) and key not in marked(RESUME)  # train.epochs makes train.steps null
-    }
+    given = {key: value for key, value in own.items() if value is not None}  # train.epochs makes train.steps null
+    return {key: value for key, value in given.items() if value != defaults[key] and key not in marked(RESUME)}
+
+
+def read_optional(file: Path) -> dict | None:
+    return read_yaml(file) if file.exists() else None
 
 
 def curves_uri(run: Path) -> str | None:
     """The learning curves, or None if no metrics have been logged."""
-    from nas.reporting.curves import learning_curves
-
-    metrics = read_metrics(run)
-    return data_uri(learning_curves, metrics) if metrics else None
+    metrics = run_folder.read_metrics(run)
+    return data_uri(figures.learning_curves, metrics) if metrics else None
 
 
 def search_section(run: Path) -> dict:
     """The section of a search, with the pattern of current_pattern()."""
-    from nas.reporting.pi_figures import animate, pi_history, pi_over_time
-
-    search, history = read_run(run), pi_history(read_pi(run))
+    search, history = read_run(run), figures.pi_history(read_pi(run))
+    by_trials, pattern = (run / run_folder.CHOICE).exists(), run / run_folder.PATTERN
     summary = f"Step {search.step:,} of {search.of_steps:,}."
-    if (run / OUTCOME).exists():
-        what = "The trial of the chosen network" if (run / CHOICE).exists() else "SuperNet"
-        summary += f" {what} on valid: perplexity {read_yaml(run / OUTCOME)['valid']['perplexity']:.2f}."
+    if outcome := read_optional(run / run_folder.OUTCOME):
+        what = "The trial of the chosen network" if by_trials else "SuperNet"
+        summary += f" {what} on valid: perplexity {outcome['valid']['perplexity']:.2f}."
     return {
         "name": run.name,
         "blocks": current_pattern(run),
-        "trials": (run / CHOICE).exists(),
-        "candidates": search.options["search.operations"],
-        "confidence": read_pattern(run / PATTERN).get("confidence") if (run / PATTERN).exists() else None,
+        "trials": by_trials,
+        "shown": [current_pattern(run), search.options["search.operations"]],
+        "confidence": read_pattern(pattern).get("confidence") if pattern.exists() else None,
         "summary": summary,
-        "gif": data_uri(animate, history, kind="gif") if len(history) > 1 else None,
-        "over_time": data_uri(pi_over_time, history),
+        "gif": data_uri(figures.animate, history, kind="gif") if len(history) > 1 else None,
+        "over_time": data_uri(figures.pi_over_time, history),
         "curves": curves_uri(run),
-        "table": latency_table(run, search) if (run / LATENCY).exists() else None,
-        "origin": origin(run),
+        "table": latency_table(run, search) if (run / run_folder.LATENCY).exists() else None,
     }
 
 
 def latency_table(run: Path, search: SearchRun) -> dict:
     """The rows of latency.yaml for the sizes of the run."""
-    table = read_table(run / LATENCY, search.options, search.operations)
+    table = read_table(run / run_folder.LATENCY, search.options, search.operations)
     return {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
 
 
 def training_section(run: Path) -> dict:
-    """The section of one training."""
-    results = read_yaml(run / RESULTS) if (run / RESULTS).exists() else None
+    results, blocks = read_optional(run / run_folder.RESULTS), read_yaml(run / run_folder.CONFIG)["pattern"]
     return {
-        "blocks": read_yaml(run / CONFIG)["pattern"],
+        "blocks": blocks,
+        "shown": [blocks],
         "results": results,
         "latency": " ".join(latency_report(results["latency"])) if results else "",
         "curves": curves_uri(run),
-        "origin": origin(run),
     }
 
 
 def comparison_section(run: Path) -> dict:
     """The section of a comparison: its claims, figure and table."""
-    from nas.reporting.comparison_figures import comparison_plot
-
     results = read_results(run)
     header, rows = table(results)
     return {
         "warnings": [text for text in (training_warning(results), spread_notice(results)) if text],
         "claims": read_claims(run, results),
-        "plot": data_uri(comparison_plot, results),
+        "shown": [result.blocks for result in results],
+        "plot": data_uri(figures.comparison_plot, results),
         "header": header,
         "rows": [(result, cells[2:]) for result, cells in zip(results, rows, strict=True)],
         "settings": (run / SETTINGS).read_text(encoding="utf-8"),
-        "origin": origin(run),
     }
 
 
@@ -164,10 +150,10 @@ def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str,
     reference_cost times the ratio of its time to that of the reference in the same rounds.
     """
     trained = []
-    for run in (run for run in runs if (run / RESULTS).exists()):
-        found, summary = read_yaml(run / RESULTS), run.parent / SUMMARY
+    for run in (run for run in runs if (run / run_folder.RESULTS).exists()):
+        found, summary = read_yaml(run / run_folder.RESULTS), run.parent / run_folder.SUMMARY
         cost = found["latency"]["ms_per_1000_bytes"]
-        if run.name in (FOUND, USUAL) and summary.exists():
+        if run.name in (run_folder.FOUND, run_folder.USUAL) and summary.exists():
             cost = read_yaml(summary)[run.name]["time_ratio_to_reference"] * reference_cost
         if found["valid"]["word_perplexity_comparable"]:
             name = f"{run.name}: {abbreviate(found['pattern'])}"
@@ -177,25 +163,15 @@ def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str,
 
 def section(run: Path, runs: list[Path]) -> dict:
     """The section of a run. Raises InputError if the folder holds no run, or a damaged one. runs: all of the page."""
-    if not (run / CONFIG).is_file() or not (run / PROVENANCE).is_file():
+    if not (run / run_folder.CONFIG).is_file() or not (run / PROVENANCE).is_file():
         raise InputError(f"{run} is not a run folder: give the --run folder of search.py, retrain.py or nas.compare")
-    stage = read_yaml(run / CONFIG)["stage"]
-    content = {"stage": stage, "folder": str(run), **SECTIONS[stage](run)}
-    if (run / CHOICE).exists():
-        from nas.reporting.networks_figure import networks_figure
-
-        choice = read_yaml(run / CHOICE)
+    stage = read_yaml(run / run_folder.CONFIG)["stage"]
+    content = {"stage": stage, "folder": str(run), "origin": origin(run), **SECTIONS[stage](run)}
+    if choice := read_optional(run / run_folder.CHOICE):
         timed = choice["unit"].startswith(MILLISECONDS)
         trained = trained_networks(runs, choice["reference_cost"]) if timed else []
-        content["networks"] = data_uri(networks_figure, choice, trained)
+        content["networks"] = data_uri(figures.networks_figure, choice, trained)
     return content
-
-
-def blocks_of(content: dict) -> list[list[str]]:
-    """The patterns that a section shows, and the candidates of its search."""
-    if content["stage"] == "compare":
-        return [result.blocks for result, _ in content["rows"]]
-    return [content["blocks"], content.get("candidates", [])]
 
 
 def write_page(runs: list[Path], out: Path, title: str) -> None:
@@ -204,23 +180,19 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     The folder of a finished nas.run, if it is the first, stands for its search and trainings, and the page begins with
     its answer.
     """
-    import jinja2
-
-    from nas.reporting.style import colours_of
-
-    whole = runs[0] if (runs[0] / SUMMARY).exists() else None
+    whole = runs[0] if (runs[0] / run_folder.SUMMARY).exists() else None
     if whole:
-        runs = [whole / SEARCH, whole / FOUND, whole / USUAL, *runs[1:]]
+        runs = [whole / run_folder.SEARCH, whole / run_folder.FOUND, whole / run_folder.USUAL, *runs[1:]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = [section(run, runs) for run in runs]
-    used = {block.split()[0] for one in sections for blocks in blocks_of(one) for block in blocks}
-    answer = read_yaml(whole / SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
+    used = {block.split()[0] for one in sections for blocks in one["shown"] for block in blocks}
+    answer = read_yaml(whole / run_folder.SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         answer=answer,
         runs=sections,
         operations=[name for name in OPERATIONS if name in used],
-        colours_of=colours_of,
+        colours_of=figures.colours_of,
         unit_of=unit_of,
         verdict_note=VERDICT_NOTE,
         written=datetime.date.today().isoformat(),

@@ -1,6 +1,7 @@
-"""The training of a fixed pattern, as an ordinary Transformer-XL."""
+"""The training of a fixed pattern, as an ordinary Transformer-XL, and its results."""
 
 import math
+import time
 from dataclasses import replace
 
 from torch import Tensor
@@ -8,6 +9,9 @@ from torch import Tensor
 from models.transformer_xl import TransformerXL
 from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
+from nas.costs.cost_table import changed_conditions
+from nas.costs.flops import count_flops
+from nas.costs.measurement import device_conditions, measure_pattern, size_conditions
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
@@ -16,7 +20,7 @@ from nas.training.evaluation import evaluate_split, evaluation_lengths
 from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
 from nas.training.train_step import TrainStep
-from nas.training.trainer import Phase, save_checkpoint
+from nas.training.trainer import Phase, load_checkpoint, save_checkpoint
 
 BEST = "best.pt"
 TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged
@@ -34,12 +38,9 @@ class RetrainPhase(Phase):
     ):
         self.model, self.corpus, self.config, self.context = model.to(context.device), corpus, config, context
         check_splits(config, corpus)
-        tokens = corpus.tokens("train")
-        self.stream = open_stream(tokens, config, context)
-        self.total_steps = count_steps(config, len(tokens))
-        self.train_weights = TrainStep(
-            model, config.train, self.total_steps, context, short_share=short_share(config), until=until
-        )
+        tokens, short = corpus.tokens("train"), short_share(config)
+        self.stream, self.total_steps = open_stream(tokens, config, context), count_steps(config, len(tokens))
+        self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short, until=until)
         self.parts = {"model": model, "train_weights": self.train_weights, "stream": self.stream}
         self.best_nll = math.inf
         self.begin_trial(until)
@@ -84,10 +85,9 @@ class RetrainPhase(Phase):
 
         config: with other lengths; None: that of the phase.
         """
+        model = self.model
         with average.in_use():
-            return evaluate_split(
-                config or self.config, self.model, self.model.blocks, self.corpus, "valid", self.context
-            )
+            return evaluate_split(config or self.config, model, model.blocks, self.corpus, "valid", self.context)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}
@@ -98,3 +98,48 @@ class RetrainPhase(Phase):
         self.best_nll = state["best_nll"]
         if state["trial"]["until"] == self.until:
             self.trial_average.load_state_dict(state["trial"]["average"])
+
+
+RESULTS_FORMAT = "par-results/1"
+
+
+def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> dict:
+    """The content of results.yaml: the best weights on valid and test, size, FLOPs, and the measured latency.
+
+    pattern_file: the content of the pattern file, which may predict the latency.
+    """
+    config, model, corpus = phase.config, phase.model, phase.corpus
+    best = load_checkpoint(run.path / BEST, "model")
+    model.load_state_dict(best["model"])
+    context, pattern, (segment, memory) = phase.context, run.extra["pattern"], evaluation_lengths(config)
+    start = time.perf_counter()
+    splits = {name: evaluate_split(config, model, model.blocks, corpus, name, context) for name in ("valid", "test")}
+    seconds = time.perf_counter() - start
+    costs = count_flops(config, corpus.counts(), pattern)
+    predicted = valid_prediction(pattern_file, config, corpus, context)
+    latency = distributed.broadcast_from_main(lambda: measure_pattern(pattern, config, corpus, context, predicted))
+    return {
+        "format": RESULTS_FORMAT,
+        "pattern": pattern,
+        **splits,
+        "segment": segment,
+        "memory": memory,
+        "best_step": best["step"],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_per_token": costs.cost(pattern),
+        "flops_ratio_to_interleaved": costs.ratio_to_interleaved(pattern),
+        "latency": latency,
+        "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
+    }
+
+
+def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, context: DeviceContext) -> dict:
+    """The predicted latency in a pattern file; empty if there is none, or if it is not for the current conditions."""
+    latency = pattern_file.get("latency") or {}
+    if "predicted_ms_per_1000_bytes" not in latency:
+        return {}
+    conditions = device_conditions(config, context) | size_conditions(config, corpus, pattern_file["blocks"])
+    if changed := changed_conditions(latency.get("holds_for") or {}, conditions):
+        print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
+        return {}
+    return {key: latency[key] for key in ("predicted_ms_per_1000_bytes", "predicted_ratio_to_interleaved")}

@@ -1,20 +1,22 @@
-"""The weights of trained models: of a run folder of retrain.py, or of an exported folder."""
+"""The weights of trained models: of a run folder of retrain.py, of an exported folder, or of a trial that goes on."""
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nas.core.config import NETWORK, Config, flat_config, known_values, marked
+from nas.core.config import NETWORK, TRIAL, Config, changes, flat_config, known_values, marked
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, describe_sizes, read_blocks
-from nas.core.run_folder import CHECKPOINT, CONFIG, OUTCOME, SUMMARY
+from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, OUTCOME, PROVENANCE, SUMMARY, RunFolder
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.retraining.phase import BEST
+from nas.training.distributed import is_main
 from nas.training.trainer import load_checkpoint
 
 WEIGHTS, EXPORT_CONFIG, GRAPH = "model.safetensors", "config.json", "model.onnx"  # of exported folders
@@ -109,3 +111,34 @@ def set_weights(module: nn.Module, origin: Trained) -> None:
     if unknown := weights.keys() - module.state_dict().keys():
         raise InputError(f"{prefix}: the model has no {min(unknown)}")
     module.load_state_dict({name: weights[name] for name in shapes}, strict=False)
+
+
+def continue_trial(pattern_file: dict, config: Config, run: RunFolder, record: dict, total_steps: int) -> None:
+    """Copy the trial of a derived pattern into a new run, which then goes on where the trial ended.
+
+    record: provenance of the run. Prints why not, if pattern, text, options or steps differ from the trial's.
+    """
+    given = (pattern_file.get("derived_from") or {}).get("trial")
+    if not given or run.checkpoint.exists() or not is_main():
+        return
+    trial, anew = Path(given), f"NOTICE: the training starts anew, and does not continue the trial {given}:"
+    if not (trial / CHECKPOINT).exists():
+        missing = "this folder is not here; paths are relative to the directory of the command"
+        print(f"{anew} {f'its {CHECKPOINT} is missing' if trial.exists() else missing}")
+        return
+    recorded, origin = read_yaml(trial / CONFIG), read_yaml(trial / PROVENANCE)
+    old, new = flat_config(recorded), flat_config(config)
+    different = changes(old, new, run.may_differ | {*marked(TRIAL)})
+    if recorded["pattern"] != pattern_file["blocks"]:
+        different.append(f"blocks ({abbreviate(recorded['pattern'])} -> {abbreviate(pattern_file['blocks'])})")
+    if old["train.steps"] != total_steps:
+        different.append(f"steps ({old['train.steps']} -> {total_steps})")
+    if any(origin.get(key) != record.get(key) for key in DIGESTS):
+        different.append("the text or its tokenizer")
+    if different:
+        print(f"{anew} different are {', '.join(different)}")
+        return
+    for name in (METRICS, BEST, CHECKPOINT):  # the checkpoint last, because it makes the run go on
+        if (trial / name).exists():
+            Path(shutil.copy(trial / name, run.path / f"{name}.part")).replace(run.path / name)
+    print(f"going on from the trial {given}")
