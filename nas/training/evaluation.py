@@ -56,7 +56,7 @@ def read_stream(
     """For each step of the evaluation: the nll of the counted tokens [n] in nats, and their places in `tokens` [n].
 
     model: as TransformerXL.forward. memory_blocks, period: those of count_memory_blocks() and period_of(). The ranks of
-    a run divide the rows. The model's mode is restored at the end. Raises ValueError if there are fewer than two tokens.
+    a run divide the rows. The model keeps its mode. Raises ValueError if there are fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
