@@ -1,8 +1,14 @@
 import pytest
 import torch
 
-from models.relative_attention import attend, causal_mask, plain_attend, relative_shift, shifted_view
-from models.transformer_xl import sinusoidal_encodings
+from models.relative_attention import (
+    attend,
+    causal_mask,
+    plain_attend,
+    relative_shift,
+    shifted_view,
+    sinusoidal_encodings,
+)
 from tests import reference
 from tests.making import generator
 

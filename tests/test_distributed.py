@@ -53,7 +53,7 @@ def config(tmp_path_factory, small_yaml) -> Path:
     """A configuration of 40 steps, each logged. It has no dropout, because each rank draws its own random numbers."""
     content = yaml.safe_load(small_yaml.read_text())
     content["model"]["dropout"] = 0.0
-    content["train"] |= {"steps": 40, "log_every": 1, "evaluate_every": 20}
+    content["train"] |= {"steps": 40, "log_every": 1, "evaluate_every": 25}
     path = tmp_path_factory.mktemp("ranks") / "small.yaml"
     path.write_text(yaml.safe_dump(content))
     return path

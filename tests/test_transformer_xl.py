@@ -26,19 +26,23 @@ def stream(length, batch=2):
 
 ALL = [*BLOCKS.values()]
 STREAMS = {
-    "attention": (["attention"], {}),
-    "pre": (ALL, {}),
-    "post": (ALL, {"norm": "post"}),
-    "grid": (ALL, {"relative": False}),
-    "groups": (["sparse_strided 5", "sparse_fixed 5", "dense", "sparse_strided 5", "sparse_fixed 5", "window 5"], {}),
+    "attention": (["attention"], {}, sparse.DENSE_UP_TO),
+    "pre": (ALL, {}, sparse.DENSE_UP_TO),
+    "post": (ALL, {"norm": "post"}, sparse.DENSE_UP_TO),
+    "grid": (ALL, {"relative": False}, sparse.DENSE_UP_TO),
+    "groups": (
+        ["sparse_strided 5", "sparse_fixed 5", "dense", "sparse_strided 5", "sparse_fixed 5", "window 5"],
+        {},
+        0,
+    ),
 }
 
 
 @pytest.mark.usefixtures("each_device")
-@pytest.mark.parametrize(("pattern", "options"), STREAMS.values(), ids=STREAMS)
-def test_segments_with_memory_equal_one_long_segment(pattern, options, monkeypatch):
+@pytest.mark.parametrize(("pattern", "options", "border"), STREAMS.values(), ids=STREAMS)
+def test_segments_with_memory_equal_one_long_segment(pattern, options, border, monkeypatch):
     """With a memory of all previous positions, dividing a stream into segments changes no loss at any depth."""
-    monkeypatch.setattr(sparse, "DENSE_UP_TO", 0 if "dense" in pattern[2:3] else sparse.DENSE_UP_TO)
+    monkeypatch.setattr(sparse, "DENSE_UP_TO", border)
     grid = [] if options.get("relative", True) else [2, 3, 2]
     model = model_of(pattern, BlockConfig(16, **options), grid=grid)
     tokens, targets = stream(30)

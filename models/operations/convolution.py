@@ -14,7 +14,7 @@ def new_kernel(taps: int, channels: int) -> nn.Parameter:
 
 def convolve(x: Tensor, kernel: Tensor, length: int) -> Tensor:
     """The causal convolution of each channel [B, L, C], for the last L = `length` positions of x [B, K, C]."""
-    # Sums of slices are faster than F.conv1d, which needs the channels before positions.
+    # Positions before x are zeros. Sums of slices are faster than F.conv1d, which needs the channels before positions.
     missing = length + len(kernel) - 1 - x.shape[1]
     if torch.compiler.is_exporting() or missing:
         x = F.pad(x, (0, 0, missing, 0))  # [B, T + L, C]

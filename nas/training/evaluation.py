@@ -10,6 +10,7 @@ Several rows are read at once, and the results must not depend on their number. 
 """
 
 import math
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -55,7 +56,7 @@ def read_stream(
     """For each step of the evaluation: the nll of the counted tokens [n] in nats, and their places in `tokens` [n].
 
     model: as TransformerXL.forward. memory_blocks, period: those of count_memory_blocks() and period_of(). The ranks of
-    a run divide the rows. Raises ValueError if there are fewer than two tokens.
+    a run divide the rows. The model keeps its mode. Raises ValueError if there are fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -143,5 +144,5 @@ def figures(total: float, counted: int, original: dict) -> dict:
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll), where nll is in nats per token or per word; infinity if it is not a float."""
-    return math.inf if nll > 709.7 else math.exp(nll)
+    """exp(nll), where nll is in nats per token or per word; infinity on overflow."""
+    return math.inf if nll > math.log(sys.float_info.max) else math.exp(nll)
